@@ -31,6 +31,8 @@ ESCAPES = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x0
 # Letters that a terminal obeys in place of showing them: control characters but tab and line break, and those that
 # turn the direction of what follows
 OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+SURROGATES = re.compile("[\ud800-\udfff]")  # no text of UTF-8 has them
+BYTES_FROM = 0xDC00  # Python has byte 0xE9 of a name that is not UTF-8 as U+DCE9
 UNCODED = "other"  # the code of what libraries and the system say
 NOTE = "in parts: "  # begins the line by which the text of a traceback brings a message
 
@@ -181,7 +183,23 @@ def printable(text: str) -> str:
 
     Names of files, columns and classes, and the errors of libraries hold any letter, and a terminal would obey it.
     """
-    return OBEYED.sub(lambda found: found[0].encode("unicode_escape").decode(), ESCAPES.sub("", text))
+    text = as_text(ESCAPES.sub("", text))
+    return OBEYED.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def as_text(name: str) -> str:
+    r"""A name of any bytes, as of a file, as text that UTF-8 has: byte E9 of Latin-1 becomes `\xe9`.
+
+    Half of a character, which JSON can hold, becomes `\ud83d`. Whoever prints or writes the surrogates of Python's
+    own form fails, or writes what no strict reader of JSON takes.
+    """
+    return SURROGATES.sub(_escaped, name) if not name.isascii() else name
+
+
+def _escaped(surrogate: re.Match[str]) -> str:
+    number = ord(surrogate[0])
+    is_byte = BYTES_FROM + 0x80 <= number <= BYTES_FROM + 0xFF
+    return f"\\x{number - BYTES_FROM:02x}" if is_byte else f"\\u{number:04x}"
 
 
 def code_of(text: str) -> str:

@@ -1,14 +1,12 @@
 """Values as JSON has them: no NaN, no infinity, and text alone."""
 
 import math
-import re
 from typing import Any
 
 import msgspec
 import numpy as np
 
-SURROGATES = re.compile("[\ud800-\udfff]")  # in Python's texts, parts of names that are not UTF-8
-BYTES_FROM = 0xDC00  # Python has byte 0xE9 of such a name as U+DCE9
+from multicard.messages import as_text
 
 
 def builtins(value: Any) -> Any:
@@ -34,17 +32,3 @@ def readable(value: Any) -> Any:
     if isinstance(value, str):
         return as_text(value)
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def as_text(name: str) -> str:
-    r"""A name of any bytes, as of a file, as text that UTF-8 has: byte E9 of Latin-1 becomes `\xe9`.
-
-    Whoever writes the surrogates of Python's own form of it writes what no strict reader of JSON takes.
-    """
-    return SURROGATES.sub(_escaped, name) if not name.isascii() else name
-
-
-def _escaped(surrogate: re.Match[str]) -> str:
-    number = ord(surrogate[0])
-    is_byte = BYTES_FROM + 0x80 <= number <= BYTES_FROM + 0xFF
-    return f"\\x{number - BYTES_FROM:02x}" if is_byte else f"\\u{number:04x}"

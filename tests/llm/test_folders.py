@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from multicard.llm import preflight, torchtune_config
-from multicard.llm.data.row_sources import CHOICES
+from multicard.llm.data.row_reader import CHOICES
 from multicard.records import run_folder
 from tests.conftest import Tuning, typed_llm
 from tests.helpers.messages import find, refused, remedies

@@ -12,7 +12,7 @@ from torchtune.data import CROSS_ENTROPY_IGNORE_IDX as IGNORED
 
 from multicard.llm import labelled_rows
 from multicard.llm.batches import COUNTS, count, counted, stacked
-from multicard.llm.data.row_sources import CHOICES
+from multicard.llm.data.row_reader import CHOICES
 from tests.llm.test_chat import ROWS, written
 from tests.llm.test_engines import tuned_here
 from tests.llm.test_llm_data import read

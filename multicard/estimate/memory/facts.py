@@ -25,7 +25,7 @@ from multicard.config.llm import (
 from multicard.config.roles import Role
 from multicard.config.vision import VisionConfig
 from multicard.llm import methods, preflight
-from multicard.llm.data import row_sources, templates, tokenizer
+from multicard.llm.data import row_reader, row_sources, templates, tokenizer
 from multicard.llm.preflight import Inputs
 from multicard.messages import Message, Refusal
 from multicard.vision.data.datasets import DATASETS
@@ -142,7 +142,7 @@ def _row_tokens(config: LlmConfig, inputs: Inputs, every: bool = False) -> list[
         # An evaluation has the batches of a step, and without gradients takes no more: of rows as long as the longest
         rows = [*rows, *inputs.held_out.rows]
     if methods.chosen(config).pairs:
-        rows = [{name: row[name]} for row in rows for name in row_sources.CHOICES]
+        rows = [{name: row[name]} for row in rows for name in row_reader.CHOICES]
     texts = [[*_around(config, row), *row_sources.strings(row)] for row in rows]
     messages = [
         0 if "pieces" in row else next((len(value) for value in row.values() if isinstance(value, list)), 2)

@@ -198,7 +198,6 @@ def converted(said: Conversation, chat_template: ChatTemplate, loss: ChatLoss) -
     turns.check_learnt(messages, everything=loss is ChatLoss.all)
     try:
         messages, (pieces, last_alone) = _pieces_of(messages, said.tools, chat_template, loss)
-        json.dumps(pieces, ensure_ascii=False).encode()  # refuses half of a surrogate pair
     except (jinja2.TemplateError, TypeError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
         raise Refusal(
             "llm.chat-refused-by-template",

@@ -66,7 +66,7 @@ class Columns:
     """A row, or a message, that notes which of its columns were read.
 
     Args:
-        row: its columns, by the names that the file has.
+        row: its columns, by the names that the file has; kept as `row`.
         named: `dataset.columns`: by our name that of the file, or None for a column to be left out.
     """
 
@@ -82,7 +82,7 @@ class Columns:
         self._theirs = {ours: theirs for ours, theirs in named.items() if theirs is not None}
         self._own = {name.lower().strip(): name for name in reversed(self._values)}
         self._unread = {name for name, value in self._values.items() if is_filled(value)}
-        self._row = row
+        self.row = row
 
     def there(self, names: Sequence[str]) -> list[str]:
         """Those of the names under which the row holds something. Names that were given win over others of the same
@@ -112,7 +112,7 @@ class Columns:
 
     def all(self) -> list[str]:
         """All columns, as the file calls them."""
-        return list(self._row)
+        return list(self.row)
 
     def pass_over(self, *names: str) -> None:
         """Count columns as read: they say what others say."""
@@ -121,7 +121,7 @@ class Columns:
     def unread(self) -> list[str]:
         """The columns that hold something and were not read, as the file calls them."""
         own = [self._theirs.get(name, name) for name in self._values if name in self._unread]
-        return own + [name for name in self._dropped if is_filled(self._row[name])]
+        return own + [name for name in self._dropped if is_filled(self.row[name])]
 
     def bearing(self, names: Sequence[str] = BEARING) -> str | None:
         """The first unread column whose name gives it a meaning."""

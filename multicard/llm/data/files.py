@@ -25,15 +25,32 @@ JSON = (".json", ".jsonl", ".ndjson")
 OPENERS: dict[str, Callable[[bytes], bytes]] = {".gz": gzip.decompress, ".bz2": bz2.decompress, ".xz": lzma.decompress}
 
 
+class RowPlace(NamedTuple):
+    """The file of a row, None of the hub's, and its number there, from 1."""
+
+    file: Path | None
+    number: int
+
+
 class StoredRows(NamedTuple):
     """Rows as they are stored.
 
     rows: of all files, one after the other. ignored: what is no row, with its count: files of other kinds or splits
-    as "*.md" or by their names, and keys that stand beside the rows.
+    as "*.md" or by their names, and keys that stand beside the rows. files: with the rows of each; none of the hub.
     """
 
     rows: list[Any]
     ignored: dict[str, int]
+    files: Sequence[tuple[Path, int]] = ()
+
+    def place(self, number: int) -> RowPlace:
+        """Where a row stands, by its place in `rows`."""
+        left = number
+        for file, count in self.files:
+            if left < count:
+                return RowPlace(file, left + 1)
+            left -= count
+        return RowPlace(None, number + 1)
 
 
 def value_of(files: str | Sequence[str]) -> str:
@@ -51,10 +68,10 @@ def read_file(data_files: str | Sequence[str], to_test: bool = False) -> StoredR
     of its split to test on."""
     found = _found(data_files, to_test)
     try:
-        rows, ignored = _read_all(tuple((file, _stamp(file)) for file in found.files))
+        rows, ignored, counts = _read_all(tuple((file, _stamp(file)) for file in found.files))
     except Refusal as error:
         raise _of_key(error, to_test) from None
-    return StoredRows(rows, dict(Counter(found.ignored) + Counter(ignored)))
+    return StoredRows(rows, dict(Counter(found.ignored) + Counter(ignored)), counts)
 
 
 def _found(data_files: str | Sequence[str], to_test: bool) -> FoundFiles:
@@ -81,12 +98,15 @@ def _stamp(file: Path) -> tuple[int, int]:
 
 @lru_cache(maxsize=2)  # the cells of a sweep mostly read the same files, those to test on too
 def _read_all(files: tuple[tuple[Path, tuple[int, int]], ...]) -> StoredRows:
-    rows, ignored = list[Any](), Counter[str]()
+    rows = list[Any]()
+    ignored = Counter[str]()
+    counts = list[tuple[Path, int]]()
     for file, _ in files:
         own, beside = _read(file)
         rows += own
         ignored.update(beside)
-    return StoredRows(rows, dict(ignored))
+        counts.append((file, len(own)))
+    return StoredRows(rows, dict(ignored), counts)
 
 
 # ---- one file

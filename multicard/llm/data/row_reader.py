@@ -1,0 +1,184 @@
+"""A run's reader of rows: stored rows, or generated ones, in the form of the run's engine. No torch."""
+
+from typing import Any
+
+from multicard.config.llm import (
+    DATASETS,
+    ChatConfig,
+    ChatLoss,
+    HfConfig,
+    LlmConfig,
+    Qwen25TokenizerConfig,
+    StoredTextConfig,
+)
+from multicard.llm import methods
+from multicard.llm.data import chat, forms, half_characters, pairs, templates, turns
+from multicard.llm.data import columns as names
+from multicard.llm.data.chat import ChatTemplate
+from multicard.llm.data.columns import Columns, Unread, override
+from multicard.llm.data.forms import Conversation
+from multicard.llm.data.turns import Message
+from multicard.messages import Refusal
+
+Row = dict[str, Any]
+
+CHOICES = ("chosen", "rejected")
+CHAT, FOLDER = ", or use `dataset=chat`", ", or use engine=trl with model=hf, whose template may write it"
+SHARE_GPT = {"system": "system", "user": "human", "assistant": "gpt"}
+
+
+class RowReader:
+    """Brings rows into the form of a run's engine, and counts what it does not read."""
+
+    def __init__(self, config: LlmConfig) -> None:
+        self.config, self.pairs, self.unread = config, methods.chosen(config).pairs, Unread()
+        self._data, self._template = config.dataset, templates.chosen(config)
+        self._is_chat = isinstance(self._data, ChatConfig)
+        self._named = self._data.columns if isinstance(self._data, StoredTextConfig) else {}
+        self._written: ChatTemplate | None = None  # by the model's own template: of conversations, and of `model=hf`
+        if self._is_chat or isinstance(config.model, HfConfig):
+            self._written = chat.template(config)
+        template = config.template_name
+        self._reader = f"template={template}" if template else f"dataset={self._data.name}"
+
+    def read(self, row: Any) -> Row:
+        """A stored row. Refuses (ValueError) one that cannot be read as it is meant."""
+        columns, unread = forms.columns_of(row, self._named), Unread()
+        if self.pairs:
+            found = pairs.pair(columns, self._reader)
+            self._check_borne(columns)
+            converted = self.pair(found, unread)
+        elif self._is_chat:
+            said = forms.conversation(columns)
+            self._check_borne(columns)
+            converted = self._conversation(said, unread)
+        elif self._template is None or DATASETS[self._data.name].conversations:
+            said = forms.conversation(columns)
+            self._check_borne(columns)
+            converted = self._share_gpt(said, unread)
+        else:
+            held = self._template_columns(columns)
+            self._check_borne(columns)
+            converted = self.of_columns(held)
+        unread.add(columns)
+        half_characters.check_characters(converted, columns)
+        self.unread.update(dict.fromkeys(unread, 1))  # each once a row
+        return converted
+
+    def pair(self, found: pairs.Pair, unread: Unread | None = None) -> Row:
+        """A pair as torchtune's messages, or as the pieces of both answers."""
+        for said in found[:2]:
+            turns.check_learnt(said[-1:], everything=False)
+        if self._written is None:
+            if found.tools:
+                raise turns.unwritten("tools", None, instead=FOLDER)
+            return {name: self._plain(said, unread) for name, said in zip(CHOICES, found[:2], strict=True)}
+        row: Row = {}
+        for name, said in zip(CHOICES, found[:2], strict=True):
+            row[name] = self._conversation(Conversation(said, found.tools, name), unread)["pieces"]
+        return row
+
+    def is_equal(self, row: Row) -> bool:
+        """True of a pair whose answers are the same tokens, of which no preference is learnt."""
+        # Llama 3's form has a message without the white space around it
+        strips = self._written is None and not isinstance(self.config.tokenizer, Qwen25TokenizerConfig)
+        texts = ([str(part["content"]) for part in row[name]] for name in CHOICES)
+        first, second = ([text.strip() for text in own] if strips else own for own in texts)
+        return first == second
+
+    def of_columns(self, row: Row) -> Row:
+        """A row in the columns of the template in force."""
+        if self._written is None:
+            return row
+        return self._conversation(chat.from_columns(self.config, row), None)
+
+    def _check_borne(self, columns: Columns) -> None:
+        """Refuse a row with a column that has a meaning, which this run would lose."""
+        name = columns.bearing()
+        if name is None:
+            return
+        remedy = override({name: None})
+        is_read = name.lower().strip() in (*names.SYSTEM, *names.TOOLS, *names.HISTORY)
+        other = ", or use `dataset=chat`, which reads it" if is_read and not (self._is_chat or self.pairs) else ""
+        raise Refusal(
+            "llm.row-bears",
+            f"has {name}, which {self._reader} does not read here; leave it out, as `{remedy}`{other}",
+            column=name,
+            reader=self._reader,
+            remedy=remedy,
+        )
+
+    def _conversation(self, said: Conversation, unread: Unread | None) -> Row:
+        assert self._written is not None
+        loss = self._data.loss if isinstance(self._data, ChatConfig) else ChatLoss.answers
+        row, keys = chat.converted(said, self._written, loss)
+        if unread is not None:
+            unread.update(keys)
+        return row
+
+    def _plain(self, said: list[Message], unread: Unread | None) -> list[Message]:
+        """Messages of role and content alone, as torchtune's forms have them."""
+        settled, keys = turns.settle(said, None, "messages", FOLDER if self.pairs else CHAT)
+        if unread is not None:
+            unread.update(keys)
+        for number, each in enumerate(settled, start=1):
+            if each["role"] not in SHARE_GPT:
+                raise Refusal(
+                    "llm.row-role",
+                    f"message {number} is of the role {each['role']}, which {self._reader} cannot read; "
+                    "leave the row out, or use engine=trl with model=hf",
+                    message=number,
+                    role=each["role"],
+                    reader=self._reader,
+                )
+        turns.check_learnt(settled, everything=False)
+        return [{"role": each["role"], "content": each["content"]} for each in settled]
+
+    def _share_gpt(self, said: Conversation, unread: Unread) -> Row:
+        """A conversation in ShareGPT's form, in which human and gpt take turns; with a template, once each."""
+        if self._written is not None:
+            return self._conversation(said, unread)
+        if said.tools:
+            raise turns.unwritten("tools", None, instead=CHAT)
+        settled = self._plain(said.messages, unread)
+        if any(each.get("weight") == 0 for each in said.messages if each["role"] == "assistant"):
+            raise turns.unwritten("weight", None, instead=CHAT)
+        speakers = [SHARE_GPT[each["role"]] for each in settled]
+        spoken = speakers[1:] if speakers[:1] == ["system"] else speakers
+        takes_turns = len(spoken) > 1 and spoken == (["human", "gpt"] * len(spoken))[: len(spoken)]
+        if not takes_turns:
+            raise Refusal(
+                "llm.row-no-conversation",
+                "holds no conversation in which a user and the assistant take turns; "
+                'write {"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}, ...]}, '
+                "or use `dataset=chat`",
+            )
+        if self._template is not None and len(spoken) != 2:
+            raise Refusal(
+                "llm.row-turns",
+                f"holds {len(spoken)} turns, but {self._reader} takes a question and its answer; "
+                "leave out the row, or the template",
+                turns=len(spoken),
+                reader=self._reader,
+            )
+        pairs = zip(speakers, settled, strict=True)
+        return {"conversations": [{"from": speaker, "value": each["content"]} for speaker, each in pairs]}
+
+    def _template_columns(self, columns: Columns) -> Row:
+        """The columns that the template in force reads, with text in each."""
+        assert self._template is not None
+        wanted = self._template.columns
+        missing = [name for name in wanted if not columns.present((name,))]
+        if missing:
+            raise forms.missing_columns(columns, missing, self._reader)
+        row: Row = {name: columns.peek(name) for name in wanted}
+        textless = [name for name, value in row.items() if not isinstance(value, str)]
+        if textless:
+            raise forms.no_text(textless)
+        columns.pass_over(*wanted)
+        if "instruction" in wanted:
+            context = columns.get("input")
+            if isinstance(context, list | dict):
+                raise forms.no_text(["input"])
+            row["input"] = "" if context is None else str(context)
+        return row
