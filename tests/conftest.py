@@ -45,7 +45,7 @@ from multicard.records import run_folder
 from multicard.run import controller as run
 from multicard.run.workload import Workload
 from multicard.vision.workload import WORKLOAD
-from tests.helpers import compositions, wandb_stand_in
+from tests.helpers import compositions, in_force, wandb_stand_in
 
 Called = Callable[..., tuple[int, str]]  # the words of a command to its exit code and what it prints
 Measured = Callable[..., dict[str, Any]]  # the words of a run to its record
@@ -86,9 +86,11 @@ def composed(*overrides: str, entry: str = "train_vision") -> DictConfig:
     running, GlobalHydra.instance().hydra = GlobalHydra.instance().hydra, None  # the command that a stand-in is part of
     try:
         with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-            return compose(entry, list(overrides))
+            config = compose(entry, list(overrides))
     finally:
         GlobalHydra.instance().hydra = running
+    in_force.note(config)
+    return config
 
 
 def typed(*overrides: str) -> VisionConfig:
@@ -144,6 +146,12 @@ def shared(name: str) -> Path:
     if not path.exists():
         pytest.skip(f"no {path}")
     return path
+
+
+@pytest.fixture(autouse=True)
+def _nothing_in_force() -> None:
+    """What an earlier test composed is not what this one is refused of."""
+    in_force.forget()
 
 
 @pytest.fixture(scope="session")

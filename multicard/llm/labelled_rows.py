@@ -38,6 +38,7 @@ class LabelledRows(Dataset[dict[str, Any]]):
     torchtune's recipes count labels before they shift them, and weigh batches and ranks by these counts.
 
     read, cut, left_out, broken, equal, last_alone: the record's `text_rows`. ignored: the record's, by name.
+    model_limit: the most tokens that the model reads, which a remedy must not exceed; None: any number.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class LabelledRows(Dataset[dict[str, Any]]):
         last_alone: int = 0,
         ignored: Mapping[str, int] | None = None,
         is_held_out: bool = False,
+        model_limit: int | None = None,
     ) -> None:
         self._rows, limit = rows, tokenizer.max_seq_len
         self.broken, self.equal, self.last_alone = broken, equal, last_alone
@@ -69,24 +71,7 @@ class LabelledRows(Dataset[dict[str, Any]]):
         if unlabelled:
             self._kept = [number for number in self._kept if number not in unlabelled]
         if self.read and not self._kept:
-            if is_held_out:
-                raise Refusal(
-                    "llm.held-out-cut-off",
-                    f"max_seq_len={limit}: leaves no answer, or of pairs no difference, in any of the {self.read} "
-                    "held-out rows; use `max_seq_len=null` for whole rows, or "
-                    "`dataset.split=0 dataset.test_files=null` to hold none out",
-                    key="max_seq_len",
-                    value=limit,
-                    rows=self.read,
-                )
-            raise Refusal(
-                "llm.answers-cut-off",
-                f"max_seq_len={limit}: leaves no answer, or of pairs no difference, in any of the {self.read} rows; "
-                "use a larger one, or `max_seq_len=null` for whole rows",
-                key="max_seq_len",
-                value=limit,
-                rows=self.read,
-            )
+            raise _cut_off(rows, tokenizer, model_limit, is_held_out)
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -113,6 +98,7 @@ def dataset(
     last_alone: int = 0,
     ignored: Mapping[str, int] | None = None,
     is_held_out: bool = False,
+    model_limit: int | None = None,
     **arguments: Any,
 ) -> LabelledRows | PackedDataset:
     """The component of torchtune's configuration: `builder`'s rows, those without a label left out before they are
@@ -123,10 +109,55 @@ def dataset(
         broken, equal, ignored: what was left out of it before, for the record.
         last_alone: rows of whose answers only the last is learnt, for the record.
         is_held_out: they are not trained on, which a refusal says.
+        model_limit: the most tokens that the model reads; None: any number.
     """
     read = _get_component_from_path(builder)(tokenizer, **arguments)
-    rows = LabelledRows(read, tokenizer, broken, equal, last_alone, ignored, is_held_out)
+    rows = LabelledRows(read, tokenizer, broken, equal, last_alone, ignored, is_held_out, model_limit)
     return PackedDataset(rows, max_seq_len=tokenizer.max_seq_len) if packed else rows
+
+
+def _cut_off(rows: Any, tokenizer: Any, model_limit: int | None, is_held_out: bool) -> Refusal:
+    """The refusal of rows that are all cut before anything of them can be learnt, at the tokenizer's `max_seq_len`.
+
+    Args:
+        model_limit: the most tokens that the model reads; None: any number.
+    """
+    limit = tokenizer.max_seq_len
+    with mock.patch.object(tokenizer, "max_seq_len", None):
+        longest = max(len(answer) for number in range(len(rows)) for answer in labels(rows[number]))
+    length = longest if model_limit is None else min(longest, model_limit)
+    with mock.patch.object(tokenizer, "max_seq_len", length):
+        can_be_learnt = length > limit and any(_can_be_learnt(rows[number]) for number in range(len(rows)))
+    if not can_be_learnt:
+        return Refusal(
+            "llm.answers-beyond-model",
+            f"model.max_seq_len={model_limit}: the model reads no more tokens, and each of the {len(rows)} "
+            f"{'held-out ' if is_held_out else ''}rows has its answer, or of pairs the difference, behind them; "
+            "shorten what stands before, or take a model that reads more",
+            key="model.max_seq_len",
+            value=model_limit,
+            rows=len(rows),
+            held_out=is_held_out,
+        )
+    if is_held_out:
+        return Refusal(
+            "llm.held-out-cut-off",
+            f"max_seq_len={limit}: leaves no answer, or of pairs no difference, in any of the {len(rows)} "
+            f"held-out rows; use `max_seq_len={length}`, or `dataset.split=0 dataset.test_files=null` to hold none out",
+            key="max_seq_len",
+            value=limit,
+            rows=len(rows),
+            length=length,
+        )
+    return Refusal(
+        "llm.answers-cut-off",
+        f"max_seq_len={limit}: leaves no answer, or of pairs no difference, in any of the {len(rows)} rows; "
+        f"use `max_seq_len={length}`",
+        key="max_seq_len",
+        value=limit,
+        rows=len(rows),
+        length=length,
+    )
 
 
 def _rows_of(data: Any) -> Any:
@@ -156,6 +187,11 @@ def _are_equal(row: Mapping[str, Any]) -> bool:
     """True of a pair whose answers have the same tokens: they differ after the place where both were cut."""
     names = ("chosen_input_ids", "rejected_input_ids")
     return "labels" not in row and list(row[names[0]]) == list(row[names[1]])
+
+
+def _can_be_learnt(row: Mapping[str, Any]) -> bool:
+    """True of a row, or of both answers of a pair that differ, with a token to predict."""
+    return all(map(bears_loss, labels(row))) and not _are_equal(row)
 
 
 def bears_loss(answer: Sequence[int]) -> bool:

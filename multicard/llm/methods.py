@@ -104,11 +104,13 @@ def check_nf4(config: LlmConfig) -> None:
     shapes = models.linears(model)
     plain = [] if models.family(model).quantizes_all else [name for name in shapes if name not in adapted(method)]
     if plain:
+        wanted = {f"lora_attn_modules=[{','.join(ATTENTION)}]": not {*ATTENTION} <= {*method.attention}}
+        wanted["apply_lora_to_mlp=true"] = not method.apply_lora_to_mlp
+        remedy = " ".join(f"method.{word}" for word, is_lacking in wanted.items() if is_lacking)
         raise Refusal(
             "llm.nf4-without-adapters",
             f"method=qlora: torchtune only quantises linears of model={model.name} that have an adapter, "
-            f"and {', '.join(plain)} have none; "
-            f"use `method.lora_attn_modules=[{','.join(ATTENTION)}]` and `method.apply_lora_to_mlp=true`",
+            f"and {', '.join(plain)} have none; use `{remedy}`",
             key="method",
             model=model.name,
             plain=plain,

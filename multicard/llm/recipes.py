@@ -115,12 +115,15 @@ def check_steps(loader: Any, config: LlmConfig) -> None:
         return
     needed = config.rows_of_a_step
     what = "sequences" if config.packed else "rows with a label"
+    is_cut = config.max_seq_len is not None
+    key = "max_seq_len" if is_cut else "batch_size"
+    value = config.max_seq_len if is_cut else config.batch_size
     raise Refusal(
         "llm.samples-below-a-step",
-        f"max_seq_len={config.max_seq_len or 'null'}: gives {samples} {what}, less than one step "
-        f"(batch_size x gpus x gradient_accumulation_steps = {needed}); use more rows, or another max_seq_len",
-        key="max_seq_len",
-        value=config.max_seq_len,
+        f"{key}={value}: gives {samples} {what}, less than one step (batch_size x gpus x gradient_accumulation_steps "
+        f"= {needed}); use more rows, or another {key}",
+        key=key,
+        value=value,
         samples=samples,
         packed=config.packed,
         needed=needed,

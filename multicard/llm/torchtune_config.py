@@ -158,6 +158,7 @@ def _dataset(config: LlmConfig, inputs: preflight.Inputs, folder: Path) -> dict[
         "builder": builder,
         "split": "train",
         "packed": config.packed,
+        "model_limit": config.model.max_seq_len or None,  # of positions without end
     } | inputs.left
     if inputs.rows is None:
         assert isinstance(config.dataset, StoredTextConfig)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from multicard.messages import Message, Refusal
+from tests.helpers import in_force
 
 BEGIN = re.compile(r"\[\[([a-z0-9][a-z0-9.-]*)")
 FACT = re.compile(r"\s+(\w+)=")
@@ -104,6 +105,7 @@ def refused(code: str, **facts: Any) -> Iterator[pytest.ExceptionInfo[Refusal]]:
     own = {"key": message.key, **message.facts}
     assert message.code == code, f"{message.code}: {message.sentence}"
     assert {name: own.get(name) for name in facts} == facts, message.sentence
+    in_force.check(message)
 
 
 def remedies(error: Refusal | Message) -> list[str]:

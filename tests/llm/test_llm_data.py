@@ -20,7 +20,7 @@ from multicard.llm.torchtune_config import write as torchtune_config_of
 from multicard.records.rank_files import LlmReport
 from tests.conftest import Measured, ok, shared, typed_llm
 from tests.helpers import records
-from tests.helpers.messages import find, refused
+from tests.helpers.messages import find, refused, remedies
 from tests.llm.test_llm_run import steps
 
 # Tokens and bytes of the 500-row extracts of 2505.22905, section 5.4.3
@@ -246,6 +246,26 @@ def test_pairs_that_are_cut_until_both_answers_are_equal_are_left_out(tmp_path: 
     with refused("llm.answers-cut-off", rows=1):
         (tmp_path / "p.jsonl").write_text(json.dumps(same) + "\n")
         read(tmp_path / "none", *words, "max_seq_len=30", "batch_size=1")
+
+
+@pytest.mark.parametrize("is_pair", [False, True])
+def test_the_length_that_is_offered_leaves_an_answer_and_null_is_not_offered_where_it_is_null(
+    is_pair: bool, tmp_path: Path
+):
+    asked = "Why is it so? " * 40
+    row = {"prompt": asked, "chosen": "Yes", "rejected": "No"} if is_pair else {"input": asked, "output": "Yes"}
+    (tmp_path / "p.jsonl").write_text(json.dumps(row) + "\n")
+    words = ["dataset=preference", "method=dpo"] if is_pair else ["dataset=grammar"]
+    words += [f"dataset.data_files={tmp_path / 'p.jsonl'}", "dataset.split=0", "batch_size=1"]
+    with refused("llm.answers-cut-off", key="max_seq_len", rows=1) as caught:
+        read(tmp_path / "cut", *words, "max_seq_len=20")
+    (remedy,) = remedies(caught.value)
+    assert len(read(tmp_path / "offered", *words, remedy)[1]) == 1
+    with refused("llm.answers-beyond-model", key="model.max_seq_len", value=60) as caught:
+        read(tmp_path / "null", *words, "model.max_seq_len=60")
+    assert remedies(caught.value) == []
+    with refused("llm.answers-beyond-model", key="model.max_seq_len", value=60):
+        read(tmp_path / "both", *words, "model.max_seq_len=60", "max_seq_len=50")
 
 
 @pytest.mark.parametrize(
