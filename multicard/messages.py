@@ -77,6 +77,9 @@ class Message(str):
     @property
     def remedies(self) -> list[str]:
         """The overrides and commands that the sentence offers, as they are pasted."""
+        own = self.facts.get("remedy")  # which may hold a backtick, of a name of a file
+        if isinstance(own, str) and f"`{own}`" in self.sentence:
+            return [own, *REMEDY.findall(self.sentence.replace(f"`{own}`", ""))]
         return REMEDY.findall(self.sentence)
 
     @property

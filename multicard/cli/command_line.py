@@ -147,7 +147,7 @@ def _unreadable(word: str, sweeps: bool) -> Refusal:
     if not sign:
         return _no_pair(word)
     if value.startswith("="):
-        remedy = f"{key}={value.lstrip('=')}"
+        remedy = shlex.quote(f"{key}={value_quoting.readable(key, value.lstrip('='), sweeps)}")
         return Refusal(
             "words.second-equals-sign",
             f"{word}: has a second equals sign; use `{remedy}`",
@@ -226,7 +226,7 @@ def _check_change(override: Override, workload: Workload, known: Container[str])
         raise Refusal("words.added", f"{word}: the key is there already; write it without +", key=key, word=word)
     underscored = key.replace(".", "_")
     if key not in known and underscored in known:
-        remedy = f"{underscored}={word.partition('=')[2]}"
+        remedy = shlex.quote(f"{underscored}={word.partition('=')[2]}")
         raise Refusal("words.repeat-is-no-group", f"{word}: write `{remedy}`", key=key, word=word, remedy=remedy)
 
 

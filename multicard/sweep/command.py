@@ -1,5 +1,6 @@
 """One command of an entry: its words, its records and its exit code."""
 
+import shlex
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -88,9 +89,10 @@ class Command:
                 say(line)
         for sweep in {run.folder.parent for run in self.runs if run.folder.exists()}:
             if (others := private.writers(sweep)) is not None:
+                place = shlex.quote(str(sweep))
                 message = Message(
                     "sweep.open-to-others",
-                    f"{others} may write to {sweep}, and falsify its records; use `chmod go-w {sweep}`",
+                    f"{others} may write to {sweep}, and falsify its records; use `chmod go-w {place}`",
                     who=others,
                     folder=str(sweep),
                 )

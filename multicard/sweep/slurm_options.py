@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from multicard.config.job import Resources
+from multicard.config.pasting import override
 from multicard.machine import sbatch
 from multicard.messages import Refusal
 
@@ -81,7 +82,7 @@ def given(options: Mapping[str, Any]) -> dict[str, Given]:
             own = typed.replace("-", "_")
             raise Refusal(
                 "slurm.key-of-launcher",
-                f"{one}: is a key of the launcher; write `hydra.launcher.{own}={value}`",
+                f"{one}: is a key of the launcher; write `{override(f'hydra.launcher.{own}', value)}`",
                 key=key,
                 option=typed,
                 value=value,

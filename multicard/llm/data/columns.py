@@ -4,17 +4,14 @@ refused because its form gives it a meaning that a run would lose.
 
 import difflib
 import re
-import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hydra.core.override_parser.types import Quote, QuotedString
-
+from multicard.config import pasting
 from multicard.messages import Refusal
 
 KEY = "dataset.columns"
-PLAIN = re.compile(r"[\w./:@%+-]+")  # values that Hydra reads without quotes
 
 # Columns by what they mean, in the order in which they are looked for; case does not matter
 LISTS = ("dialog", "turns", "items", "data")  # also names of other lists, beside a question and its answer
@@ -51,15 +48,9 @@ def is_filled(value: Any) -> bool:
     return not (value is None or (isinstance(value, str | list | dict) and len(value) == 0))
 
 
-def quoted(value: str) -> str:
-    """A value as Hydra reads it, for an override that is pasted into a shell."""
-    return value if PLAIN.fullmatch(value) else QuotedString(value, Quote.double).with_quotes()
-
-
 def override(renamed: Mapping[str, str | None]) -> str:
     """The words of a command that name columns: `'dataset.columns={instruction: question}'`."""
-    pairs = [f"{ours}: {'null' if theirs is None else quoted(theirs)}" for ours, theirs in renamed.items()]
-    return shlex.quote(f"{KEY}={{{', '.join(pairs)}}}")
+    return pasting.override(KEY, renamed)
 
 
 class Columns:
@@ -150,9 +141,12 @@ def check_named(named: Mapping[str, str | None], where: str, rows: Sequence[Any]
     for ours, theirs in named.items():
         known = NAMED if theirs is not None else found
         if ours not in known:
-            near = difflib.get_close_matches(ours, known, n=1)
+            near = difflib.get_close_matches(ours, filter(pasting.typeable, known), n=1)
             change = {near[0] if near and name == ours else name: value for name, value in named.items()}
-            remedy = override(change) if near else override({known[0]: theirs} if known else {})
+            if not near:
+                change = {name: theirs for name in known if pasting.typeable(name)}
+                change = dict([*change.items()][:1])
+            remedy = override(change)
             listed = ", ".join(known)
             raise Refusal(
                 "llm.columns-unknown",
@@ -165,7 +159,7 @@ def check_named(named: Mapping[str, str | None], where: str, rows: Sequence[Any]
             )
         if theirs is not None and theirs not in found:
             near = difflib.get_close_matches(theirs, found, n=1, cutoff=0.3) or found[:1]
-            remedy = override({**named, ours: near[0]}) if near else f"{KEY}={{}}"
+            remedy = override({**named, ours: near[0]}) if near else override({})
             raise Refusal(
                 "llm.columns-absent",
                 f"{KEY}.{ours}={theirs}: {where} has no such column; it has {', '.join(found) or 'none'}: "

@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 from multicard.config.pasting import override
 from multicard.config.shards import missing_shards
-from multicard.llm.data.columns import quoted
 from multicard.messages import Refusal
 from multicard.records import part_names
 from multicard.records.part_names import Kind, PartName
@@ -129,7 +128,7 @@ def _of_folder(value: str, folder: Path, to_test: bool) -> tuple[list[Path], Cou
     read = _to_test(told) if to_test else [path for path, split in told.items() if split.part.kind is Kind.train]
     others = [path for path in told if path not in read]
     if others and not read and len(others) == len(files):
-        remedy = f"{KEY}={quoted(str(others[0]))}"
+        remedy = override(KEY, str(others[0]))
         found = sorted({told[path].part.word for path in others})
         wanted = "split to test on" if to_test else "training split"
         raise Refusal(

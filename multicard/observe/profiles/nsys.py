@@ -6,6 +6,7 @@ id: under CUDA_VISIBLE_DEVICES all of them call theirs 0. Processes that only ma
 for the number of devices) are ranks only where no process did more.
 """
 
+import shlex
 import shutil
 import sqlite3
 import subprocess
@@ -86,7 +87,7 @@ def export(report: Path, folder: Path) -> Path:
         raise Refusal(
             "nsys.not-on-path",
             f"{report}: reading it takes the program nsys, which is not on PATH; "
-            f"export it where Nsight Systems is installed: `nsys export --type sqlite {report.name}`",
+            f"export it where Nsight Systems is installed: `nsys export --type sqlite {shlex.quote(report.name)}`",
             file=str(report),
         )
     target = Path(tempfile.mkdtemp(dir=folder)) / f"{report.stem}.sqlite"
