@@ -89,7 +89,7 @@ def composed(*overrides: str, entry: str = "train_vision") -> DictConfig:
             config = compose(entry, list(overrides))
     finally:
         GlobalHydra.instance().hydra = running
-    in_force.note(config)
+    in_force.note(config, overrides)
     return config
 
 

@@ -1,6 +1,7 @@
 """What no refusal may offer: an override of a value that is already in force."""
 
 import shlex
+from collections.abc import Sequence
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -10,12 +11,12 @@ from omegaconf.errors import OmegaConfBaseException
 
 from multicard.messages import Message
 
-_last: list[DictConfig] = []
+_last: list[tuple[DictConfig, Sequence[str]]] = []
 
 
-def note(config: DictConfig) -> None:
-    """Keep the configuration that was composed last: what is refused next is refused of it."""
-    _last[:] = [config]
+def note(config: DictConfig, words: Sequence[str]) -> None:
+    """Keep the configuration that was composed last, and the words that made it: what is refused next is of it."""
+    _last[:] = [(config, words)]
 
 
 def forget() -> None:
@@ -44,9 +45,12 @@ def changes_nothing(remedy: str) -> bool:
 
 
 def _is_set(key: str, value: Any) -> bool:
-    found = OmegaConf.select(_last[0], key, default="not there")
+    config, words = _last[0]
+    found = OmegaConf.select(config, key, default="not there")
     if isinstance(found, DictConfig) and isinstance(value, str):
-        found = found.get("name")  # of an option of a group
+        if any(word.startswith(f"{key}.name=") for word in words):
+            return False  # another option was renamed
+        found = found.get("name")
     if OmegaConf.is_config(found):
         found = OmegaConf.to_container(found)
     return _plain(found) == _plain(value)
