@@ -196,6 +196,9 @@ class MnistConfig(DatasetConfig):
     )
 
 
+COLUMNS = ("image", "label", "split")  # what `dataset.columns` of images can name
+
+
 @dataclass
 class ImagesConfig(DatasetConfig):
     root: Optional[str] = key(
@@ -215,6 +218,12 @@ class ImagesConfig(DatasetConfig):
         "null finds parts by their names",
         Role.identity | Role.work | Role.content | Role.learning | Role.speed,
         since=("skip_broken", None),
+    )
+    columns: dict[str, Optional[str]] = key(
+        dict,
+        "what a table's columns are called, as {image: img, label: fine_label}; {split: null} does not split by one",
+        Role.identity | Role.work | Role.input | Role.content | Role.learning | Role.speed,
+        since=("skip_broken", {}),
     )
     cache: CacheMode = key(
         CacheMode.mmap,
@@ -257,6 +266,17 @@ class ImagesConfig(DatasetConfig):
                 "`dataset.parts=[train,test]`; none where folders are classes, `dataset.parts=[]`",
                 key="dataset.parts",
                 value=self.parts,
+            )
+        for name, theirs in self.columns.items():
+            if name in COLUMNS and (theirs is not None or name == "split"):
+                continue
+            raise Refusal(
+                "config.images-columns",
+                f"dataset.columns.{name}={theirs or 'null'}: names no column that is read; name those of image, label "
+                "or split, as `'dataset.columns={label: LABEL}'`",
+                key="dataset.columns",
+                value=name,
+                known=COLUMNS,
             )
         if self.split is not None and not 0 < self.split < 1:
             raise Refusal(

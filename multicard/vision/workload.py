@@ -244,5 +244,6 @@ WORKLOAD = Workload(
     summarise=summary.summarise,
     advise=advise,
     resumable=True,
+    free=("dataset.columns",),
     named={"model": Named("any classifier of torchvision or timm", model_names.every, models.refuse)},
 )

@@ -192,7 +192,7 @@ def test_what_only_looks_like_parts_is_refused_and_each_remedy_reads_it(name: st
 
 def test_parts_without_classes_are_not_tested_on_and_counted(tmp_path: Path):
     root = put(tmp_path / "root", *within("train"), "test", count=5)
-    with refused("photographs.nothing-to-test-on") as refusal:
+    with refused("photographs.test-unlabelled", parts=["test"]) as refusal:
         datasets.check(options(root))
     data = datasets.DATASETS["images"].read(options(root, *remedies(refusal.value)), 0)
     assert data.facts["parts"]["test"] == "0.2 of train" and [(p.what, p.count) for p in data.ignored] == [("test/", 5)]

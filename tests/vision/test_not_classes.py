@@ -53,6 +53,11 @@ SEGMENTATION = {
     "in parts": paths("train val", "images masks"),
     "labels in parts": paths("train val", "images labels"),
     "without parts": paths("images masks"),
+    "around parts": paths("images masks", "train val"),
+    "around parts, with boxes": paths("images labels", "train val test"),
+    "called as parts": ["train_images", "train_masks", "val_images", "val_masks"],
+    "called so first": ["images_train", "masks_train", "images_val", "masks_val"],
+    "beside the part to train on": ["train", "train_masks", "test"],
     "beside a third folder": paths("images masks edges"),
 }
 

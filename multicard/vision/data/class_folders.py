@@ -5,6 +5,7 @@ What only looks like parts is refused with the overrides that read it in one way
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -34,7 +35,13 @@ from multicard.vision.data.folder_contents import (
     in_words,
     look,
 )
-from multicard.vision.data.masks import folder_within, require_no_masks, unwrapped, without_masks
+from multicard.vision.data.masks import (
+    folder_within,
+    require_no_masks,
+    require_no_masks_of_parts,
+    unwrapped,
+    without_masks,
+)
 from multicard.vision.data.not_classes import (
     copy_inside,
     copy_of_classes,
@@ -66,7 +73,7 @@ def parts_of(root: Path, chosen: Sequence[str] | None = None) -> Source:
         ignored += _beside_folder(root, below)
         root = below
     found = _parts(root)
-    return Source(found.parts, ignored + found.ignored)
+    return replace(found, ignored=ignored + found.ignored)
 
 
 def _parts(root: Path) -> Source:
@@ -87,7 +94,7 @@ def _parts(root: Path) -> Source:
             return _by_name(root, split, looks)
         if _holds_parts(only):  # the data set itself, beside folders of other things
             found = _parts(only)
-            return Source(found.parts, found.ignored + _beside_folder(root, only))
+            return replace(found, ignored=found.ignored + _beside_folder(root, only))
     _refuse_what_looks_like_parts(root, filled, [*split])
     by_class = _parts_within_classes(root, filled)
     return by_class or Source([Part(WHOLE, None, partial(read_classes, root))])
@@ -109,6 +116,7 @@ def _by_name(root: Path, named: dict[Path, Kind], looks: dict[Path, Look]) -> So
     """Parts by the names of their folders. One to test on that holds images without classes is not read."""
     with_images = _without_classes([folder for folder in looks if looks[folder].has_images], looks, named)
     if any(named.get(folder) is Kind.train for folder in with_images):
+        require_no_masks_of_parts(root, with_images)
         raise _images_in_part(root, with_images)
     read = sorted({*named} - {*with_images}, key=lambda folder: order_of_tests(folder.name))
     ignored = beside(root)
@@ -116,7 +124,8 @@ def _by_name(root: Path, named: dict[Path, Kind], looks: dict[Path, Look]) -> So
         if folder not in read:
             ignored[f"{folder.name}/"] += count_files(folder)
     require_classes(root, {folder: named[folder] for folder in read})
-    return Source([Part(folder.name, named[folder], partial(read_classes, folder)) for folder in read], ignored)
+    parts = [Part(folder.name, named[folder], partial(read_classes, folder)) for folder in read]
+    return Source(parts, ignored, tuple(folder.name for folder in with_images if folder in named))
 
 
 def _without_classes(with_images: list[Path], looks: Mapping[Path, Look], named: Mapping[Path, Kind]) -> list[Path]:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from multicard.config.pasting import override
@@ -32,20 +32,30 @@ class Samples(NamedTuple):
 class Part:
     """A part of the data, which is read when it is asked for.
 
-    name: as the record has it. kind: None of data that are not split.
+    name: as the record has it. kind: None of data that are not split. may_lack_labels: of a part to test on, whose
+    samples may all be without a class ("").
     """
 
     name: str
     kind: Kind | None
     read: Callable[[], Samples]
+    may_lack_labels: bool = False
+
+    @property
+    def has_labels(self) -> bool:
+        return not self.may_lack_labels or any(self.read().labels)
 
 
 @dataclass(frozen=True)
 class Source:
-    """The parts that were found, and what lies beside them and belongs to none, by kind."""
+    """The parts that were found, and what lies beside them and belongs to none, by kind.
+
+    unlabelled: folders of images to test on without classes, which are counted in `ignored`.
+    """
 
     parts: list[Part]
     ignored: Counter[str] = field(default_factory=Counter)
+    unlabelled: tuple[str, ...] = ()
 
 
 def train_and_tests(source: Source, place: str) -> tuple[Part, list[Part]]:
@@ -116,7 +126,7 @@ def chosen_parts(source: Source, names: list[str], place: str) -> Source:
             parts=[*known],
         )
     named = [known[name.lower()] for name in names]
-    taken = [Part(part.name, kind, part.read) for part, kind in zip(named, (Kind.train, Kind.test), strict=False)]
+    taken = [replace(part, kind=kind) for part, kind in zip(named, (Kind.train, Kind.test), strict=False)]
     others = [part for part in source.parts if part.name not in {each.name for each in taken}]
     not_read = Counter({f"part {part.name}": len(part.read().labels) for part in others})
-    return Source(taken, source.ignored + not_read)
+    return Source(taken, source.ignored + not_read, source.unlabelled)

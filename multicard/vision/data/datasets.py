@@ -25,7 +25,7 @@ from multicard.records.content import Blob, text_blob
 from multicard.records.schema_parts import Repeated
 from multicard.vision.data import decoding, photographs
 from multicard.vision.data.splits import Data, Split, held_out
-from multicard.vision.data.stored_images import path_of
+from multicard.vision.data.stored_images import column_of, path_of
 
 
 @dataclass(frozen=True)
@@ -232,7 +232,8 @@ def content(config: DatasetConfig) -> dict[str, list[Blob]]:
         if isinstance(split.images, np.ndarray):
             blobs[f"{name} images {split.images.shape}"] = _bytes_of(split.images)
         else:  # a file that holds many images counts once; relative_to takes 7 us each
-            blobs |= {str(path)[len(root) :]: path for path in map(path_of, split.images)}
+            columns = {path_of(image): column_of(image) for image in split.images}
+            blobs |= {str(path)[len(root) :] + column: path for path, column in columns.items()}
     return {"dataset": [*blobs.items()], "decoding": [text_blob("decoding", str(decoding.VERSION))] if paths else []}
 
 

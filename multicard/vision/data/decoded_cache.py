@@ -129,7 +129,7 @@ class SplitCache:
         digest = hashlib.sha256(f"{VERSION} {decoding.VERSION} {self.config.image_size}".encode())
         root = folder_of(self.root)
         for image in self.images:
-            path, row = path_of(image), f"#{image.index}" if isinstance(image, Row) else ""
+            path, row = path_of(image), f"#{image.index}{image.file.column}" if isinstance(image, Row) else ""
             status = path.stat()
             name = os.path.relpath(path, root).encode(errors="surrogateescape")  # of any bytes
             digest.update(b"\n%b%b %d %d" % (name, row.encode(), status.st_size, status.st_mtime_ns))

@@ -6,6 +6,7 @@ They are known by the folder that they lie in, or by a name that is made of that
 import re
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from multicard.messages import Refusal
@@ -17,6 +18,8 @@ IMAGE_FOLDERS = {"images", "image", "imgs", "img", "jpegimages", "original", "or
 MASK_FOLDERS = {"masks", "mask", "segmentation", "segmentations", "segmentationclass", "segmentationobject", "seg"}
 MASK_FOLDERS |= {"labels", "label", "annotations", "annotation", "ground truth", "groundtruth", "gt", "trimaps"}
 MASK_FOLDERS |= {"lung masks", "infection masks", "image masks"}
+MASK_WORDS = {"mask", "masks", "segmentation", "segmentations", "labels", "annotation", "annotations", "groundtruth"}
+MASK_WORDS |= {"gt", "trimaps"}  # in names of parts, as train_masks; `seg` is in others too, as seg_train
 WORDS = "masks?|seg|segmentations?|labels?|gt|ground[ _-]?truth|annotations?|superpixels|trimap"
 BEHIND = re.compile(rf"(?P<image>.+?)[ ._-]+({WORDS})([ ._-]*\(?\d+\)?)?", re.IGNORECASE)  # cat_mask_1
 BEFORE = re.compile(rf"({WORDS})[ ._-]+(?P<image>.+)", re.IGNORECASE)  # mask_cat
@@ -54,15 +57,36 @@ def images_beside_masks(folder: Path) -> Path | None:
 def require_no_masks(folder: Path, classes: Sequence[Path]) -> None:
     """Refuse folders of images and of their masks where those of classes are to be."""
     found = [each.name for each in classes if called_as_images(each) or called_as_masks(each)]
-    if not (any(called_as_images(each) for each in classes) and any(called_as_masks(each) for each in classes)):
-        return
-    raise Refusal(
+    if any(called_as_images(each) for each in classes) and any(called_as_masks(each) for each in classes):
+        raise _of_masks(folder, found)
+
+
+def require_no_masks_of_parts(root: Path, parts: Sequence[Path]) -> None:
+    """Refuse parts of images without classes where masks lie beside them: as train_masks/, or as parts of masks/.
+
+    Args:
+        root: the folder in which the parts are, perhaps that of images beside one of masks.
+    """
+    masks = [part.name for part in parts if not {*_words(part.name).split()}.isdisjoint(MASK_WORDS)]
+    if masks:
+        raise _of_masks(root, [part.name for part in parts])
+    above = root.absolute().parent
+    beside = list[str]()
+    if called_as_images(root):
+        with suppress(OSError):  # a folder that may not be listed says nothing
+            beside = [each.name for each in class_folders(above) if called_as_masks(each)]
+    if beside:
+        raise _of_masks(above, [root.name, *beside])
+
+
+def _of_masks(folder: Path, found: Sequence[str]) -> Refusal:
+    return Refusal(
         "photographs.masks",
-        f"dataset.root={folder}: {' and '.join(found)} look like images and what is drawn in them (segmentation, or "
-        f"boxes), and no classes; put the images of each class into a folder of it, {IN_A_TABLE}",
+        f"dataset.root={folder}: {' and '.join(found)} look like images and their masks or boxes (segmentation, or "
+        f"detection), and no classes; put the images of each class into a folder of it, {IN_A_TABLE}",
         key="dataset.root",
         folder=str(folder),
-        folders=found,
+        folders=[*found],
     )
 
 

@@ -34,10 +34,13 @@ def read(config: ImagesConfig, seed: int) -> Data:
     root = Path(str(config.root)).expanduser()
     place = f"dataset.root={root}"
     try:
-        source = sample_sources.find(root, config.parts)
+        source = sample_sources.find(root, config.parts, config.columns)
         train_part, tests = train_and_tests(source, place)
+        unlabelled = list[Part]()
+        while tests and not tests[0].has_labels:
+            unlabelled.append(tests.pop(0))
         taken = [train_part, *tests[:1]]
-        _require_a_test(taken, config, root)
+        _require_a_test(taken, config, root, [*(part.name for part in unlabelled), *source.unlabelled])
         samples = [part.read() for part in taken]
     except OSError as error:
         raise Refusal(
@@ -52,6 +55,8 @@ def read(config: ImagesConfig, seed: int) -> Data:
     numbers = {name: number for number, name in enumerate(names)}
     facts: dict[str, Any] = {"classes": names[:NAMED_CLASSES]}  # in the order of their numbers
     counts = sum((part.ignored for part in samples), source.ignored)
+    for part in unlabelled:
+        counts[f"images of {part.name}, which has no labels"] += len(part.read().images)
     ignored = [Ignored(what, number) for what, number in counts.most_common() if number]
     train, *rest = (Split(part.images, np.array([numbers[label] for label in part.labels])) for part in samples)
     if rest:
@@ -80,8 +85,12 @@ def read(config: ImagesConfig, seed: int) -> Data:
     return Data(train.part(kept), train.part(held), len(names), facts, ignored, names)
 
 
-def _require_a_test(taken: list[Part], config: ImagesConfig, root: Path) -> None:
-    """Refuse data without a part to test on, and a share of data that have one."""
+def _require_a_test(taken: list[Part], config: ImagesConfig, root: Path, unlabelled: list[str]) -> None:
+    """Refuse data without a part to test on, and a share of data that have one.
+
+    Args:
+        unlabelled: parts to test on whose images have no class.
+    """
     train, *tests = taken
     if tests and config.split is not None:
         raise Refusal(
@@ -102,6 +111,16 @@ def _require_a_test(taken: list[Part], config: ImagesConfig, root: Path) -> None
             key="dataset.root",
             classes=classes,
             above=str(above),
+        )
+    if unlabelled:
+        remedy = "dataset.split=0.2"
+        raise Refusal(
+            "photographs.test-unlabelled",
+            f"dataset.root={root}: the images of {' and '.join(unlabelled)} have no labels, as tests of a contest, so "
+            f"that nothing can be measured on them; use `{remedy}` to test on a fifth of each class of {train.name}",
+            key="dataset.root",
+            parts=unlabelled,
+            remedy=remedy,
         )
     raise Refusal(
         "photographs.nothing-to-test-on",

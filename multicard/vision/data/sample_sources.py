@@ -11,16 +11,19 @@ from multicard.messages import Refusal
 from multicard.vision.data import known_layouts
 from multicard.vision.data.class_folders import parts_of
 from multicard.vision.data.data_parts import FORMS, Source, chosen_parts
-from multicard.vision.data.image_tables import stored_parts, table_parts
+from multicard.vision.data.image_columns import KEY, NONE_NAMED, Named
+from multicard.vision.data.image_tables import table_parts
+from multicard.vision.data.stored_parts import stored_parts
 
 TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
 
 
-def find(root: Path, chosen: Sequence[str] | None = None) -> Source:
+def find(root: Path, chosen: Sequence[str] | None = None, named: Named = NONE_NAMED) -> Source:
     """The parts of the data at a folder or file; OSError for what cannot be read.
 
     Args:
         chosen: `dataset.parts`: the parts to train and to test on; empty: all is one part.
+        named: `dataset.columns`: by image, label or split the column of a table.
     """
     if not root.exists():
         raise Refusal(
@@ -31,7 +34,9 @@ def find(root: Path, chosen: Sequence[str] | None = None) -> Source:
         )
     whole = chosen is not None and not chosen
     if root.is_dir():
-        source = stored_parts(root, whole, any_name=bool(chosen))
+        source = stored_parts(root, whole, any_name=bool(chosen), named=named)
+        if source is None and named:
+            raise _no_columns(root)
         if source is None:
             source = known_layouts.listed_parts(root, whole)
         if source is None:
@@ -44,7 +49,7 @@ def find(root: Path, chosen: Sequence[str] | None = None) -> Source:
                 known = known_layouts.refusal(root) if chosen is None else None
                 raise known or refusal from None
     elif root.suffix.lower() in TABLES:
-        source = table_parts([root], by_split=not whole, any_name=bool(chosen))
+        source = table_parts([root], by_split=not whole, any_name=bool(chosen), named=named)
     elif (packed := known_layouts.packed(root)) is not None:
         raise packed
     else:
@@ -55,6 +60,16 @@ def find(root: Path, chosen: Sequence[str] | None = None) -> Source:
             root=str(root),
         )
     return chosen_parts(source, [*chosen], f"dataset.root={root}") if chosen else source
+
+
+def _no_columns(root: Path) -> Refusal:
+    return Refusal(
+        "photographs.no-table-to-name",
+        f"{KEY}: names columns, but dataset.root={root} holds folders of images; give the table in it, "
+        f"or use `{KEY}={{}}`",
+        key=KEY,
+        root=str(root),
+    )
 
 
 def folder_of(root: Path) -> Path:

@@ -22,10 +22,14 @@ def opened(paths: list[Path], form: Any = "parquet") -> Any:
 
 
 class ImageFile:
-    """One such file and its field of images, read when the first is asked for and held once in a process."""
+    """One such file and its field of images, read when the first is asked for and held once in a process.
 
-    def __init__(self, path: Path, field: Any) -> None:
+    column: the field's name where `dataset.columns` chose it, as a file may have several fields of images; else "".
+    """
+
+    def __init__(self, path: Path, field: Any, is_named: bool = False) -> None:
         self.path, self.field, self._lock = path, field, Lock()
+        self.column = field.name if is_named else ""
         self._images: Any = None
 
     def load(self) -> Any:
@@ -66,6 +70,11 @@ Encoded = Path | Row  # an image that is still to be decoded
 def path_of(image: Encoded) -> Path:
     """The file on disk that holds an image."""
     return image if isinstance(image, Path) else image.file.path
+
+
+def column_of(image: Encoded) -> str:
+    """The column of an image that was chosen by its name; "" of any other."""
+    return "" if isinstance(image, Path) else image.file.column
 
 
 def files_of(images: Iterable[Any]) -> dict[ImageFile, int]:
