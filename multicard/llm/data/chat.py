@@ -15,7 +15,7 @@ import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from multicard.config.llm import ChatLoss, HfConfig, LlmConfig, Qwen25TokenizerConfig
-from multicard.llm.data import templates, turns
+from multicard.llm.data import result_roles, templates, turns
 from multicard.llm.data.answers import MARK, Writer, Written, for_training, marked, reads_parts
 from multicard.llm.data.forms import Conversation
 from multicard.llm.data.tokenizer import FILE, SPECIAL
@@ -190,6 +190,7 @@ def converted(said: Conversation, chat_template: ChatTemplate, loss: ChatLoss) -
     if said.tools and "tools" not in chat_template.source:
         raise turns.unwritten("tools", chat_template.source)
     messages, unread = turns.settle(said.messages, chat_template.source, said.column)
+    messages = result_roles.as_known(messages, said.tools, chat_template.render, chat_template.source)
     roles = [message["role"] for message in messages]
     if "system" in roles[1:]:
         raise Refusal("llm.chat-late-system", "has a system message that is not the first one; put it first")
