@@ -257,6 +257,11 @@ def test_of_a_folder_of_splits_the_training_split_is_read_and_the_others_are_nam
             ["train_prefs-0.json", "train_prefs-1.json"],
         ),
         (["main/train.json", "socratic/train.json"], ["main/train.json", "socratic/train.json"], ["main/train.json"]),
+        (
+            ["a/train/0000.json", "a/train/0001.json", "a/test/0000.json", "b/train/0000.json"],
+            ["a/train/", "b/train/"],
+            ["a/train/0000.json", "a/train/0001.json"],
+        ),
         (["en/train/a.json", "fr/train/a.json"], ["en/train/", "fr/train/"], ["en/train/a.json"]),
         (["train.json", "train.jsonl"], ["train.json", "train.jsonl"], ["train.json"]),
     ],
@@ -268,8 +273,24 @@ def test_several_training_splits_are_refused_with_the_files_of_one(
     with refused("llm.data-two-trains", key="dataset.data_files", splits=splits) as caught:
         files.read_file(str(tmp_path))
     (word,) = shlex.split(caught.value.facts["remedy"])
+    if "/" in names[0]:
+        assert word.endswith(f"/{names[0].partition('/')[0]}")  # the folder of a configuration
     found = row_sources.load(typed_llm("dataset=grammar", word, "batch_size=1")).rows or []
     assert sorted(row["input"] for row in found) == first
+
+
+@pytest.mark.parametrize(
+    ("names", "read"),
+    [
+        (["default/train/0000.json", "default/test/0000.json"], "default/train/0000.json"),
+        (["data/train-00000-of-00001.json", "data/test-00000-of-00001.json"], "data/train-00000-of-00001.json"),
+        (["plain_text/train-0.json", "plain_text/validation-0.json"], "plain_text/train-0.json"),
+    ],
+)
+def test_the_layouts_of_the_hub_are_read_by_their_folder(names: list[str], read: str, tmp_path: Path):
+    folder_of(tmp_path, *names)
+    assert read_names(str(tmp_path)) == [read]
+    assert files.read_file(str(tmp_path)).ignored == {names[1]: 1}
 
 
 @pytest.mark.parametrize("pattern", ["", "train-*"])

@@ -139,7 +139,7 @@ def _of_folder(value: str, folder: Path, to_test: bool) -> tuple[list[Path], Cou
             splits=found,
             remedy=remedy,
         )
-    _refuse_several(value, {path: told[path] for path in read})
+    _refuse_several(value, folder, {path: told[path] for path in read})
     read = read or [path for path in files if path not in others]
     _require_all_shards(value, read)
     ignored = _unreachable(folder)
@@ -178,7 +178,7 @@ def _require_all_shards(value: str, files: Sequence[Path]) -> None:
             )
 
 
-def _refuse_several(value: str, trains: Mapping[Path, Split]) -> None:
+def _refuse_several(value: str, folder: Path, trains: Mapping[Path, Split]) -> None:
     """Refuse such splits of several data sets, or one in several forms: together they are no split."""
     groups = dict[tuple[object, ...], list[Path]]()
     for path, split in trains.items():
@@ -191,10 +191,14 @@ def _refuse_several(value: str, trains: Mapping[Path, Split]) -> None:
         names.append(paths[0].name if split.form else f"{split.name}/")
         if split.place.name:
             names[-1] = f"{split.place.as_posix()}/{names[-1]}"
-    remedy = override(KEY, [str(path) for path in next(iter(groups.values()))])
+    first = next(iter(groups.values()))
+    remedy = override(KEY, [str(path) for path in first])
+    within = [{path.relative_to(folder).parts[0] for path in paths} for paths in groups.values()]
+    if all(len(each) == 1 for each in within) and len(set[str]().union(*within)) == len(within):
+        remedy = override(KEY, str(folder / within[0].pop()))  # a configuration of the hub, with its other splits
     raise Refusal(
         "llm.data-two-trains",
-        f"{KEY}={value}: {' and '.join(names)} are several splits of one kind; name the files to read, as `{remedy}`",
+        f"{KEY}={value}: {' and '.join(names)} are several splits of one kind; name the ones to read, as `{remedy}`",
         key=KEY,
         value=value,
         splits=names,
