@@ -7,6 +7,7 @@ no merges, and Qwen 2.5's from vocab.json and merges.txt.
 import base64
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ QWEN_PATTERN = (  # as Llama 3's, but for digits, each of which is a token (Qwen
 
 
 def write(config: LlmConfig, inputs: Path, place: Path) -> None:
-    """Write the run's tokenizer, and the chat template that its rows were written by.
+    """Write the run's tokenizer, and the chat template that its rows were written by, with those that have other names.
 
     Args:
         inputs: the run's own files, of the embedded tokenizer.
@@ -47,7 +48,19 @@ def write(config: LlmConfig, inputs: Path, place: Path) -> None:
         (place / SETTINGS).write_text(json.dumps(_settings(config), indent=2) + "\n")
     asked = getattr(config.dataset, "chat_template", None)
     if isinstance(config.dataset, ChatConfig) and (asked or not isinstance(config.model, HfConfig)):
-        (place / "chat_template.jinja").write_text(chat.template(config).source, "utf-8")
+        template = chat.template(config)
+        (place / "chat_template.jinja").write_text(template.source, "utf-8")
+        _write_others(template.others, place)
+    elif isinstance(config.model, HfConfig):
+        own = Path(str(config.model.path)).expanduser() / chat.ADDITIONAL
+        _write_others({path.stem: path.read_text("utf-8") for path in own.glob("*.jinja")}, place)
+
+
+def _write_others(templates: Mapping[str, str], place: Path) -> None:
+    """Write templates beside the default one, as transformers does."""
+    for name, source in templates.items():
+        (place / chat.ADDITIONAL).mkdir(exist_ok=True)
+        (place / chat.ADDITIONAL / f"{name}.jinja").write_text(source, "utf-8")
 
 
 def special_numbers(config: LlmConfig, inputs: Path) -> dict[str, int]:

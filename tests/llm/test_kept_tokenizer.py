@@ -1,12 +1,14 @@
 """The tokenizer that is kept beside a tuned model gives the tokens that the run was tuned on."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
 from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from torchtune import config as components
 
 from multicard.llm import kept_tokenizer
@@ -88,3 +90,63 @@ def test_qwens_own_tokenizer_is_kept(tmp_path: Path):
     files = [f"tokenizer.path={tmp_path / 'vocab.json'}", f"tokenizer.merges_file={tmp_path / 'merges.txt'}"]
     config = typed_llm("model=qwen2_5_tiny", "tokenizer=qwen2_5", *files)
     check(config, tmp_path, tmp_path / "kept")
+
+
+# ---- chat templates
+
+NAMED = {
+    "default": "D {{ messages[0].content }}",
+    "tool_use": "T {{ messages[0].content }}",
+    "rag": "R {{ documents }}",
+}
+
+
+def in_a_list(folder: Path) -> None:
+    listed = [{"name": name, "template": source} for name, source in NAMED.items()]
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": listed}))
+
+
+def in_files(folder: Path) -> None:
+    (folder / "tokenizer_config.json").write_text("{}")
+    (folder / "chat_template.jinja").write_text(NAMED["default"])
+    (folder / "additional_chat_templates").mkdir()
+    for name in ("tool_use", "rag"):
+        (folder / "additional_chat_templates" / f"{name}.jinja").write_text(NAMED[name])
+
+
+def kept_templates(place: Path) -> Any:
+    """The templates as transformers finds them in a folder."""
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast.from_pretrained(place).chat_template
+
+
+def with_model(folder: Path, form: Callable[[Path], None]) -> Path:
+    folder.mkdir()
+    form(folder)
+    Tokenizer(WordLevel({"a": 0, "?": 1}, "?")).save(str(folder / tokenizer.FILE))
+    return folder
+
+
+@pytest.mark.parametrize("form", [in_a_list, in_files])
+def test_all_named_chat_templates_are_kept(form: Callable[[Path], None], tmp_path: Path):
+    asked, embedding, place = with_model(tmp_path / "asked", form), tmp_path / "inputs", tmp_path / "kept"
+    embedded(embedding, tokenizer.train(["a b c"], 300))
+    place.mkdir()
+    config = typed_llm("dataset=chat", "dataset.data_files=x", f"dataset.chat_template={asked}")
+    kept_tokenizer.write(config, embedding, place)
+    assert kept_templates(place) == NAMED
+
+
+@pytest.mark.parametrize("form", [in_a_list, in_files])
+def test_all_named_chat_templates_of_a_folder_are_kept(form: Callable[[Path], None], tmp_path: Path):
+    model = with_model(tmp_path / "model", form)
+    sizes = {"num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 8, "intermediate_size": 8}
+    (model / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 9, **sizes}))
+    words = ("engine=trl", "model=hf", f"model.path={model}", "model.weights=random")
+    words += ("dataset=chat", "dataset.data_files=x")
+    for name, other, expected in (("own", [], NAMED), ("other", [f"dataset.chat_template={model / 'a.jinja'}"], "A")):
+        (model / "a.jinja").write_text("A")
+        (tmp_path / name).mkdir()
+        kept_tokenizer.write(typed_llm(*words, *other), tmp_path, tmp_path / name)
+        assert kept_templates(tmp_path / name) == expected

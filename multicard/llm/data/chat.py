@@ -5,7 +5,7 @@ that a run can be repeated.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import lru_cache, partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from multicard.messages import Refusal
 
 Row = dict[str, Any]
 
+ADDITIONAL = "additional_chat_templates"  # the folder in which transformers saves templates beside the default one
 LLAMA3, QWEN25 = (Path(__file__).with_name(f"{name}.jinja") for name in ("llama3", "qwen2_5"))
 
 
@@ -45,6 +46,7 @@ class ChatTemplate(NamedTuple):
     around: the special tokens before and after a text without any. special: those that its text may have.
     training: renders TRL's form of it for training, if any. checks: that rows are written whole, by what is learnt.
     with_tools: of several named templates the one for conversations with tools, as transformers chooses it.
+    others: the sources of all templates beside this one, by their names.
     """
 
     source: str
@@ -54,6 +56,7 @@ class ChatTemplate(NamedTuple):
     training: Callable[..., str] | None
     checks: dict[ChatLoss, Checked]
     with_tools: "ChatTemplate | None" = None
+    others: Mapping[str, str] = {}
 
     @property
     def text(self) -> str:
@@ -88,14 +91,17 @@ def template(config: LlmConfig) -> ChatTemplate:
     key = "dataset.chat_template"
     for place in filter(None, [asked] if asked else own):
         try:
-            source, named, tool_use = _read(Path(place).expanduser())
+            stored = _read(Path(place).expanduser())
+            source, named = stored.source, stored.tokens
             if source is not None:
                 special = tokens | named
                 around: Any = partial(tuple[str, str], (special["bos_token"], special["eos_token"]))
                 if isinstance(config.model, HfConfig):
                     around = partial(_around_text, str(config.model.path), named.get("eos_token", ""))
                 made = partial(_made, special=special, around=around, tokens=(*_special(config), *special.values()))
-                return made(source, with_tools=None if tool_use is None else made(tool_use))
+                tool_use = stored.others.get("tool_use")
+                with_tools = None if tool_use is None else made(tool_use)
+                return made(source, with_tools=with_tools)._replace(others=stored.others)
         except (OSError, ValueError, LookupError, TypeError, AttributeError, jinja2.TemplateError) as error:
             raise Refusal(
                 "llm.chat-template-unread",
@@ -151,28 +157,33 @@ def _special(config: LlmConfig) -> tuple[str, ...]:
     return tuple(token["content"] for token in added if token.get("special"))
 
 
-def _read(place: Path) -> tuple[str | None, dict[str, str], str | None]:
-    """The template of a file or a folder (None: there is none), the special tokens that it may name, and the template
-    for conversations with tools, if it is another."""
+class StoredTemplates(NamedTuple):
+    """The template of a file or a folder, None if there is none; special tokens that it may name, by their roles; and
+    the templates beside it by their names, as tool_use."""
+
+    source: str | None
+    tokens: dict[str, str]
+    others: dict[str, str]
+
+
+def _read(place: Path) -> StoredTemplates:
     file = place if place.is_file() else place / "chat_template.jinja"
     settings_file = file.with_name("tokenizer_config.json")
     settings = json.loads(settings_file.read_text("utf-8")) if settings_file.is_file() else {}
     tokens = {name: value for name, value in settings.items() if name.endswith("_token") and value}
     tokens = {name: value["content"] if isinstance(value, dict) else value for name, value in tokens.items()}
     source = settings.get("chat_template")
-    tool_use = None
+    others = dict[str, str]()
     if isinstance(source, list):  # several, with names
-        several = {each["name"]: each["template"] for each in source}
-        source = several["default"]
-        tool_use = several.get("tool_use")
-    beside = file.with_name("chat_template.json")  # of models that read images
-    if source is None and beside.is_file() and not file.is_file():
-        source = json.loads(beside.read_text("utf-8"))["chat_template"]
+        others = {each["name"]: each["template"] for each in source}
+        source = others.pop("default")
+    of_images = file.with_name("chat_template.json")  # of models that read images
+    if source is None and of_images.is_file() and not file.is_file():
+        source = json.loads(of_images.read_text("utf-8"))["chat_template"]
     if not file.is_file() or file == settings_file:
-        return source, tokens, tool_use
-    additional = file.parent / "additional_chat_templates" / "tool_use.jinja"  # where transformers saves several
-    is_beside = file.name == "chat_template.jinja" and additional.is_file()
-    return file.read_text("utf-8"), tokens, additional.read_text("utf-8") if is_beside else None
+        return StoredTemplates(source, tokens, others)
+    beside = sorted((file.parent / ADDITIONAL).glob("*.jinja")) if file.name == "chat_template.jinja" else []
+    return StoredTemplates(file.read_text("utf-8"), tokens, {path.stem: path.read_text("utf-8") for path in beside})
 
 
 def converted(said: Conversation, chat_template: ChatTemplate, loss: ChatLoss) -> tuple[Row, list[str]]:
