@@ -131,9 +131,9 @@ def _cut_off(rows: Any, tokenizer: Any, model_limit: int | None, is_held_out: bo
     if not can_be_learnt:
         return Refusal(
             "llm.answers-beyond-model",
-            f"model.max_seq_len={model_limit}: the model reads no more tokens, and each of the {len(rows)} "
-            f"{'held-out ' if is_held_out else ''}rows has its answer, or of pairs the difference, behind them; "
-            "shorten what stands before, or take a model that reads more",
+            f"model.max_seq_len={model_limit}: the model reads no more tokens, and the answers, or differences of "
+            f"pairs, of all {len(rows)} {'held-out ' if is_held_out else ''}rows are behind them. Shorten what stands "
+            "before, or take a model that reads more",
             key="model.max_seq_len",
             value=model_limit,
             rows=len(rows),

@@ -116,8 +116,8 @@ def _require_a_test(taken: list[Part], config: ImagesConfig, root: Path, unlabel
         remedy = "dataset.split=0.2"
         raise Refusal(
             "photographs.test-unlabelled",
-            f"dataset.root={root}: the images of {' and '.join(unlabelled)} have no labels, as tests of a contest, so "
-            f"that nothing can be measured on them; use `{remedy}` to test on a fifth of each class of {train.name}",
+            f"dataset.root={root}: the images of {' and '.join(unlabelled)} have no labels, so that "
+            f"nothing can be measured on them. Use `{remedy}` to test on a fifth of each class of {train.name}",
             key="dataset.root",
             parts=unlabelled,
             remedy=remedy,
