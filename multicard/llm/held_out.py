@@ -19,10 +19,9 @@ from torchtune.data import CROSS_ENTROPY_IGNORE_IDX, padded_collate_dpo, padded_
 from multicard.llm.collectives import ReceivedBytes
 from multicard.llm.labelled_rows import LabelledRows
 from multicard.llm.no_trace import tried
-from multicard.measure import timing
 from multicard.ranks.process import Rank
 from multicard.records import run_folder
-from multicard.records.schema_parts import HeldOut, InInt4Loss
+from multicard.records.schema_parts import HeldOut
 
 LOSSES = "held_out.parquet"  # in the run folder: each row's loss in the last evaluation
 Row = dict[str, Any]
@@ -38,9 +37,9 @@ NO_LABELS = {
 RowLosses = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 # Within which those are the reference model's. An engine's module has it as `reference`, of the recipe.
 Reference = Callable[[], AbstractContextManager[Any]]
-# Within which the model computes as once it is quantised (`int4`), by the weights that share a scale. An engine's
-# module has it as `in_int4`, of the recipe.
-InInt4 = Callable[[int], AbstractContextManager[None]]
+# Within which the model computes as once it is quantised, by the weights that share a scale; it yields the failures of
+# `int4.computing`. An engine's module has it as `in_int4`, of the recipe.
+InInt4 = Callable[[int], AbstractContextManager[list[Exception]]]
 
 
 class Engine(NamedTuple):
@@ -99,26 +98,27 @@ class Evaluator:
             return Evaluated(float(losses.sum() / tokens.sum()))
         return Evaluated(float(losses.mean()), float((margins > 0).double().mean()), float(margins.mean()))
 
-    def evaluate_in_int4(self, groupsize: int) -> None:
-        """Score all rows with the model as it is once quantised. All ranks call it together; no run's time has it."""
-        began_s = timing.clock_s()
-        with self.engine.in_int4(groupsize):
-            losses, tokens, _ = self._scores().T
-        loss = float(losses.sum() / tokens.sum())
-        spent_s = timing.clock_s() - began_s
-        self.content.in_int4 = InInt4Loss(loss if isfinite(loss) else None, groupsize, spent_s)
-
     def _scores(self) -> torch.Tensor:
-        """By row (rows, 3): loss, labelled tokens, and of a pair the margin."""
-        scores = torch.zeros(len(self.numbers), 3, dtype=torch.float64)
-        score = self._rows if self.engine.beta is None else self._pairs
+        scores = self.no_scores()
         with self.traffic.paused(), tried(self.engine.model):
             for places in self.shares:
-                own = score([self.rows[place] for place in places])
-                scores[places] = own[: len(places)]
-            if self.rank.world_size > 1:
-                dist.all_reduce(scores)  # each row is one rank's: whatever the order, its sum is exact
+                self.score(scores, places)
+            self.exchange(scores)
         return scores
+
+    def no_scores(self) -> torch.Tensor:
+        """By row (rows, 3), all 0: loss, labelled tokens, and of a pair the margin."""
+        return torch.zeros(len(self.numbers), 3, dtype=torch.float64)
+
+    def score(self, scores: torch.Tensor, places: Sequence[int]) -> None:
+        """Write the scores of a batch into those of all rows; a batch without a row calls the model all the same."""
+        score = self._rows if self.engine.beta is None else self._pairs
+        scores[places] = score([self.rows[place] for place in places])[: len(places)]
+
+    def exchange(self, scores: torch.Tensor) -> None:
+        """Give each rank the scores of all. Each row is one rank's: whatever the order, its sum is exact."""
+        if self.rank.world_size > 1:
+            dist.all_reduce(scores)
 
     def _rows(self, rows: Sequence[Row]) -> torch.Tensor:
         batch = padded_collate_sft([*rows] or [NO_LABEL], self.engine.pad_id, CROSS_ENTROPY_IGNORE_IDX)

@@ -6,7 +6,8 @@ modules to which `Int8DynActInt4WeightQATQuantizer.convert` converts. Weights ar
 FSDP has gathered it, so that no rank holds a second model.
 """
 
-from collections.abc import Iterator, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -42,19 +43,46 @@ def linears(model: nn.Module) -> list[nn.Linear]:
 
 
 @contextmanager
-def computing(layers: Sequence[nn.Linear], groupsize: int) -> Iterator[None]:
-    """Within, linear layers compute with int4 weights and int8 activations."""
+def computing(layers: Sequence[nn.Linear], groupsize: int) -> Iterator[list[Exception]]:
+    """Within, linear layers compute with int4 weights and int8 activations.
+
+    Yields the failures of a layer, at most one: from then on all compute with their weights as they are, and what they
+    compute is of no use. A rank that stopped would leave the others waiting for it in FSDP's next collective.
+    """
+    failures: list[Exception] = []
     for layer in layers:
-        layer.forward = partial(_forward, layer, groupsize)  # pyright: ignore[reportAttributeAccessIssue]
+        layer.forward = partial(_forward, layer, groupsize, failures)  # pyright: ignore[reportAttributeAccessIssue]
     try:
-        yield
+        yield failures
     finally:
         for layer in layers:
             del layer.forward
 
 
-def _forward(layer: nn.Linear, groupsize: int, inputs: torch.Tensor) -> torch.Tensor:
-    return nn.functional.linear(activations(inputs), weights(layer.weight, groupsize).to(inputs.dtype), layer.bias)
+def _forward(layer: nn.Linear, groupsize: int, failures: list[Exception], inputs: torch.Tensor) -> torch.Tensor:
+    def quantised() -> torch.Tensor:
+        weight = weights(layer.weight, groupsize).to(inputs.dtype)
+        return nn.functional.linear(activations(inputs), weight, layer.bias)
+
+    return unless_failed(failures, quantised, lambda: nn.functional.linear(inputs, layer.weight, layer.bias))
+
+
+def unless_failed(
+    failures: list[Exception], quantised: Callable[[], torch.Tensor], plain: Callable[[], torch.Tensor]
+) -> torch.Tensor:
+    """What `quantised` computes; what `plain` does once there is a failure, which is noted."""
+    if not failures:
+        try:
+            return quantised()
+        except Exception as error:  # of memory or of torchao; whatever it is, the model was trained
+            note(failures, error)
+    return plain()
+
+
+def note(failures: list[Exception], error: Exception) -> None:
+    """Write a failure to the rank's log, and keep it without its traceback, which would hold tensors."""
+    traceback.print_exception(error)
+    failures.append(error.with_traceback(None))
 
 
 def weights(weight: torch.Tensor, groupsize: int) -> torch.Tensor:

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 
 PLAIN = (bool, int, float, str, tuple, torch.dtype, type(None))  # attributes of a module that nothing changes in place
 
@@ -35,10 +36,24 @@ def tried(model: nn.Module) -> Iterator[None]:
     finally:
         for module in modules:
             if isinstance(module, FSDPModule):
-                module.reshard()
+                _end_forward(module)
         with torch.no_grad():
             for module, name, buffer, values in buffers:
                 buffer.copy_(values)
                 module._buffers[name] = buffer
         for module, before, training in zip(modules, plain, modes, strict=True):
             vars(module).update(before | {"training": training})
+
+
+def _end_forward(module: FSDPModule) -> None:
+    """Shard a module again, as a backward pass does at its end.
+
+    FSDP ends the forward pass of modules that it shards as one after the last of them was called. TRL's loss reads the
+    output's weights without calling it, so that FSDP would wait for that call, and gather them no more.
+    """
+    state = module._get_fsdp_state()
+    state._modules_to_run_forward.clear()
+    state._training_state = TrainingState.IDLE
+    if state._fsdp_param_group is not None:
+        state._fsdp_param_group._training_state = TrainingState.IDLE
+    module.reshard()

@@ -178,7 +178,7 @@ def reference(recipe: Any) -> AbstractContextManager[Any]:
     return disable_adapter(recipe._model)
 
 
-def in_int4(recipe: Any, groupsize: int) -> AbstractContextManager[None]:
+def in_int4(recipe: Any, groupsize: int) -> AbstractContextManager[list[Exception]]:
     """The engine's part of `held_out.InInt4`."""
     return int4.computing(int4.linears(recipe._model), groupsize)
 

@@ -88,8 +88,10 @@ def held_out(ranks: Sequence[LlmReport], ended: int) -> HeldOut | None:
             longest_s = max(part.evaluate_s or 0.0 for part in parts)
             ended_s = max(part.ended_s or 0.0 for part in parts)
             merged.append(msgspec.structs.replace(parts[0], evaluate_s=longest_s, ended_s=ended_s))
-    assert ranks[0].held_out is not None
-    return msgspec.structs.replace(ranks[0].held_out, evaluations=merged)
+    contents = [rank.held_out for rank in ranks if rank.held_out is not None]
+    problem = next((content.int4_problem for content in contents if content.int4_problem), None)
+    in_int4 = None if problem else contents[0].in_int4
+    return msgspec.structs.replace(contents[0], evaluations=merged, in_int4=in_int4, int4_problem=problem)
 
 
 def _time_to_target_s(evaluations: Sequence[Evaluation], target: float | None) -> float | None:

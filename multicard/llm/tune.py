@@ -31,7 +31,7 @@ from torchtune import config as components
 from multicard.config.llm import LlmConfig
 from multicard.config.saving import TuningSave
 from multicard.config.sweeps import pauses
-from multicard.llm import after_tuning, compiling, engines, held_out, int4, model_writer, recipes, torchtune_config
+from multicard.llm import after_tuning, compiling, engines, held_out, int4_loss, model_writer, recipes, torchtune_config
 from multicard.llm.collectives import ReceivedBytes
 from multicard.llm.method_options import DpoConfig
 from multicard.llm.model_writer import Trained
@@ -82,11 +82,11 @@ def tune(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> No
             report.content.probe = probe.probing.result()
         report.content.profile = probe.window.close() or report.content.profile
         report.write()
-        if to_its_end and probe.evaluator is not None:
-            evaluate_in_int4(probe.evaluator, config, report)
         if config.save is not TuningSave.none and not probe.stopped:
             report.content.saved = kept(engine.trained(recipe, config), probe, cfg, to_its_end)
             report.write()
+        if to_its_end and probe.evaluator is not None:
+            int4_loss.measure(probe.evaluator, config, report)
         if to_its_end:
             after_tuning.after_tuning(recipe, probe)
     if rank.rank == 0:
@@ -139,14 +139,6 @@ def evaluator(recipe: Any, probe: Probe, cfg: dict[str, Any], traffic: ReceivedB
         config.method.beta if isinstance(config.method, DpoConfig) else None,
     )
     return held_out.Evaluator(probe.rank, engine, rows, config.batch_size, traffic)
-
-
-def evaluate_in_int4(evaluator: held_out.Evaluator, config: LlmConfig, report: TuningReport) -> None:
-    """What quantising the model costs it, which is over: no figure of the run counts it."""
-    groupsize = int4.groupsize(config, evaluator.engine.model)
-    if groupsize is not None:
-        evaluator.evaluate_in_int4(groupsize)
-        report.write()
 
 
 def probing(recipe: Any, probe: Probe) -> Gate:

@@ -4,7 +4,7 @@ from multicard.config import llm
 from multicard.config.base import PROFILES, PrecisionConfig
 from multicard.config.llm import Engine, LlmConfig
 from multicard.config.placement import Placement
-from multicard.llm import methods, preflight, summary, torchtune_config
+from multicard.llm import int4_missing, methods, preflight, summary, torchtune_config
 from multicard.llm.data.templates import TEMPLATES
 from multicard.machine import environment
 from multicard.records.schema import LlmRecord
@@ -77,5 +77,6 @@ WORKLOAD = Workload(
     unit="tokens",
     free=("dataset.columns",),
     notices=preflight.notices,
+    is_measured_despite=int4_missing.explains,
     nccl="cuda:nccl,cpu:gloo",  # torchtune reduces some counts on the host
 )

@@ -16,8 +16,8 @@ from multicard.config.base import ProfileWindow
 from multicard.config.job import count
 from multicard.config.placement import CROWDED, OVERSUBSCRIBED
 from multicard.messages import Message, code_of
-from multicard.records.schema import AnyRecord, ScriptRecord
-from multicard.records.schema_parts import Limit
+from multicard.records.schema import AnyRecord, LlmRecord, ScriptRecord
+from multicard.records.schema_parts import HeldOut, Limit
 from multicard.records.trained_weights import ApartBy
 
 BUSY_SHARE = 0.1  # of a run's cores, for others or stolen from it, above which it is limited
@@ -110,6 +110,11 @@ def _trained_apart(record: AnyRecord) -> bool:
 def _apart_by(reason: ApartBy) -> Callable[[AnyRecord], bool]:
     """True for a script whose ranks trained apart, as this shows."""
     return lambda record: isinstance(record, ScriptRecord) and record.apart_by == reason
+
+
+def _held_out(record: AnyRecord) -> HeldOut:
+    """The held-out rows of a tuning run; without any, none at all."""
+    return (record.held_out if isinstance(record, LlmRecord) else None) or HeldOut()
 
 
 def busy_share(record: AnyRecord) -> float:
@@ -276,6 +281,15 @@ RESTARTED = Kind(
     applies=lambda record: len(record.segments) > 1,
     noted=True,
 )
+NO_INT4 = Kind(
+    says=Message("limit.no-quantised-loss", "its held-out rows could not be scored in int4: it has no int4_loss"),
+    sign="4",
+    column="no_quantised_loss",
+    forbids=_only(),
+    applies=lambda record: _held_out(record).int4_problem is not None,
+    noted=True,
+    brief=True,
+)
 DIRTY = Kind(
     says=Message("limit.dirty-commit", "its code was changed since its commit"),
     sign="d",
@@ -285,7 +299,7 @@ DIRTY = Kind(
 )
 KINDS = (
     *(OVERSUBSCRIBED_GPUS, ON_CPU, DISTURBED, LOADED, CROWD, BESIDE, RANDOM_WEIGHTS, SMOKE, PROFILED, STALLED),
-    *(MIXED_DATA, TEST_SEEN, APART, OTHER_WEIGHTS, OTHER_STEPS, RESTARTED, DIRTY),
+    *(MIXED_DATA, TEST_SEEN, APART, OTHER_WEIGHTS, OTHER_STEPS, RESTARTED, NO_INT4, DIRTY),
 )
 APART_BY = {ApartBy.group: APART, ApartBy.values: OTHER_WEIGHTS, ApartBy.steps: OTHER_STEPS}
 BY_CODE: Mapping[str, Kind] = {kind.code: kind for kind in KINDS}

@@ -122,6 +122,8 @@ class VisionReport(RankReport, kw_only=True, tag_field="kind", tag="vision"):
 
 
 class LlmReport(RankReport, kw_only=True, tag_field="kind", tag="llm"):
+    """`scoring_in_int4`: it has trained, and scores held-out rows as they are once the model is quantised."""
+
     epochs: list[CountedEpoch] = []
     text_rows: TextRows | None = None
     vocabulary: int = 0
@@ -134,6 +136,7 @@ class LlmReport(RankReport, kw_only=True, tag_field="kind", tag="llm"):
     train_peak_memory_bytes: int | None = None
     communication_bytes: dict[str, int] | None = None
     held_out: HeldOut | None = None
+    scoring_in_int4: bool = False
     saved: SavedModel | None = None
 
 

@@ -126,6 +126,7 @@ class HeldOut(Struct):
     also_trained: Annotated[Count, "of the rows, those that are equal to a row that is trained on"] = None
     evaluations: Annotated[list[Evaluation], "one entry after each epoch, and each `eval_steps`"] = []
     in_int4: Annotated[InInt4Loss | None, "after the last, of method=qat and full; else null"] = None
+    int4_problem: Annotated[str | None, "why a rank could not score the rows in int4, in a line"] = None
 
 
 class Ignored(Struct):

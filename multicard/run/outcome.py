@@ -23,7 +23,7 @@ from multicard.ranks.process import LOG_LINES, log_file
 from multicard.records import limits, ownership, rank_files, run_folder, table
 from multicard.records.rank_files import AnyReport, RankReport
 from multicard.records.run_folder import Run
-from multicard.records.schema import SCHEMA_VERSION, AnyRecord
+from multicard.records.schema import SCHEMA_VERSION, AnyRecord, LlmRecord
 from multicard.records.schema_environment import Cpu, Environment, Git, RankPlace
 from multicard.records.schema_parts import Divergence, Gpu, SavedModel
 from multicard.records.text_table import in_bytes
@@ -321,6 +321,8 @@ def line(run: Run, title: str = "") -> Text:
     ended.append(f"{limits.brief_signs(record):<1}", "yellow").append(f" {table.figures_in_brief(record)}")
     if not title:
         ended.append(f"   started in {record.startup_s or 0.0:.1f} s")
+    if isinstance(record, LlmRecord) and record.held_out is not None and record.held_out.int4_problem is not None:
+        ended.append(f"\n  {record.held_out.int4_problem}")
     saved = getattr(record, "saved", None)
     if saved is not None:
         ended.append(f"\n  {saved.problem or _kept(run.folder, saved)}")

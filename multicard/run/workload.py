@@ -10,6 +10,7 @@ from multicard.config.placement import Placement
 from multicard.messages import Message
 from multicard.records.content import Parts
 from multicard.records.schema import AnyRecord
+from multicard.records.schema_parts import Cause as Failure
 from multicard.records.schema_parts import Repeated
 
 
@@ -48,6 +49,7 @@ class Workload:
     free: groups of the schema, and keys of options, that take keys of any name.
     notices: what a person should know before a run starts, by its configuration, once it was checked.
     resumable: whether ranks save a checkpoint when they are asked to stop, and resume from it.
+    is_measured_despite: whether a run, by its folder, was measured to its end although a failure ended a rank then.
     named: by group, the options that have no file, but the name that a library gives them.
     """
 
@@ -76,6 +78,7 @@ class Workload:
     has_room: Callable[[Any, Placement], None] = lambda config, placement: None
     repeated: Callable[[Any], Repeated | None] = lambda config: None
     notices: Callable[[Any], list[Message]] = lambda config: []
+    is_measured_despite: Callable[[Path, Failure], bool] = lambda folder, failure: False
     named: Mapping[str, Named] = field(default_factory=dict)
 
     def preloaded(self, device: str) -> list[str]:

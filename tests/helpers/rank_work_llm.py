@@ -1,5 +1,7 @@
 """The rank's part in tests of tuning: each rank writes its results to `folder/<rank>.pt`."""
 
+import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +15,7 @@ from omegaconf import OmegaConf
 from torchao.dtypes.nf4tensor import NF4Tensor
 
 from multicard.config.llm import LlmConfig
-from multicard.llm import after_tuning, compiling, recipes, tune
+from multicard.llm import after_tuning, compiling, held_out, int4, recipes, tune
 from multicard.llm.step_probe import Probe, TuningReport
 from multicard.observe import diagnosis
 from multicard.ranks.process import Rank
@@ -120,3 +122,60 @@ def tune_and_compare(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str,
     with mock.patch.object(checks, "check_rows", compared):
         tune.tune(rank, config, folder, cfg)
     torch.save(found, folder / f"{rank.rank}.pt")
+
+
+@contextmanager
+def failing_in_int4(rank: Rank, fault: str) -> Iterator[None]:
+    """Have rank 1 fail once it scores rows in int4: as `weights` are quantised, before a `call` of the model, `within`
+    one, as it gets ready (`entry`), or killed by the system (`killed`)."""
+    if rank.rank != 1:
+        yield
+        return
+    entered, computing = list[bool](), int4.computing
+
+    def fails(*_: Any, **__: Any) -> Any:
+        if fault == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise MemoryError(f"no room: {fault}")
+
+    @contextmanager
+    def noting(*arguments: Any) -> Iterator[list[Exception]]:
+        if fault == "entry":
+            fails()
+        with computing(*arguments) as failures:
+            entered.append(True)
+            yield failures
+
+    def failing_if_entered(function: Any) -> Any:
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            return fails() if entered else function(*arguments, **keywords)
+
+        return call
+
+    places: dict[str, tuple[Any, str]] = {
+        "entry": (int4, "weights"),
+        "weights": (int4, "weights"),
+        "killed": (int4, "weights"),
+        "call": (held_out, "padded_collate_sft"),
+        "within": (torch.nn.functional, "scaled_dot_product_attention"),
+    }
+    module, name = places[fault]
+    failing = mock.patch.object(module, name, failing_if_entered(getattr(module, name)))
+    with mock.patch.object(int4, "computing", noting), failing:
+        yield
+
+
+def tune_and_fail_in_int4(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> None:
+    """As `tune.tune`, with the fault that the file `fault` beside the run's folder names."""
+    with failing_in_int4(rank, (folder.parent / "fault").read_text()):
+        tune.tune(rank, config, folder, cfg)
+
+
+def tune_and_fail_in_the_evaluation(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> None:
+    """As `tune.tune`; rank 1 fails in the evaluation at the end of the epoch, which the run is to have."""
+
+    def fails(*_: Any) -> Any:
+        raise MemoryError("no room")
+
+    with mock.patch.object(held_out.Evaluator, "evaluate", fails if rank.rank == 1 else held_out.Evaluator.evaluate):
+        tune.tune(rank, config, folder, cfg)

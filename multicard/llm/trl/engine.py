@@ -275,7 +275,7 @@ def reference(recipe: Recipe) -> AbstractContextManager[Any]:
     return recipe._trainer.model.disable_adapter()
 
 
-def in_int4(recipe: Recipe, groupsize: int) -> AbstractContextManager[None]:
+def in_int4(recipe: Recipe, groupsize: int) -> AbstractContextManager[list[Exception]]:
     """The engine's part of `held_out.InInt4`."""
     return models.in_int4(recipe._trainer.model, groupsize)
 

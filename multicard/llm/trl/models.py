@@ -4,7 +4,6 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -301,19 +300,26 @@ def _quantise_output(
 
 
 @contextmanager
-def in_int4(model: Any, groupsize: int) -> Iterator[None]:
+def in_int4(model: Any, groupsize: int) -> Iterator[list[Exception]]:
     """Within, the model computes as once it is quantised, but for an output that is the embeddings.
 
-    The output of a model that simulates quantisation already does.
+    The output of a model that simulates quantisation already does. Yields failures as `int4.computing` does.
     """
-    with int4.computing(int4.linears(model.base_model), groupsize):
+    with int4.computing(int4.linears(model.base_model), groupsize) as failures:
         is_plain = type(model.get_output_embeddings()) is nn.Linear
         if not is_plain or model.get_output_embeddings().weight is model.get_input_embeddings().weight:
-            yield
+            yield failures
             return
-        hook = _quantise_output(model, partial(int4.weights, groupsize=groupsize), int4.activations)
+
+        def of_weight(whole: Tensor) -> Tensor:
+            return int4.unless_failed(failures, lambda: int4.weights(whole, groupsize), lambda: whole)
+
+        def of_activations(inputs: Tensor) -> Tensor:
+            return int4.unless_failed(failures, lambda: int4.activations(inputs), lambda: inputs)
+
+        hook = _quantise_output(model, of_weight, of_activations)
         try:
-            yield
+            yield failures
         finally:
             hook.remove()
             del model.get_output_embeddings

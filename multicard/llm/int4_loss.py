@@ -1,0 +1,97 @@
+"""The held-out loss of a model as it is once quantised, at the end of a run, which no failure of it costs the run.
+
+A rank that fails goes on calling the model as often as the others do, as FSDP's collectives are in these calls. After
+them all ranks learn that one failed, and none has a loss. Only a rank whose call was cut off within the model ends, and
+with it the others; the controller then reads from its report that the run was trained (`int4_missing`).
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import isfinite
+
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+from multicard.config.llm import LlmConfig
+from multicard.llm import int4, int4_missing
+from multicard.llm.held_out import Evaluator
+from multicard.llm.no_trace import tried
+from multicard.llm.step_probe import TuningReport
+from multicard.measure import timing
+from multicard.ranks.process import max_over_ranks
+from multicard.records.schema_parts import InInt4Loss
+
+
+@dataclass
+class Calls:
+    """How often a model was called, and how often such a call came to its end."""
+
+    begun: int = 0
+    ended: int = 0
+
+
+def measure(evaluator: Evaluator, config: LlmConfig, report: TuningReport) -> None:
+    """Add to the report the loss in int4 of a method that is quantised, or why there is none. All ranks call it
+    together; no figure of the run has its time."""
+    report.content.scoring_in_int4 = True
+    report.write()
+    failures: list[Exception] = []
+    groupsize = int4.groupsize(config, evaluator.engine.model)
+    if groupsize is not None:
+        evaluator.content.in_int4 = _scored(evaluator, groupsize, failures)
+    if failures:
+        evaluator.content.int4_problem = int4_missing.problem(failures[0], evaluator.rank.rank)
+    report.content.scoring_in_int4 = False
+    report.write()
+
+
+def _scored(evaluator: Evaluator, groupsize: int, failures: list[Exception]) -> InInt4Loss | None:
+    """Score all rows in int4; None on every rank where one of them fails.
+
+    Args:
+        failures: this rank's own are added.
+    """
+    began_s = timing.clock_s()
+    scores, model = evaluator.no_scores(), evaluator.engine.model
+    with evaluator.traffic.paused(), tried(model), counted(model) as calls:
+        try:
+            with evaluator.engine.in_int4(groupsize) as found:
+                for places in evaluator.shares:
+                    evaluator.score(scores, places)
+            failures += found
+        except Exception as error:  # of several libraries; whatever it is, the run itself was measured
+            if calls.begun > calls.ended and _is_sharded(model):
+                raise
+            int4.note(failures, error)
+        while _is_sharded(model) and calls.ended < len(evaluator.shares):
+            evaluator.score(scores, [])
+        if max_over_ranks(evaluator.rank, int(bool(failures))):
+            return None
+        evaluator.exchange(scores)
+    losses, tokens, _ = scores.T
+    loss = float(losses.sum() / tokens.sum())
+    return InInt4Loss(loss if isfinite(loss) else None, groupsize, timing.clock_s() - began_s)
+
+
+def _is_sharded(model: nn.Module) -> bool:
+    return any(isinstance(module, FSDPModule) for module in model.modules())
+
+
+@contextmanager
+def counted(model: nn.Module) -> Iterator[Calls]:
+    """Count the model's calls meanwhile."""
+    calls = Calls()
+
+    def begins(*_: object) -> None:
+        calls.begun += 1
+
+    def ends(*_: object) -> None:
+        calls.ended += 1
+
+    hooks = [model.register_forward_pre_hook(begins, prepend=True), model.register_forward_hook(ends)]
+    try:
+        yield calls
+    finally:
+        for hook in hooks:
+            hook.remove()

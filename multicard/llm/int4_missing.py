@@ -1,0 +1,29 @@
+"""Why a run has no held-out loss in int4, by its ranks' reports. No torch: the controller asks too."""
+
+from pathlib import Path
+
+from multicard.messages import Message
+from multicard.ranks.failures import Failure, in_a_line
+from multicard.records import rank_files
+from multicard.records.rank_files import LlmReport
+
+
+def problem(error: Exception | Failure, rank: int) -> str:
+    """Why the held-out rows have no loss in int4, in a line."""
+    reason = error.message if isinstance(error, Failure) else in_a_line(error)
+    said = f"no loss in int4: rank {rank} could not score the held-out rows so ({reason})"
+    return str(Message("llm.int4-failed", said, rank=rank, reason=reason))
+
+
+def explains(folder: Path, failure: Failure) -> bool:
+    """True where a failure ended a rank while it scored rows in int4, after the training: the run was measured.
+
+    Its report has the reason from then on, so that the record follows from the folder.
+    """
+    reports = [report for report in rank_files.read(folder) if isinstance(report, LlmReport)]
+    own = next((report for report in reports if report.rank == failure.rank), None)
+    if own is None or not own.scoring_in_int4 or own.held_out is None:
+        return False
+    own.held_out.int4_problem, own.scoring_in_int4 = problem(failure, own.rank), False
+    rank_files.write(folder, own)
+    return True
