@@ -22,7 +22,7 @@ from multicard.llm.kept_model import About
 from multicard.llm.method_options import QatConfig
 from multicard.measure import timing
 from multicard.messages import Message
-from multicard.ranks.process import Rank, as_on_rank_0
+from multicard.ranks.process import Rank, max_over_ranks
 from multicard.records import kept
 from multicard.records.schema_parts import SavedModel
 
@@ -116,13 +116,13 @@ def write_weights(path: Path, parts: Mapping[str, Part], is_writer: bool) -> Non
         except Exception as error:
             failed = error
     for part in parts.values():
-        whole = part.whole()
-        if file is not None and failed is None:
-            try:
+        whole = None  # before the next one is there
+        try:
+            whole = part.whole()
+            if file is not None and failed is None:
                 file.add(whole)
-            except Exception as error:
-                failed = error.with_traceback(None)  # which would hold the tensor
-        del whole  # before the next one is there
+        except Exception as error:
+            failed = failed or error.with_traceback(None)  # which would hold the tensor
     try:
         if file is not None:
             file.close()  # where some file systems say that they are full
@@ -132,41 +132,48 @@ def write_weights(path: Path, parts: Mapping[str, Part], is_writer: bool) -> Non
         raise failed
 
 
-def keep(trained: Trained, config: LlmConfig, cfg: dict[str, Any], rank: Rank, folder: Path) -> SavedModel:
+def keep(named: Callable[[], Trained], config: LlmConfig, cfg: dict[str, Any], rank: Rank, folder: Path) -> SavedModel:
     """Write what was tuned into the run's folder: `adapter` or `model`, and `base` where nothing else has it.
 
     A disk that has no room for it, or any other failure, is told in the result's `problem`, and leaves nothing behind.
     The run stays as it was measured.
 
     Args:
+        named: gives what the engine trained.
         cfg: torchtune's configuration of the run.
         folder: of the run.
     """
     started_s = timing.clock_s()
     place = folder / config.save
     is_writer = rank.rank == 0
-    base = base_parts(trained, config, cfg, rank)
-    contents = {place: trained.parts} | ({folder / kept_model.BASE: base} if base is not None else {})
+    contents: dict[Path, dict[str, Part]] = {}
+    trained: Trained | None = None
     failed: Exception | None = None
-    if is_writer:
-        try:
+    try:
+        trained = named()
+        base = base_parts(trained, config, cfg, rank)
+        contents = {place: trained.parts} | ({folder / kept_model.BASE: base} if base is not None else {})
+        if is_writer:
             needed_bytes = sum(_bytes(part) for parts in contents.values() for part in parts.values())
             kept.require_room(folder, needed_bytes)
-        except OSError as error:
-            failed = error
-    if as_on_rank_0(rank, failed is None):
+    except Exception as error:  # of several libraries; whatever it is, the run itself was measured
+        failed = error
+    if max_over_ranks(rank, int(failed is not None)):
+        failed = failed or RuntimeError("another rank could not get ready for it")
+    elif trained is not None:
         for target, parts in contents.items():
             try:
                 _write_folder(target, parts, trained, config, cfg, is_writer, is_base=target != place)
-            except Exception as error:  # of several libraries; whatever it is, the run itself was measured
+            except Exception as error:
                 failed = failed or error
     spent_s = timing.clock_s() - started_s
     form = str(config.save)
-    if failed is not None:
-        for target in contents:
-            shutil.rmtree(target, ignore_errors=True)
-            shutil.rmtree(_unfinished(target), ignore_errors=True)
-        why = kept.reason_of(failed)
+    if failed is not None or trained is None:
+        if is_writer:
+            for target in (place, folder / kept_model.BASE):
+                shutil.rmtree(target, ignore_errors=True)
+                shutil.rmtree(_unfinished(target), ignore_errors=True)
+        why = kept.reason_of(failed or RuntimeError())
         said = f"save={form}: the {form} was not saved ({why})"
         problem = Message("save.failed-tuned", said, key="save", form=form, reason=why)
         return SavedModel(form=form, save_s=spent_s, problem=str(problem))

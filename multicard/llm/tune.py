@@ -8,6 +8,7 @@ import logging
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -83,7 +84,7 @@ def tune(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> No
         report.content.profile = probe.window.close() or report.content.profile
         report.write()
         if config.save is not TuningSave.none and not probe.stopped:
-            report.content.saved = kept(engine.trained(recipe, config), probe, cfg, to_its_end)
+            report.content.saved = kept(partial(engine.trained, recipe, config), probe, cfg, to_its_end)
             report.write()
         if to_its_end and probe.evaluator is not None:
             int4_loss.measure(probe.evaluator, config, report)
@@ -97,7 +98,7 @@ def tune(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> No
     recipe.cleanup()
 
 
-def kept(trained: Trained, probe: Probe, cfg: dict[str, Any], to_its_end: bool) -> SavedModel:
+def kept(trained: Callable[[], Trained], probe: Probe, cfg: dict[str, Any], to_its_end: bool) -> SavedModel:
     """Write what was tuned, which is over: no figure of the run counts it."""
     config = probe.config
     if to_its_end:

@@ -1,6 +1,7 @@
 """What tests have ranks do; each writes what it saw to `folder/<rank>.pt`."""
 
 import os
+import resource
 import signal
 import sys
 import time
@@ -28,7 +29,7 @@ from multicard.machine.load import own_cpu_s
 from multicard.observe import diagnosis
 from multicard.ranks.process import Rank
 from multicard.records import rank_files
-from multicard.vision import compiling, models, optim
+from multicard.vision import compiling, kept_model, models, optim
 from multicard.vision.data import datasets, splits
 from multicard.vision.data.batch import Input, Source
 from multicard.vision.data.host_loader import Samples
@@ -401,3 +402,26 @@ def train_and_leave_listeners(rank: Rank, config: VisionConfig, folder: Path, wo
 def leave_environment(_: Rank, folder: Path) -> None:
     lines = [f"{name}={value}" for name, value in os.environ.items()]
     (folder / "environment.txt").write_text("\n".join(lines))
+
+
+@contextmanager
+def full_disk(module: Any, name: str) -> Iterator[None]:
+    """Have no file grow beyond 64 kB while a function of `module` writes: the system ends a write with an error, in the
+    middle of a file, as it does where a disk is full."""
+    write = getattr(module, name)
+
+    def bounded(*arguments: Any) -> Any:
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
+        try:
+            return write(*arguments)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    with mock.patch.object(module, name, bounded):
+        yield
+
+
+def train_on_a_full_disk(rank: Rank, *arguments: Any) -> None:
+    with full_disk(kept_model, "keep"):
+        train(rank, *arguments)

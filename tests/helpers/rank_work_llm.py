@@ -15,12 +15,12 @@ from omegaconf import OmegaConf
 from torchao.dtypes.nf4tensor import NF4Tensor
 
 from multicard.config.llm import LlmConfig
-from multicard.llm import after_tuning, compiling, held_out, int4, recipes, tune
+from multicard.llm import after_tuning, compiling, held_out, int4, model_writer, recipes, tune
 from multicard.llm.step_probe import Probe, TuningReport
 from multicard.observe import diagnosis
 from multicard.ranks.process import Rank
 from tests.helpers import traces
-from tests.helpers.rank_work import leave_listeners, lose_the_compiler
+from tests.helpers.rank_work import full_disk, leave_listeners, lose_the_compiler
 
 
 def build(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> None:
@@ -178,4 +178,10 @@ def tune_and_fail_in_the_evaluation(rank: Rank, config: LlmConfig, folder: Path,
         raise MemoryError("no room")
 
     with mock.patch.object(held_out.Evaluator, "evaluate", fails if rank.rank == 1 else held_out.Evaluator.evaluate):
+        tune.tune(rank, config, folder, cfg)
+
+
+def tune_on_a_full_disk(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> None:
+    """As `tune.tune`; no file of what is kept can be longer than some kilobytes, as on a disk that fills up."""
+    with full_disk(model_writer, "keep"):
         tune.tune(rank, config, folder, cfg)

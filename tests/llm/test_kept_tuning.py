@@ -9,6 +9,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,12 @@ import torch
 import multicard
 from multicard.config.llm import LlmConfig
 from multicard.llm import kept_model, model_writer, preflight
+from multicard.llm import workload as llm
 from multicard.llm.model_writer import Part, write_weights
 from multicard.records import kept, run_folder
 from multicard.records.schema_parts import SavedModel
-from tests.conftest import Called, Tuning, typed_llm
+from multicard.run import outcome
+from tests.conftest import Called, Tuning, ok, typed_llm
 from tests.helpers.messages import find, refused, remedies
 from tests.llm.test_engines import tuned_here
 from tests.llm.test_folders import SIZES, TEMPLATE, built, byte_tokenizer, linears_of, words_of
@@ -347,6 +350,51 @@ def test_a_write_that_fails_leaves_the_run_and_nothing_else(
     assert not {"adapter", "base"} & {path.name.partition(".")[0] for path in (tmp_path / "run").iterdir()}
 
 
+@needs_trl
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["engine=torchtune", "method=full", "save=model"],
+        ["engine=torchtune", "method=lora", "save=adapter"],
+        ["engine=trl", "method=full", "save=model"],
+        ["engine=trl", "method=lora", "save=adapter", "sharding=ddp"],
+    ],
+    ids=" ".join,
+)
+def test_a_disk_that_fills_up_under_two_ranks_leaves_the_run_and_nothing_else(
+    tuned: Tuning, words: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(llm, "WORKLOAD", replace(llm.WORKLOAD, work="tests.helpers.rank_work_llm:tune_on_a_full_disk"))
+    run = ok(tuned(*words, "dataset.rows=40", "max_steps=2", "model.num_layers=2", "gpus=2"))
+    form, folder = words[-1 if "ddp" not in words[-1] else -2].partition("=")[2], Path(run["folder"])
+    assert run["saved"]["folder"] is None and run["saved"]["form"] == form
+    assert find(run["saved"]["problem"], "save.failed-tuned", form=form, reason=os.strerror(errno.EFBIG))
+    left = {path.name for path in folder.iterdir()}
+    assert left <= {"config.yaml", "environment.json", "inputs", "logs", "ranks", "result.json", "steps.parquet"} | {
+        "torchtune.yaml"
+    }
+    assert run["loss"]["first"] > 0 and len(run["epochs"]) == 1
+    read = run_folder.read(folder)
+    assert read is not None and find(str(outcome.line(read)), "save.failed-tuned", form=form)
+
+
+@needs_trl
+@pytest.mark.slow
+def test_what_cannot_be_named_leaves_the_run(processes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from multicard.llm import recipes
+
+    monkeypatch.setenv("LOCAL_RANK", "0")
+
+    def fails(*_: Any) -> Any:
+        raise KeyError("layers.0.experts")
+
+    monkeypatch.setattr(recipes, "trained", fails)
+    report, steps = tuned_here(tmp_path / "run", "save=adapter")
+    assert report.saved is not None and report.saved.folder is None and len(steps["loss"]) == 3
+    assert find(str(report.saved.problem), "save.failed-tuned", form="adapter")
+
+
 class Watched(Part):
     """A part that notes how many whole tensors of its kind are alive when it is read."""
 
@@ -389,6 +437,21 @@ def test_tensors_are_gathered_one_by_one_also_where_the_writer_fails(
         with pytest.raises(OSError):
             write_weights(path, parts, is_writer=True)
     assert len(Watched.most) == len(parts) and max(Watched.most) == 1
+
+
+def test_a_rank_that_cannot_take_a_tensor_gathers_the_others(tmp_path: Path):
+    """The writer waits for it in the next collective; it deletes nothing that the writer wrote."""
+    taken = list[str]()
+
+    class Failing(Part):
+        def whole(self) -> torch.Tensor:
+            taken.append("taken")
+            raise MemoryError("no room")
+
+    parts = {name: Failing(torch.rand(3)) for name in "abc"}
+    with pytest.raises(MemoryError):
+        write_weights(tmp_path / "x.safetensors", parts, is_writer=False)
+    assert len(taken) == 3
 
 
 @needs_trl

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +16,11 @@ from PIL import Image
 import multicard
 from multicard.config.vision import VisionConfig
 from multicard.records import run_folder
+from multicard.run.workload import Workload
 from multicard.vision import kept_model, models
 from multicard.vision.data.datasets import read_digits
-from tests.conftest import ROOT, SMALL, Called, typed
+from multicard.vision.workload import WORKLOAD
+from tests.conftest import ROOT, SMALL, Called, Measuring, ok, typed
 from tests.helpers.messages import find, refused
 
 KINDS = {
@@ -132,6 +135,22 @@ def test_a_training_that_is_not_whole_keeps_no_model(word: str, code: str):
 
 def test_keeping_the_model_is_no_part_of_the_identity():
     assert typed("save=model").identity() == typed().identity()
+
+
+class OnAFullDisk(Measuring):
+    @property
+    def workload(self) -> Workload:
+        return replace(WORKLOAD, work="tests.helpers.rank_work:train_on_a_full_disk")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("processes")
+def test_a_disk_that_fills_up_under_two_ranks_leaves_the_run_and_nothing_else(tmp_path: Path):
+    run = ok(OnAFullDisk(tmp_path)("save=model", "model.width=0.35", "gpus=2"))
+    assert run["saved"]["folder"] is None and run["test_accuracy"] is not None
+    assert find(run["saved"]["problem"], "save.failed")
+    assert not {path.name for path in Path(run["folder"]).iterdir()} & {"model", "model.part"}
+    assert not [*Path(run["folder"]).rglob("*.safetensors*")]
 
 
 @pytest.mark.slow
