@@ -16,8 +16,8 @@ from torch.nn.functional import pad
 from torchtune.data import CROSS_ENTROPY_IGNORE_IDX
 
 # `tokens` are all in the batch, padding too; `attended` is the sum of their rows' lengths, for the attention's work:
-# of padded rows, or of each row of a packed sequence
-COUNTS = ("samples", "tokens", "non_padding", "loss_bearing", "attended", "h2d_bytes")
+# of padded rows, or of each row of a packed sequence; `attended_non_padding` is that of tokens and rows without padding
+COUNTS = ("samples", "tokens", "non_padding", "loss_bearing", "attended", "attended_non_padding", "h2d_bytes")
 
 Batch = Any  # dict of tensors for SFT, (tokens, labels) for pairs
 Collate = Callable[[Sequence[Any]], dict[str, torch.Tensor]]
@@ -30,10 +30,12 @@ class PackedBatch(dict[str, Any]):
     Fields:
         attended: the sum over tokens of their row's length. torchtune has the padding at a sequence's end attend to
             itself, as a row of its own.
+        attended_non_padding: the same without it.
         padding: tokens that pad a sequence. Their value, 0, is also that of a token.
     """
 
     attended: int
+    attended_non_padding: int
     padding: int
 
     def h2d_bytes(self, device_type: str) -> int:
@@ -59,13 +61,16 @@ def count(batch: Batch, pad_id: int, device_type: str, copies: int = 1) -> tuple
         copies: how often the recipe copies the batch to the device.
     """
     tokens, labels = batch if isinstance(batch, tuple) else (batch["tokens"], batch["labels"])
-    (rows, length), packed = tokens.shape, batch if isinstance(batch, PackedBatch) else None
+    rows, length = tokens.shape
+    lengths = (tokens != pad_id).sum(1)  # of rows that are padded
+    packed = batch if isinstance(batch, PackedBatch) else None
     return (
         rows // 2 if isinstance(batch, tuple) else rows,
         tokens.numel(),
-        tokens.numel() - packed.padding if packed else int((tokens != pad_id).sum()),
+        tokens.numel() - packed.padding if packed else int(lengths.sum()),
         int((labels[:, 1:] != CROSS_ENTROPY_IGNORE_IDX).sum()),
         packed.attended if packed else rows * length * length,
+        packed.attended_non_padding if packed else int(lengths.square().sum()),
         packed.h2d_bytes(device_type) if packed else copies * (tokens.nbytes + labels.nbytes),
     )
 
@@ -99,7 +104,9 @@ def counted(collate: Callable[[Sequences], dict[str, Any]]) -> Callable[[Sequenc
     def collate_counted(sequences: Sequences) -> PackedBatch:
         batch = PackedBatch(collate(sequences))
         batch.attended = sum(int(sequence["seq_lens"].square().sum()) for sequence in sequences)
-        batch.padding = sum(map(padding, sequences))
+        paddings = [padding(sequence) for sequence in sequences]
+        batch.attended_non_padding = batch.attended - sum(tokens**2 for tokens in paddings)
+        batch.padding = sum(paddings)
         return batch
 
     return collate_counted

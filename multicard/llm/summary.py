@@ -74,6 +74,7 @@ def summarise(
     for name in FROM_RANK_0 if ranks else ():
         setattr(record, name, getattr(ranks[0], name))
     record.flops_per_token, record.mfu = _work(record, config, ranks, table)
+    record.mfu_non_padding = _mfu_non_padding(record, config, ranks, table)
 
 
 def held_out(ranks: Sequence[LlmReport], ended: int) -> HeldOut | None:
@@ -182,19 +183,46 @@ def _work(
     """FLOPs a token (of all tokens, padding too) and the share of the devices' peak that they make."""
     if not table or not table["tokens"].sum():
         return None, None
-    vocabulary, rate = ranks[0].vocabulary, record.tokens_per_s and record.tokens_per_s.all
-    length = float(table["attended"].sum() / table["tokens"].sum())
-    method, weights = methods.chosen(config), ranks[0].linear_weights
-    if isinstance(config.model, HfConfig):
-        if weights is None:
-            return None, None
-        adapters = ranks[0].trainable_parameters if method.adapters else None
-        flops = models.flops(weights, ranks[0].attention_width, length, adapters, method.reference_passes)
-    else:
-        adapters = methods.adapter_parameters(config, vocabulary)
-        flops = models.flops_per_token(config.model, vocabulary, length, adapters, method.reference_passes)
+    flops = _flops_per_token(config, ranks, table["attended"], table["tokens"])
+    return flops, _share_of_peak(flops, record.tokens_per_s and record.tokens_per_s.all, config, ranks)
+
+
+def _mfu_non_padding(
+    record: LlmRecord, config: LlmConfig, ranks: Sequence[LlmReport], table: dict[str, np.ndarray]
+) -> float | None:
+    """The share of the devices' peak that the FLOPs of tokens without padding make, in rows without it."""
+    if not table or "attended_non_padding" not in table or not table["non_padding"].sum():
+        return None
+    flops = _flops_per_token(config, ranks, table["attended_non_padding"], table["non_padding"])
+    return _share_of_peak(flops, record.tokens_per_s and record.tokens_per_s.non_padding, config, ranks)
+
+
+def _share_of_peak(
+    flops: float | None, tokens_per_s: float | None, config: LlmConfig, ranks: Sequence[LlmReport]
+) -> float | None:
     peak = peak_flops_per_s(ranks[0].device, config.precision.name)
-    return flops, None if peak is None or rate is None else flops * rate / (len(ranks) * peak)
+    if flops is None or tokens_per_s is None or peak is None:
+        return None
+    return flops * tokens_per_s / (len(ranks) * peak)
+
+
+def _flops_per_token(
+    config: LlmConfig, ranks: Sequence[LlmReport], attended: np.ndarray, tokens: np.ndarray
+) -> float | None:
+    """FLOPs a token whose row has the mean length; None where the model's products of matrices are not counted.
+
+    Args:
+        attended: by step, the sum over its tokens of their row's length.
+    """
+    length = float(attended.sum() / tokens.sum())
+    vocabulary, weights, method = ranks[0].vocabulary, ranks[0].linear_weights, methods.chosen(config)
+    if not isinstance(config.model, HfConfig):
+        adapters = methods.adapter_parameters(config, vocabulary)
+        return models.flops_per_token(config.model, vocabulary, length, adapters, method.reference_passes)
+    if weights is None:
+        return None
+    adapters = ranks[0].trainable_parameters if method.adapters else None
+    return models.flops(weights, ranks[0].attention_width, length, adapters, method.reference_passes)
 
 
 # Dense matrix peaks in operations a second (NVIDIA's data sheets): fp32 without TF32, as torchtune computes, and bf16

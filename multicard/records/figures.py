@@ -86,6 +86,7 @@ class Figure:
     goal: what `best --goal` calls it; empty where settings are not ranked by it.
     listed: whether it is among the first columns of `list` and of the report.
     at_end: the kinds of runs whose table at the end of a command has it.
+    if_room: that table leaves it out in a terminal that is too narrow for all.
     keys: by kind of run, the keys of result.json that a derived figure is made of.
     in_summary: its key in W&B's summary, where result.json has it in a list.
     """
@@ -104,6 +105,7 @@ class Figure:
     goal: str = ""
     listed: bool = False
     at_end: tuple[str, ...] = ()
+    if_room: bool = False
     keys: Mapping[str, tuple[str, ...]] | None = None
     in_summary: str = ""
 
@@ -157,6 +159,7 @@ _time = partial(Figure, unit=SECONDS, better="lower")
 _rate = partial(Figure, unit=RATE, better="higher")
 _accuracy = partial(Figure, unit=SHARE, better="higher", of_seeds=True)
 _money = partial(Figure, unit=MONEY, better="lower", keys={})
+_mfu = partial(Figure, unit=SHARE, better="higher", if_room=True, at_end=(LLM,))
 _counted = partial(Figure, unit=BYTES, counted=True)
 
 # In the order of their columns. Those of a run that did not end ok are of what it had finished by then.
@@ -180,9 +183,24 @@ FIGURES = {
         _rate("evaluated_images_per_s", "images evaluated a second", keys={}),
         _rate("samples_per_s", "samples a second", head="samples/s", listed=True, at_end=(SCRIPT,)),
         _rate(
-            "tokens_per_s", "tokens a second", "tokens_per_s.non_padding", head="tokens/s", listed=True, at_end=BY_STEP
+            "tokens_per_s",
+            "tokens a second, without padding",
+            "tokens_per_s.non_padding",
+            head="tokens/s",
+            listed=True,
+            at_end=BY_STEP,
         ),
-        Figure("tokens", "tokens", "tokens.non_padding"),
+        _rate(
+            "padded_tokens_per_s",
+            "tokens a second, with padding",
+            "tokens_per_s.all",
+            head="with padding",
+            if_room=True,
+            at_end=(LLM,),
+        ),
+        Figure("tokens", "tokens, without padding", "tokens.non_padding"),
+        Figure("padded_tokens", "tokens, with padding", "tokens.all"),
+        Figure("padding_share", "share of padding among tokens", unit=SHARE, keys={}),
         Figure("samples_trained", "samples trained", keys={}),
         Figure("rows_share", "share of the rows trained on", unit=SHARE, keys={}),
         _accuracy("test_accuracy", "test accuracy", log=False, head="accuracy", listed=True, at_end=(VISION, SCRIPT)),
@@ -245,7 +263,8 @@ FIGURES = {
         _money("cost_per_thousand_images", "cost of a thousand images"),
         _money("cost_per_million_tokens", "cost of a million tokens"),
         Figure("parameters", "parameters"),
-        Figure("mfu", "model FLOPs utilisation", unit=SHARE, better="higher"),
+        _mfu("mfu_non_padding", "model FLOPs utilisation, without padding", head="MFU"),
+        _mfu("mfu", "model FLOPs utilisation, with padding", head="MFU with padding"),
     )
 }
 # Of charts: what the analysis derives from several runs, or from an epoch

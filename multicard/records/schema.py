@@ -77,16 +77,16 @@ class Epoch(Struct):
 
 
 class Tokens(Struct):
-    all: Count = None
-    non_padding: Count = None
+    all: Annotated[Count, "padding too"] = None
+    non_padding: Annotated[Count, "without padding"] = None
     loss_bearing: Annotated[Count, "that the loss is computed on"] = None
 
 
 class TokenRates(Struct):
     """Tokens per second."""
 
-    all: Number = None
-    non_padding: Number = None
+    all: Annotated[Number, "padding too"] = None
+    non_padding: Annotated[Number, "without padding"] = None
     loss_bearing: Number = None
 
 
@@ -294,8 +294,9 @@ class LlmRecord(Record, kw_only=True, tag_field="kind", tag="llm"):
     rewards: Annotated[Rewards | UnsetType | None, "method=dpo only"] = UNSET
     nf4_tensors: Annotated[Count, "weights held in NF4 (qlora)"] = None
     fake_quantised_linears: Annotated[Count, "linear layers with fake quantisation (qat)"] = None
-    flops_per_token: Annotated[Number, "forward and backward, of all tokens"] = None
-    mfu: Annotated[Number, "model FLOPs as a share of the devices' peak, 0 to 1"] = None
+    flops_per_token: Annotated[Number, "forward and backward, of all tokens, padding too"] = None
+    mfu: Annotated[Number, "model FLOPs of all tokens, padding too, as a share of the devices' peak, 0 to 1"] = None
+    mfu_non_padding: Annotated[Number, "the same of tokens that are no padding; null in older records"] = None
     warmup_steps: Annotated[Count, "of the learning rate, as used"] = None
     evaluate_s: Annotated[Number, "seconds of evaluation of held-out rows; null where none were held out"] = None
     held_out: Annotated[HeldOut | None, "null where no rows were held out"] = None
@@ -307,6 +308,12 @@ class LlmRecord(Record, kw_only=True, tag_field="kind", tag="llm"):
         """the last evaluation's, in nats a labelled token; of pairs, the mean DPO loss"""
         evaluations = self.held_out.evaluations if self.held_out is not None else []
         return evaluations[-1].loss if evaluations else None
+
+    @property
+    def padding_share(self) -> float | None:
+        """of all tokens that were trained on, those that are padding, 0 to 1"""
+        tokens = self.tokens or Tokens()
+        return 1 - tokens.non_padding / tokens.all if tokens.all and tokens.non_padding is not None else None
 
     @property
     def held_out_rows(self) -> int | None:
@@ -401,6 +408,7 @@ class LlmSteps(CommonSteps):
     non_padding: int
     loss_bearing: int
     attended: Annotated[int, "sum over tokens of their row's length, packed or not: the work of attention"]
+    attended_non_padding: Annotated[int, "the same without padding; absent in older records"]
     h2d_bytes: Annotated[int, "of the batch; packed=true: with each token's row number, or the mask on an old GPU"]
     lr: Annotated[float, "learning rate with which the step was taken"]
     rewards_chosen: float

@@ -18,7 +18,9 @@ from multicard.records.run_folder import Run
 from multicard.records.schema import AnyRecord
 
 AGAINST_ONE, USE = "x 1 GPU", "use"
-OPTIONAL = [figure.heading() for figure in FIGURES.values() if figure.at_end and figure.better is None]
+OPTIONAL = [
+    figure.heading() for figure in FIGURES.values() if figure.at_end and (figure.better is None or figure.if_room)
+]
 PROBE_ENDS = {"error": "known", "seconds": "probe.seconds", "run": "last epoch", "race": "race"}  # in words
 NOTE_ON_PROBES = Message(
     "table.probes",
@@ -107,8 +109,8 @@ def _probe(record: AnyRecord) -> dict[str, str]:
 
 
 def _table(rows: Sequence[dict[str, str]], notes: Sequence[str], width: int | None) -> list[str]:
-    """The columns in which rows differ, and below them the others, and notes. Figures that are neither better nor worse
-    are left out where there is no room for them."""
+    """The columns in which rows differ, and below them the others, and notes. Optional figures, as those that are
+    neither better nor worse, are left out where there is no room for them."""
     shown = [heading for heading in rows[0] if any(row[heading] not in ("-", "") for row in rows)]
     alike = [heading for heading in shown if len(rows) > 1 and len({row[heading] for row in rows}) == 1]
     shown = [heading for heading in shown if heading not in alike] or alike

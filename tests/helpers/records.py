@@ -228,6 +228,7 @@ def _tuned(config: dict[str, Any]) -> dict[str, Any]:
         "warmup_steps": 1,
         "flops_per_token": 8.9e6,
         "mfu": None,
+        "mfu_non_padding": None,
         **dict.fromkeys(("evaluate_s", "held_out", "time_to_target_s", "saved")),
     }
 

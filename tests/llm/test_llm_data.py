@@ -337,6 +337,28 @@ def test_the_work_of_packed_rows_follows_from_their_lengths():
     assert flops_per_token == pytest.approx(sum(alone) / 48)
 
 
+def test_the_work_without_padding_is_that_of_rows_as_they_are(monkeypatch: pytest.MonkeyPatch):
+    """Of packed sequences and of padded rows alike: each row by itself."""
+    config = typed_llm("packed=true", "max_seq_len=16", "method=full")
+    batch = counts(packed(), "cpu")
+    tokens = torch.full((2, 9), 128_004)
+    tokens[0, :9], tokens[1, :4] = 1, 1
+    padded = dict(zip(COUNTS, count((tokens, tokens), 128_004, "cpu"), strict=True))
+    assert (padded["tokens"], padded["non_padding"]) == (18, 13)
+    assert (padded["attended"], padded["attended_non_padding"]) == (2 * 81, 81 + 16)
+    assert batch["attended_non_padding"] == 25 + 16 + 9 + 49 + 81 + 4 + 36
+    monkeypatch.setattr(summary, "peak_flops_per_s", lambda *_: 1e12)
+    table = {name: torch.tensor([value]).numpy() for name, value in batch.items()}
+    ranks = [LlmReport(rank=0, vocabulary=100)]
+    record = records.as_record(records.llm(tokens_per_s={"all": 48.0, "non_padding": 36.0}))
+    alone = [models.flops_per_token(config.model, 100, size, None, 0) * size for size in (5, 4, 3, 7, 9, 2, 6)]
+    assert summary._mfu_non_padding(record, config, ranks, table) == pytest.approx(sum(alone) / 1e12)
+    _, with_padding = summary._work(record, config, ranks, table)
+    assert with_padding is not None and with_padding > sum(alone) / 1e12
+    del table["attended_non_padding"]  # as in older records
+    assert summary._mfu_non_padding(record, config, ranks, table) is None
+
+
 def test_bytes_are_those_that_cross_to_a_gpu():
     tokens = 3 * LENGTH
     with_rows = 8 * tokens * 4  # tokens, labels, positions and each token's row number
@@ -367,6 +389,9 @@ def test_packing_changes_neither_the_tokens_nor_their_attention(tuned: Callable[
     assert sequences["tokens"]["non_padding"] == rows["tokens"]["non_padding"] < sequences["tokens"]["all"]
     padding = steps(sequences, "tokens") - steps(sequences, "non_padding")
     assert steps(sequences, "attended").sum() == steps(rows, "attended").sum() + (padding**2).sum()
+    without = steps(sequences, "attended_non_padding").sum()
+    assert without == steps(rows, "attended_non_padding").sum() == steps(rows, "attended").sum()
+    assert 0 < sequences["tokens_per_s"]["non_padding"] < sequences["tokens_per_s"]["all"]
     assert sequences["transfer_bytes"]["h2d"] == 4 * 8 * sequences["tokens"]["all"]
     assert set(steps(sequences, "tokens")) == {256}
     assert sequences["tokens"]["non_padding"] / sequences["tokens"]["all"] > 0.6  # rows are not split over sequences
