@@ -20,7 +20,7 @@ if __name__ == "__main__":
 
 from analysis import cli, experiments, figures
 from analysis.commands import best, compare, gate, list_runs, predictions, share, sync, table
-from analysis.runs import load, sql
+from analysis.runs import by_int4, load, sql
 from analysis.runs.load import Found
 from multicard.__main__ import COMMANDS
 from multicard.config.base import TrackerConfig
@@ -110,15 +110,19 @@ def _best(options: argparse.Namespace) -> int:
     if others:
         said = f"--train: trains what is recommended by time and accuracy; leave --{others[0]} out"
         raise Refusal("train.other-flags", said, key=f"--{others[0]}")
-    limits = best.Limits(options.accuracy, options.memory, options.gpus)
-    return train_best.train(load.read(options.folders, price=options.price).runs, limits, options.mix)
+    limits = best.Limits(options.accuracy, options.memory, options.gpus, options.loss)
+    runs = load.read(options.folders, price=options.price).runs
+    if options.by is not None:
+        runs, notes = by_int4.judged(runs)
+        print("\n".join(map(clean, notes)))
+    return train_best.train(runs, limits, options.mix)
 
 
 def _ranked(found: Found, options: argparse.Namespace) -> Output:
     from analysis.answers import sentences
 
     limits = best.Limits(options.accuracy, options.memory, options.gpus, options.loss)
-    return best.output(found.runs, options.goal, limits, options.mix, sentences)
+    return best.output(found.runs, options.goal, limits, options.mix, sentences, options.by)
 
 
 def _table(found: Found, options: argparse.Namespace) -> Output:
@@ -271,6 +275,7 @@ def _add_commands_on_settings(command: Callable[..., Callable[..., Any]]) -> Non
     add("--goal", choices=GOALS, help="one goal alone; without it, all of them")
     add("--accuracy", metavar="0.99", help="the least; leaves out tuning runs", type=cli.share)
     add("--loss", metavar="1.9", help="the highest of held-out rows; leaves out all but tuning runs", type=cli.loss)
+    add("--by", choices=by_int4.BY, help="judge tuning by the held-out loss in int4: qat and full, for int4")
     add("--memory", metavar="80GB", help="the most memory of a GPU, in MB or GB, MiB or GiB", type=cli.size_bytes)
     add("--gpus", metavar="N", help="the most GPUs, on all nodes together", type=cli.count)
     add("--train", help="train the recommended setting in full, and keep its model", action="store_true")

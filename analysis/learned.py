@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from analysis.commands.best import RankedSetting, Ranking, did_as_much
-from analysis.runs import details, grouping, quality
+from analysis.runs import by_int4, details, grouping, quality
 from analysis.runs.grouping import ACCURACY, HELD_OUT, LOSS
 from analysis.runs.quality import is_less
 from analysis.stats.between_runs import is_one_loss
@@ -103,6 +103,8 @@ def _held_out_beside(ranking: Ranking, best: RankedSetting, against: RankedSetti
 def _in_int4_beside(best: RankedSetting, against: RankedSetting) -> Iterator[Message]:
     """The loss of both settings with int4 weights, for which one of them simulated the quantisation in training."""
     runs = (*best.runs, *against.runs)
+    if any(map(by_int4.is_judged_so, runs)):
+        return  # said already
     groups = {details.int4_groupsize(run) for run in runs}
     if not any(map(details.simulated_int4, runs)) or len(groups) > 1 or None in groups:
         return

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from analysis import cli
 from analysis.commands import best, compare, list_runs
-from analysis.runs import load, sql
+from analysis.runs import by_int4, load, sql
 from analysis.runs.load import Found, Run
 from multicard.measure.repeated_runs import MARGIN
 from multicard.messages import Refusal
@@ -125,6 +125,7 @@ class Runs(Shown):
         gpus: int | None = None,
         mix: bool = False,
         loss: float | str | None = None,
+        by: str | None = None,
     ) -> Shown:
         """What to run, and the settings that did the same work, by the least time, memory, energy or cost of a run.
 
@@ -135,6 +136,7 @@ class Runs(Shown):
             gpus: the most GPUs, on all nodes together.
             mix: rank, and average, runs of several commits or machines together.
             loss: the highest loss of held-out rows, in nats a token.
+            by: "int4" judges by the loss of the models once they are quantised.
 
         Raises:
             ValueError: an argument that is no such value, or nothing can be ranked, with the reason.
@@ -149,6 +151,9 @@ class Runs(Shown):
                 value=goal,
                 known=[*GOALS],
             )
+        if by not in (None, *by_int4.BY):
+            known = ", ".join(by_int4.BY)
+            raise Refusal("notebook.by", f"by={by}: choose {known}", key="by", value=by, known=[*by_int4.BY])
         size_bytes = _parsed("memory", cli.size_bytes, memory) if isinstance(memory, str) else memory
         limits = best.Limits(
             _parsed("accuracy", cli.share, accuracy),
@@ -156,7 +161,7 @@ class Runs(Shown):
             _parsed("gpus", cli.count, gpus),
             _parsed("loss", cli.loss, loss),
         )
-        return Shown(best.output(self.found.runs, goal, limits, mix, sentences))
+        return Shown(best.output(self.found.runs, goal, limits, mix, sentences, by))
 
     def answers(self, mix: bool = False) -> "list[Answer]":
         """What to run for each workload (`answer.sentence`), the one that was measured last first.

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
-from analysis.runs import grouping, quality
+from analysis.runs import by_int4, grouping, quality
 from analysis.runs.columns import KINDS
 from analysis.runs.grouping import ACCURACY, HELD_OUT, LOSS, MEMORY, PACE, of_setting
 from analysis.runs.load import Run
@@ -322,16 +322,22 @@ def _text(goal: str, value: float) -> str:
     return unit.text(value) + " s" * (unit is SECONDS)
 
 
-def output(runs: Sequence[Run], goal: str | None, asked: Limits, mix: bool, answer: Answered) -> Output:
+def output(
+    runs: Sequence[Run], goal: str | None, asked: Limits, mix: bool, answer: Answered, by: str | None = None
+) -> Output:
     """The ranking of each work that was done, in sentences and as a table, which begins with what is recommended.
 
     Args:
         goal: None ranks by time, beside the best settings of the other goals.
         answer: what is said of a ranking by time, where no goal is given.
+        by: one of `by_int4.BY`, by whose loss settings are judged; None: the plain one.
 
     Raises:
         ValueError: nothing can be ranked, with the reason.
     """
+    judged = list[Message]()
+    if by is not None:
+        runs, judged = by_int4.judged(runs)
     every, goal = goal is None, goal or "time"
     selected = _selected(runs, goal, asked, mix)
     ranked = selected.ranked
@@ -352,7 +358,7 @@ def output(runs: Sequence[Run], goal: str | None, asked: Limits, mix: bool, answ
     left_out = []
     if GOALS[goal].can_be_disturbed:
         left_out = grouping.disturbed_notes(one.runs for one in settings)
-    notes = [*described, *_not_ranked(runs, selected), *left_out, *grouping.legend(counted)]
+    notes = [*judged, *described, *_not_ranked(runs, selected), *left_out, *grouping.legend(counted)]
 
     def lines(width: int | None) -> list[str]:
         several = []

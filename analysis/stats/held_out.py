@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
+from analysis.runs import by_int4
 from analysis.runs.grouping import DATA, HELD_OUT, by_seed
 from analysis.runs.load import Run
 from multicard.measure.noise import Term
@@ -96,7 +97,8 @@ class HeldOutRows:
         """The rows of a run, where they are of the evaluation whose loss its record has."""
         if run.folder not in self._of_run:
             loss = run[HELD_OUT]
-            found = None if loss is None else held_out.read(run.folder)
+            column = held_out.INT4_LOSS if by_int4.is_judged_so(run) else held_out.LOSS
+            found = None if loss is None else held_out.read(run.folder, column)
             is_of_it = found is not None and math.isclose(found.mean, loss or 0.0, rel_tol=AGREES)
             self._of_run[run.folder] = found if is_of_it else None
         return self._of_run[run.folder]

@@ -20,10 +20,11 @@ from multicard.llm.collectives import ReceivedBytes
 from multicard.llm.labelled_rows import LabelledRows
 from multicard.llm.no_trace import tried
 from multicard.ranks.process import Rank
-from multicard.records import run_folder
+from multicard.records import held_out, run_folder
+from multicard.records.held_out import INT4_LOSS, LOSS
 from multicard.records.schema_parts import HeldOut
 
-LOSSES = "held_out.parquet"  # in the run folder: each row's loss in the last evaluation
+LOSSES = held_out.FILE  # in the run folder: each row's loss in the last evaluation
 Row = dict[str, Any]
 NO_LABEL = {"tokens": [1, 1], "labels": [CROSS_ENTROPY_IGNORE_IDX, CROSS_ENTROPY_IGNORE_IDX]}
 NO_LABELS = {
@@ -83,6 +84,7 @@ class Evaluator:
         self.numbers = rows.column("row")
         self.shares = shares(len(rows), rank.world_size, rank.rank, batch_size)
         self.rows: dict[int, Row] = {place: rows[place] for places in self.shares for place in places}
+        self.columns: dict[str, list[float]] = {}  # of the file of rows
         self.content = HeldOut(rows=len(rows), also_trained=sum(rows.column("is_trained")))
 
     def evaluate(self, folder: Path) -> Evaluated:
@@ -90,13 +92,21 @@ class Evaluator:
         engine = self.engine
         losses, tokens, margins = self._scores().T
         self.content.tokens = int(tokens.sum())
-        if self.rank.rank == 0:
-            counted = tokens if engine.beta is None else torch.ones_like(tokens)
-            columns = {"row": self.numbers, "loss": losses.tolist(), "tokens": counted.long().tolist()}
-            run_folder.write_parquet(folder / LOSSES, columns)
+        counted = tokens if engine.beta is None else torch.ones_like(tokens)
+        self.columns = {"row": self.numbers, LOSS: losses.tolist(), "tokens": counted.long().tolist()}
+        self._write(folder)
         if engine.beta is None:
             return Evaluated(float(losses.sum() / tokens.sum()))
         return Evaluated(float(losses.mean()), float((margins > 0).double().mean()), float(margins.mean()))
+
+    def add_in_int4(self, losses: torch.Tensor, folder: Path) -> None:
+        """Write each row's loss in int4 beside its own of the last evaluation."""
+        self.columns[INT4_LOSS] = losses.tolist()
+        self._write(folder)
+
+    def _write(self, folder: Path) -> None:
+        if self.rank.rank == 0:
+            run_folder.write_parquet(folder / LOSSES, self.columns)
 
     def _scores(self) -> torch.Tensor:
         scores = self.no_scores()

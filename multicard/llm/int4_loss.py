@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import isfinite
+from pathlib import Path
 
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
@@ -39,18 +40,19 @@ def measure(evaluator: Evaluator, config: LlmConfig, report: TuningReport) -> No
     failures: list[Exception] = []
     groupsize = int4.groupsize(config, evaluator.engine.model)
     if groupsize is not None:
-        evaluator.content.in_int4 = _scored(evaluator, groupsize, failures)
+        evaluator.content.in_int4 = _scored(evaluator, groupsize, failures, report.folder)
     if failures:
         evaluator.content.int4_problem = int4_missing.problem(failures[0], evaluator.rank.rank)
     report.content.scoring_in_int4 = False
     report.write()
 
 
-def _scored(evaluator: Evaluator, groupsize: int, failures: list[Exception]) -> InInt4Loss | None:
+def _scored(evaluator: Evaluator, groupsize: int, failures: list[Exception], folder: Path) -> InInt4Loss | None:
     """Score all rows in int4; None on every rank where one of them fails.
 
     Args:
         failures: this rank's own are added.
+        folder: of the run, whose file of rows gets their losses.
     """
     began_s = timing.clock_s()
     scores, model = evaluator.no_scores(), evaluator.engine.model
@@ -71,6 +73,7 @@ def _scored(evaluator: Evaluator, groupsize: int, failures: list[Exception]) -> 
         evaluator.exchange(scores)
     losses, tokens, _ = scores.T
     loss = float(losses.sum() / tokens.sum())
+    evaluator.add_in_int4(losses, folder)
     return InInt4Loss(loss if isfinite(loss) else None, groupsize, timing.clock_s() - began_s)
 
 

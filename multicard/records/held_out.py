@@ -5,8 +5,10 @@
 | row | integer | index of the row in the data set, or in its test files |
 | loss | number | summed over the row's labelled tokens, in nats; of a pair its DPO loss |
 | tokens | integer | labelled tokens of the row; 1 of a pair |
+| int4_loss | number | `loss` of the model once it is quantised; of method=qat and full alone |
 
-It is of the last evaluation: the sum of `loss` / the sum of `tokens` is the record's held-out loss.
+It is of the last evaluation: the sum of `loss` / the sum of `tokens` is the record's held-out loss, and that of
+`int4_loss` is its loss in int4.
 """
 
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 FILE = "held_out.parquet"
+LOSS, INT4_LOSS = "loss", "int4_loss"  # columns
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,18 +34,22 @@ class RowLosses:
         return float(self.loss.sum() / self.tokens.sum())
 
 
-def read(folder: Path) -> RowLosses | None:
-    """The rows of a run; None without a file of them, or with one that is no such table."""
+def read(folder: Path, losses: str = LOSS) -> RowLosses | None:
+    """The rows of a run; None without a file of them, or with one that is no such table.
+
+    Args:
+        losses: the column of their losses.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(folder / FILE, columns=["row", "loss", "tokens"]).sort_by("row")
+        table = pq.read_table(folder / FILE, columns=["row", losses, "tokens"]).sort_by("row")
     except (OSError, pa.ArrowException, KeyError, UnicodeError):  # Arrow opens no path that is no UTF-8
         return None
     if any(column.null_count for column in table.columns):
         return None
     row, tokens = (table[name].to_numpy().astype(np.int64) for name in ("row", "tokens"))
-    loss = table["loss"].to_numpy().astype(float)
+    loss = table[losses].to_numpy().astype(float)
     is_sound = len(np.unique(row)) == len(row) and np.isfinite(loss).all() and tokens.sum() > 0
     return RowLosses(row, loss, tokens) if is_sound else None

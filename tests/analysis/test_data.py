@@ -226,6 +226,7 @@ def test_a_mark_is_shown_with_its_meaning(tmp_path: Path):
         "e": records.vision(data=records.data() | {"repeated": SEEN}),
         **{sign: records.llm(model__weights="models/llama", limits=[limit]) for sign, limit in apart.items()},
         "+": records.vision(segments=[records.segment(), records.segment(6)]),
+        "4": records.llm(model__weights="models/llama", held_out={"rows": 5, "int4_problem": "no room"}),
         "d": records.vision(dirty=True),
     }
     assert list(marked) == [mark.sign for mark in KINDS]

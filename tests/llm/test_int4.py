@@ -13,7 +13,7 @@ import multicard
 from multicard.llm import int4, int4_missing, summary
 from multicard.llm import workload as llm
 from multicard.ranks.failures import Failure
-from multicard.records import limits, rank_files, run_folder
+from multicard.records import held_out, limits, rank_files, run_folder
 from multicard.records.rank_files import LlmReport
 from multicard.records.schema_parts import HeldOut
 from multicard.run import outcome
@@ -71,6 +71,8 @@ def test_it_is_the_loss_of_the_converted_model(alone: Callable[..., Any], engine
     run = alone(*words, "lr=1e-3", f"engine={engine}")
     measured = run.report.held_out.in_int4
     assert measured.groupsize == 256 and measured.evaluate_s > 0
+    rows = held_out.read(run.folder, held_out.INT4_LOSS)
+    assert rows is not None and rows.mean == pytest.approx(measured.loss)
     plain = plain_losses.plain_model(run.config, run.model, run.report.vocabulary)
     unquantised = plain_losses.loss(plain, run.rows)
     converted = Int8DynActInt4WeightQuantizer(measured.groupsize).quantize(plain)
