@@ -639,7 +639,8 @@ class LlmConfig(TrainingConfig):
     )
     save: TuningSave = key(
         TuningSave.none,
-        "what is kept of the tuning in the run's folder: adapter (PEFT's form), model (all weights), or none",
+        "what is kept of the tuning in the run's folder: adapter (PEFT's form), model (all weights), "
+        "int4 (all weights, quantised), or none",
         Role.beside,
     )
 

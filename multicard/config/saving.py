@@ -6,7 +6,7 @@ from multicard.config.base import TrainingConfig
 from multicard.messages import Refusal
 
 Save = StrEnum("Save", ["none", "model"])
-TuningSave = StrEnum("TuningSave", ["none", "adapter", "model"])
+TuningSave = StrEnum("TuningSave", ["none", "adapter", "model", "int4"])
 
 
 def require_whole_training(config: TrainingConfig, save: Save | TuningSave) -> None:

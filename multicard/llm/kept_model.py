@@ -24,12 +24,13 @@ PEFT_LINES = ("import peft.tuners.lora.torchao", "peft.tuners.lora.torchao.is_to
 class About(msgspec.Struct, frozen=True):
     """What `tuned.json` says of the weights beside it.
 
-    form: adapter, which PEFT reads, or model, which transformers reads.
+    form: adapter, which PEFT reads, or model, or int4, both of which transformers reads; int4 is quantised.
     reader: the class of transformers that reads the model, or the adapter's base.
     dtype: in which the run held its weights, as torch names it.
     base: the folder of the adapter's base model; None: `base` beside the adapter's own folder, or no adapter.
     nf4: the run held the base in NF4.
-    groupsize: weights that share a scale, of a model that was trained to be quantised (method=qat); None of others.
+    groupsize: weights that share a scale, of a model that was trained to be quantised (method=qat) and is to be once it
+        is read; None of others.
     tied: the output is the embeddings, which are not quantised.
     """
 
@@ -48,7 +49,7 @@ def read(place: Path) -> About:
     Raises:
         Refusal: it is not whole.
     """
-    weights = {"adapter": ADAPTER_WEIGHTS, "model": WEIGHTS}
+    weights = {"adapter": ADAPTER_WEIGHTS, "model": WEIGHTS, "int4": WEIGHTS}
     try:
         about = msgspec.json.decode((place / kept.TUNED_MODEL).read_bytes(), type=About)
         (place / weights[about.form]).stat()
@@ -124,7 +125,7 @@ def lines_to_load(folder: Path) -> list[str]:
     about = read(place)
     options = f'dtype="{about.dtype}"'
     tokenizer = f"tokenizer = transformers.AutoTokenizer.from_pretrained({str(place)!r})"
-    if about.form == "model":
+    if about.form != "adapter":
         model = f"model = transformers.{about.reader}.from_pretrained({str(place)!r}, {options})"
         return ["import transformers", model, *_quantising(about), tokenizer]
     lines = [f"{PEFT_LINES[0]}, transformers", PEFT_LINES[1]]

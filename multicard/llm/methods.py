@@ -319,6 +319,13 @@ def _check_save(config: LlmConfig) -> None:
             key="save",
             method=name,
         )
+    if save is TuningSave.int4 and method.adapters:
+        raise Refusal(
+            "llm.save-int4-adapter",
+            f"save=int4: method={name} trains adapters, which are not quantised; use `save=adapter`",
+            key="save",
+            method=name,
+        )
     model = config.model
     if save is TuningSave.adapter and method.nf4 and isinstance(model, HfConfig) and model.folder is None:
         raise Refusal(

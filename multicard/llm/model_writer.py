@@ -7,19 +7,21 @@ layer fits, as the layer's were gathered together while it trained.
 import json
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
-from torch.distributed.tensor import DTensor
 
 from multicard.config.llm import HfConfig, LlmConfig
-from multicard.llm import kept_model, kept_tokenizer, methods, models
+from multicard.config.saving import TuningSave
+from multicard.llm import int4_file, kept_model, kept_tokenizer, methods, models
 from multicard.llm.drawn_weights import DTYPES, weights
 from multicard.llm.kept_model import About
 from multicard.llm.method_options import QatConfig
+from multicard.llm.parts import Part, Trained
 from multicard.measure import timing
 from multicard.messages import Message
 from multicard.ranks.process import Rank, max_over_ranks
@@ -30,66 +32,27 @@ from multicard.records.schema_parts import SavedModel
 TYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64"}
 TYPES |= {torch.int64: "I64", torch.int32: "I32", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL"}
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}
-WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")  # in the names of parameters
-
-
-@dataclass(frozen=True)
-class Part:
-    """A tensor that is to be written.
-
-    tensor: on a rank, whose part of it may be a shard; whoever reads it calls collectives, on all ranks.
-    form: what the file has of the whole of it, of the same shape.
-    """
-
-    tensor: torch.Tensor
-    form: Callable[[torch.Tensor], torch.Tensor] = lambda whole: whole
-
-    def whole(self) -> torch.Tensor:
-        tensor = self.tensor.detach()
-        gathered = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-        return self.form(gathered).cpu()
-
-
-@dataclass(frozen=True)
-class Trained:
-    """What an engine trained.
-
-    parts: its tensors, by the names of PEFT (adapters) or of transformers (all weights).
-    others: of adapters, the tensors of the base model, where the run alone has them; by transformers' names.
-    adapter: PEFT's configuration of the adapters; None of all weights.
-    reader: the class of transformers that reads the model.
-    tied: the output is the embeddings.
-    """
-
-    parts: dict[str, Part]
-    others: dict[str, Part]
-    adapter: dict[str, Any] | None
-    tied: bool
-    reader: str = "AutoModelForCausalLM"
-
-
-def own_name(name: str) -> str:
-    """The name of a parameter without those of wrappers around its modules."""
-    for wrapper in WRAPPERS:
-        name = name.replace(wrapper, "")
-    return name
 
 
 class WeightFile:
     """A safetensors file that is written tensor by tensor, in the order of `parts`."""
 
-    def __init__(self, path: Path, parts: Mapping[str, Part]) -> None:
-        header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    def __init__(self, path: Path, parts: Mapping[str, Part], metadata: Mapping[str, str] | None = None) -> None:
+        header: dict[str, Any] = {"__metadata__": {"format": "pt", **(metadata or {})}}
         end = 0
         for name, part in parts.items():
-            tensor, start = part.tensor, end
-            end += _bytes(part)
-            offsets = [start, end]
-            header[name] = {"dtype": TYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": offsets}
+            for stored_name, (dtype, shape) in part.stored(name).items():
+                start = end
+                end += prod(shape) * dtype.itemsize
+                header[stored_name] = {"dtype": TYPES[dtype], "shape": list(shape), "data_offsets": [start, end]}
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)
         self._file = path.open("wb")
         self._file.write(len(text).to_bytes(8, "little") + text)
+
+    def add_part(self, name: str, part: Part, whole: torch.Tensor) -> None:
+        for tensor in part.written(name, whole).values():
+            self.add(tensor)
 
     def add(self, whole: torch.Tensor) -> None:
         content: Any = whole.contiguous().flatten().view(torch.uint8).numpy()
@@ -100,10 +63,12 @@ class WeightFile:
 
 
 def _bytes(part: Part) -> int:
-    return part.tensor.numel() * part.tensor.element_size()
+    return sum(prod(shape) * dtype.itemsize for dtype, shape in part.stored("").values())
 
 
-def write_weights(path: Path, parts: Mapping[str, Part], is_writer: bool) -> None:
+def write_weights(
+    path: Path, parts: Mapping[str, Part], is_writer: bool, metadata: Mapping[str, str] | None = None
+) -> None:
     """Gather and write tensors, one after the other.
 
     Every rank gathers all of them, also if the writer cannot go on: its error is raised once no rank waits for it.
@@ -112,15 +77,15 @@ def write_weights(path: Path, parts: Mapping[str, Part], is_writer: bool) -> Non
     file: WeightFile | None = None
     if is_writer:
         try:
-            file = WeightFile(path, parts)
+            file = WeightFile(path, parts, metadata)
         except Exception as error:
             failed = error
-    for part in parts.values():
+    for name, part in parts.items():
         whole = None  # before the next one is there
         try:
             whole = part.whole()
             if file is not None and failed is None:
-                file.add(whole)
+                file.add_part(name, part, whole)
         except Exception as error:
             failed = failed or error.with_traceback(None)  # which would hold the tensor
     try:
@@ -151,6 +116,8 @@ def keep(named: Callable[[], Trained], config: LlmConfig, cfg: dict[str, Any], r
     failed: Exception | None = None
     try:
         trained = named()
+        if config.save is TuningSave.int4:
+            trained = replace(trained, parts=int4_file.parts(trained))
         base = base_parts(trained, config, cfg, rank)
         contents = {place: trained.parts} | ({folder / kept_model.BASE: base} if base is not None else {})
         if is_writer:
@@ -213,6 +180,11 @@ def _write_folder(
     part = _unfinished(target)
     is_adapter = trained.adapter is not None and not is_base
     weights_name = kept_model.ADAPTER_WEIGHTS if is_adapter else kept_model.WEIGHTS
+    metadata: dict[str, str] | None = None
+    quantised: dict[str, Any] = {}
+    if config.save is TuningSave.int4:
+        metadata = int4_file.metadata(parts)
+        quantised = {"quantization_config": int4_file.quantization_config(trained)}
     failed: Exception | None = None
     if is_writer:
         try:
@@ -221,7 +193,7 @@ def _write_folder(
         except OSError as error:
             failed = error
     try:
-        write_weights(part / weights_name, parts, is_writer and failed is None)
+        write_weights(part / weights_name, parts, is_writer and failed is None, metadata)
     except Exception as error:
         failed = failed or error
     if failed is not None:
@@ -232,7 +204,7 @@ def _write_folder(
     if is_adapter:
         _write_json(part / kept_model.ADAPTER_CONFIG, adapter_config(trained, config, target))
     else:
-        _write_json(part / kept_model.MODEL_CONFIG, model_config(config, cfg, inputs))
+        _write_json(part / kept_model.MODEL_CONFIG, model_config(config, cfg, inputs) | quantised)
     kept_tokenizer.write(config, inputs, part)
     if not is_base:
         _write_json(part / kept.TUNED_MODEL, msgspec.to_builtins(about(trained, config)))
@@ -257,7 +229,7 @@ def about(trained: Trained, config: LlmConfig) -> About:
         dtype=dtype_name(config),
         base=str(Path(folder).expanduser().absolute()) if is_adapter and folder is not None else None,
         nf4=methods.chosen(config).nf4,
-        groupsize=options.groupsize if isinstance(options, QatConfig) else None,
+        groupsize=options.groupsize if isinstance(options, QatConfig) and config.save is TuningSave.model else None,
         tied=trained.tied,
     )
 

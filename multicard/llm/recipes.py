@@ -21,10 +21,12 @@ from torchtune.modules.peft import disable_adapter
 from multicard.config.llm import LlmConfig
 from multicard.llm import batches, int4, labelled_rows, methods, models, torchtune_config
 from multicard.llm.method_options import LoraConfig
-from multicard.llm.model_writer import Part, Trained, own_name
+from multicard.llm.parts import Part, Trained, own_name
 from multicard.llm.step_probe import Batches, Probe
 from multicard.messages import Message, Refusal
 from multicard.records.schema_parts import TextRows
+
+LOGIT_CHUNKS = 8  # of a sequence, as torchtune's losses have by default
 
 
 @contextmanager
@@ -154,7 +156,7 @@ def patched(module: ModuleType, device: torch.device) -> Iterator[None]:
 
 def row_losses(recipe: Any, probe: Probe, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """The engine's part of `held_out.RowLosses`. The model returns its logits (rows, S, vocabulary) whole, or in chunks
-    of S, of which one is in float32 at a time."""
+    of S. One chunk is in float32 at a time: DPO's recipe, whose logits are whole, never has that of all."""
     chunks = recipe._model.num_output_chunks
     if "output" in probe.config.custom_sharded_layers and chunks:  # gathered for each: as many on every rank
         more = (0, batches.least_length(tokens.shape[1], chunks) - tokens.shape[1])
@@ -165,10 +167,10 @@ def row_losses(recipe: Any, probe: Probe, tokens: torch.Tensor, labels: torch.Te
     options: Any = {"ignore_index": CROSS_ENTROPY_IGNORE_IDX, "reduction": "none"}
     losses = torch.zeros(len(tokens), dtype=torch.float64)
     start = 0
-    for logits in output if isinstance(output, list) else [output]:
+    for logits in output if isinstance(output, list) else output.chunk(LOGIT_CHUNKS, dim=1):
         own = following[:, start : start + logits.shape[1]]
-        nats = cross_entropy(logits.float().transpose(1, 2), own, **options)
-        losses += nats.double().sum(1).cpu()
+        nats = cross_entropy(logits.float().flatten(0, 1), own.flatten(), **options)
+        losses += nats.view(own.shape).double().sum(1).cpu()
         start += logits.shape[1]
     return losses
 
@@ -226,7 +228,9 @@ def trained(recipe: Any, config: LlmConfig) -> Trained:
     tied = config.model.tied
     if not methods.chosen(config).adapters:
         parts = {models.hugging_face_name(name): _part(name, tensor, config) for name, tensor in named.items()}
-        return Trained(parts, {}, None, tied)
+        layers = {own_name(name) for name, part in recipe._model.named_modules() if isinstance(part, torch.nn.Linear)}
+        linears = frozenset(models.hugging_face_name(f"{name}.weight") for name in layers)
+        return Trained(parts, {}, None, tied, linears=linears, groupsize=int4.groupsize(config, recipe._model))
     adapters = {name: tensor for name, tensor in named.items() if ".lora_" in name}
     parts = {
         f"base_model.model.{models.hugging_face_name(name)}": _part(name, tensor, config)

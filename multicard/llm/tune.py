@@ -35,7 +35,7 @@ from multicard.config.sweeps import pauses
 from multicard.llm import after_tuning, compiling, engines, held_out, int4_loss, model_writer, recipes, torchtune_config
 from multicard.llm.collectives import ReceivedBytes
 from multicard.llm.method_options import DpoConfig
-from multicard.llm.model_writer import Trained
+from multicard.llm.parts import Trained
 from multicard.llm.step_probe import DivergenceError, Probe, ProbeEndedError, TargetReachedError, TuningReport
 from multicard.measure import memory
 from multicard.messages import Message

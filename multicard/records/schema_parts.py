@@ -59,7 +59,7 @@ class Cause(Struct, frozen=True):
 class SavedModel(Struct):
     """What a run kept of what it trained, by its `save` key."""
 
-    form: Annotated[str, "as asked for: model or adapter"] = ""
+    form: Annotated[str, "as asked for: model, adapter or int4"] = ""
     folder: Annotated[str | None, "relative to the run folder; null where it could not be written"] = None
     bytes: Annotated[Count, "of the weights"] = None
     save_s: Annotated[Number, "seconds of writing, after the training"] = None

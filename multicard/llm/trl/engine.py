@@ -34,9 +34,9 @@ from torchtune.data import CROSS_ENTROPY_IGNORE_IDX, padded_collate_dpo, padded_
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer  # pyright: ignore[reportPrivateImportUsage]
 
 from multicard.config.llm import HfConfig, LlmConfig, Sharding
-from multicard.llm import batches, methods, recipes, torchtune_config
+from multicard.llm import batches, int4, methods, recipes, torchtune_config
 from multicard.llm.batches import Batch
-from multicard.llm.model_writer import Part, Trained, own_name
+from multicard.llm.parts import Part, Trained, own_name
 from multicard.llm.step_probe import REWARDS, Batches, Probe
 from multicard.llm.trl import checks, models, text_part
 from multicard.messages import Message
@@ -324,7 +324,10 @@ def trained(recipe: Recipe, config: LlmConfig) -> Trained:
     tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
     named = {own_name(name): tensor for name, tensor in model.named_parameters()}
     if not methods.chosen(config).adapters:
-        return Trained(models.whole_model(model), {}, None, tied, reader)
+        layers = [name for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)]
+        linears = frozenset(models.plain(f"{name}.weight") for name in layers)
+        groupsize = int4.groupsize(config, model)
+        return Trained(models.whole_model(model), {}, None, tied, reader, linears, groupsize)
     # "default" is PEFT's name of the only adapter, which files do not have
     parts = {name.replace(".default.", "."): Part(tensor) for name, tensor in named.items() if ".lora_" in name}
     options = model.peft_config["default"].to_dict()

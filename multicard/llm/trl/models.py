@@ -26,7 +26,7 @@ from transformers import core_model_loading
 from multicard.config.llm import DecoderConfig, HfConfig, LlmConfig
 from multicard.llm import int4, methods, models
 from multicard.llm.drawn_weights import DTYPES, weights
-from multicard.llm.model_writer import Part
+from multicard.llm.parts import Part
 from multicard.llm.torchtune_components import RandomWeight
 from multicard.llm.trl.text_part import reader_of, text_modules
 from multicard.messages import Refusal

@@ -1,0 +1,104 @@
+"""`save=int4`: a tuned model as torchao and transformers store one with int4 weights and int8 activations.
+
+A weight of a linear layer is three tensors: whole numbers (int8, of which int4's sixteen are used), a float32 scale a
+group, and zero points. transformers reads them by `quantization_config` in config.json, and torchao by the metadata of
+the safetensors file. What is computed is what `int4` computes, and what `Int8DynActInt4WeightQuantizer` does.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from multicard.llm.int4 import AT_ONCE
+from multicard.llm.parts import Part, Stored, Trained
+
+
+@dataclass(frozen=True)
+class QuantisedPart(Part):
+    """The weight (out, in) of a linear layer, which is written in int4, in groups of `groupsize` along `in`."""
+
+    groupsize: int = 0
+
+    def stored(self, name: str) -> Stored:
+        out, width = self.tensor.shape
+        groups = (out, width // self.groupsize)
+        place = name.removesuffix("weight")
+        return {
+            f"{place}_weight_qdata": (torch.int8, (out, width)),
+            f"{place}_weight_scale": (torch.float32, groups),
+            f"{place}_weight_zero_point": (torch.int8, groups),
+        }
+
+    def written(self, name: str, whole: torch.Tensor) -> dict[str, torch.Tensor]:
+        rows = max(1, AT_ONCE // whole.shape[1])
+        pieces = [_flat(name, _quantised(part, self.groupsize))[0] for part in whole.split(rows)]
+        return {key: torch.cat([piece[key] for piece in pieces]) for key in self.stored(name)}
+
+
+def parts(trained: Trained) -> dict[str, Part]:
+    """The parts of a model whose linear layers are quantised; ValueError where their widths have no groups."""
+    size = trained.groupsize
+    if size is None:
+        raise ValueError("no groups of weights divide the widths of its layers")
+    found: dict[str, Part] = {}
+    for name, part in trained.parts.items():
+        found[name] = QuantisedPart(part.tensor, part.form, size) if name in trained.linears else part
+    return found
+
+
+def metadata(contents: dict[str, Part]) -> dict[str, str]:
+    """What torchao says in a safetensors file of its tensors: by their names, of which kind each is."""
+    samples: dict[str, torch.Tensor] = {}
+    for name, part in contents.items():
+        samples[name] = torch.zeros(1, dtype=part.tensor.dtype)
+        if isinstance(part, QuantisedPart):
+            samples[name] = _quantised(torch.zeros(1, part.groupsize, dtype=part.tensor.dtype), part.groupsize)
+    return _flat_all(samples)[1]
+
+
+def quantization_config(trained: Trained) -> dict[str, Any]:
+    """`quantization_config` of config.json, as transformers' TorchAoConfig writes it."""
+    from torchao.core.config import config_to_dict
+
+    assert trained.groupsize is not None
+    return {
+        "quant_method": "torchao",
+        "quant_type": {"default": config_to_dict(_config(trained.groupsize))},
+        "include_input_output_embeddings": False,
+        "modules_to_not_convert": ["lm_head"] if trained.tied else [],
+        "untie_embedding_weights": False,
+    }
+
+
+def _config(groupsize: int) -> Any:
+    from torchao.quantization import Int8DynamicActivationIntxWeightConfig
+    from torchao.quantization.granularity import PerGroup
+
+    return Int8DynamicActivationIntxWeightConfig(
+        weight_dtype=torch.int4,  # pyright: ignore[reportAttributeAccessIssue]
+        weight_granularity=PerGroup(groupsize),
+        weight_scale_dtype=torch.float32,
+    )
+
+
+def _quantised(weight: torch.Tensor, groupsize: int) -> torch.Tensor:
+    """A weight (rows, in) as torchao's own tensor."""
+    from torchao.quantization import quantize_
+
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    quantize_(layer, _config(groupsize))
+    return layer.weight
+
+
+def _flat(name: str, weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    return _flat_all({name: weight})
+
+
+def _flat_all(tensors: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
+
+    named: Any = tensors  # its annotation is that of another argument
+    return flatten_tensor_state_dict(named)
