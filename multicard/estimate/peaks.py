@@ -5,6 +5,8 @@ The steps are taken with tensors that have no values, in seconds, in a process o
 
 from collections.abc import Sequence
 
+import msgspec
+
 from multicard.config import compilation, schema
 from multicard.config.base import RunConfig, plain
 from multicard.config.llm import Engine, LlmConfig
@@ -72,7 +74,9 @@ def _requests(config: RunConfig, size: Facts | str, target: Target) -> list[Requ
     """One for each length that rows may have."""
     if isinstance(size, str):
         return []
-    each = [TextFacts(size.vocabulary, length) for length in size.lengths] if isinstance(size, TextFacts) else [size]
+    each: list[Facts] = [size]
+    if isinstance(size, TextFacts):
+        each = [msgspec.structs.replace(size, length=length, low=None, high=None) for length in size.lengths]
     return [Request(config, own, target.device_type, target.memory_bytes) for own in each]
 
 

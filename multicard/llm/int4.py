@@ -19,7 +19,7 @@ from multicard.llm import methods
 from multicard.llm.method_options import QatConfig
 
 BITS = 4
-AT_ONCE = 1 << 24  # weights of a layer, as whole outputs have several float32 copies while they are quantised
+AT_ONCE = 1 << 22  # weights of a layer, as those that are quantised together have several float32 copies meanwhile
 GROUPS = (256, 128, 64, 32)  # weights that share a scale; those of method=qat first
 
 
@@ -91,7 +91,12 @@ def weights(weight: torch.Tensor, groupsize: int) -> torch.Tensor:
     Groups lie within rows, so that some rows at a time are quantised: beside the result they take little memory.
     """
     rows = max(1, AT_ONCE // weight.shape[1])
-    return torch.cat([_quantised(part, groupsize) for part in weight.split(rows)])
+    if len(weight) <= rows:
+        return _quantised(weight, groupsize)
+    made = torch.empty_like(weight)
+    for own, part in zip(made.split(rows), weight.split(rows), strict=True):
+        own.copy_(_quantised(part, groupsize))
+    return made
 
 
 def _quantised(weight: torch.Tensor, groupsize: int) -> torch.Tensor:

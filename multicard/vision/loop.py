@@ -4,7 +4,7 @@ import gc
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -214,12 +214,7 @@ class Loop:
         sums = torch.tensor([0, 0, 0, diverged], dtype=torch.float64, device=self.rank.device)
         counts = dict.fromkeys(COUNTS, 0)
         loaded, first_batch_s = started(batches)
-        for batch in loaded:
-            images, labels = self.move(batch, counts)
-            outputs = self.outputs(model, images)
-            sums[0] += cross_entropy(outputs.double(), labels, reduction="sum")
-            sums[1] += (outputs.argmax(dim=1) == labels).sum()
-            sums[2] += len(labels)
+        self.add_tested(loaded, sums, counts)
         if self.rank.world_size > 1:
             dist.all_reduce(sums)
         self.window.count(counts["h2d_images_bytes"] + counts["h2d_labels_bytes"])
@@ -238,13 +233,29 @@ class Loop:
             "evaluate_h2d_labels_bytes": counts["h2d_labels_bytes"],
         }
 
+    def add_tested(self, batches: Iterable[Batch], sums: torch.Tensor, counts: dict[str, int]) -> None:
+        """Add the loss of some batches, their right answers and samples to the first three `sums`."""
+        for batch in batches:
+            images, labels = self.move(batch, counts)
+            outputs = self.outputs(self.share.evaluated, images)
+            sums[0] += cross_entropy(outputs.double(), labels, reduction="sum")
+            sums[1] += (outputs.argmax(dim=1) == labels).sum()
+            sums[2] += len(labels)
+
 
 def started(batches: Iterable[Batch]) -> tuple[Iterator[Batch], float]:
     """The batches, and the seconds until the first of them was there."""
     started_s = timing.clock_s()
     loaded = iter(batches)
     first = list(islice(loaded, 1))
-    return chain(first, loaded), timing.clock_s() - started_s
+    return _with_first(first, loaded), timing.clock_s() - started_s
+
+
+def _with_first(first: list[Batch], others: Iterator[Batch]) -> Iterator[Batch]:
+    """The batches of both. `itertools.chain` would hold the first until the last was taken, in the GPU's memory."""
+    while first:
+        yield first.pop()
+    yield from others
 
 
 def memory_format(config: VisionConfig) -> torch.memory_format:

@@ -64,9 +64,10 @@ def images(*words: str, device: str = "cuda") -> Active:
 
 
 @cache
-def tuned(*words: str, device: str = "cuda", length: int = TEXT.length) -> Active:
+def tuned(*words: str, device: str = "cuda", length: int = TEXT.length, evaluates: bool = False) -> Active:
     """The step of a small Llama, on two GPUs unless the words say otherwise."""
-    return simulate.simulate(typed_llm(*LLAMA, "gpus=2", *words), TextFacts(TEXT.vocabulary, length), device)
+    sizes = TextFacts(TEXT.vocabulary, length, evaluates=evaluates)
+    return simulate.simulate(typed_llm(*LLAMA, "gpus=2", *words), sizes, device)
 
 
 # ---- closed forms
@@ -282,6 +283,51 @@ def test_trls_loss_on_a_gpu_takes_a_tile_of_logits():
 )
 def test_real_steps_of_trl_take_what_is_predicted(gpus: int, words: tuple[str, ...]):
     assert abs(real_peaks.error(gpus, "tune_llm", (*LLAMA, "engine=trl", *words))) <= 0.02
+
+
+def test_held_out_rows_take_more_where_a_step_takes_little():
+    """Without gradients, but with a chunk of logits in float32, and in int4 with a layer's weights once more."""
+    words = ("method=full", "precision=bf16", "activation_checkpointing=true", "optimizer_in_bwd=true", "batch_size=1")
+    alone = tuned(*words, "gpus=1", device="cpu")
+    evaluated = tuned(*words, "gpus=1", device="cpu", evaluates=True)
+    assert 1.02 < evaluated.active_bytes / alone.active_bytes < 1.3
+
+
+@pytest.mark.parametrize(
+    ("words", "evaluates"),
+    [
+        (("dataset.split=0.1",), True),
+        (("dataset.split=0",), False),
+        (("dataset=samsum",), False),
+        (("dataset=samsum", "dataset.split=0.1"), True),  # whose rows are not at hand
+    ],
+)
+def test_a_prediction_knows_whether_rows_are_held_out(words: tuple[str, ...], evaluates: bool):
+    sizes = facts.sizes(typed_llm(*words))
+    assert isinstance(sizes, TextFacts) and sizes.evaluates is evaluates
+    (*requests,) = peaks._requests(typed_llm(*words), sizes, Target(device_type="cpu"))
+    assert {request.facts.evaluates for request in requests} == {evaluates}  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize(
+    ("gpus", "entry", "words"),
+    [
+        (1, "tune_llm", ("method=lora", "precision=bf16", "activation_checkpointing=true")),
+        (1, "tune_llm", ("method=dpo", "precision=bf16", "activation_checkpointing=true")),
+        (1, "tune_llm", ("method=full", "precision=bf16", "optimizer_in_bwd=true", "batch_size=1")),
+        (2, "tune_llm", ("method=lora", "precision=bf16", "activation_checkpointing=true")),
+        (1, "train_vision", ("model.freeze=backbone", "batch_size=12")),
+        pytest.param(
+            *(1, "tune_llm", ("engine=trl", "method=lora", "activation_checkpointing=true")),
+            marks=pytest.mark.skipif(find_spec("trl") is None, reason="pip install -e .[trl]"),
+        ),
+    ],
+)
+def test_real_evaluations_take_no_more_than_is_predicted(gpus: int, entry: str, words: tuple[str, ...]):
+    of_entry = LLAMA if entry == "tune_llm" else ("dataset=digits", *real_peaks.MODELS["tiny"])
+    assert real_peaks.evaluation(gpus, entry, (*of_entry, *words)) <= 1.02
 
 
 @needs_trl

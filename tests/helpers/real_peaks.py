@@ -13,13 +13,17 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from multicard.estimate.memory import tuning_step
 
 # isort: split
+import msgspec
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as processes
@@ -31,7 +35,8 @@ from multicard.config.vision import VisionConfig
 from multicard.estimate.memory.facts import ImageFacts, TextFacts
 from multicard.estimate.memory.simulate import crossing_channels, simulate
 from multicard.estimate.memory.tracker import Tracker
-from multicard.llm import methods, recipes, torchtune_config
+from multicard.llm import int4, methods, recipes, torchtune_config
+from multicard.llm.no_trace import tried
 from multicard.ranks.process import Rank
 from multicard.records.progress import Board
 from multicard.vision import models, optim
@@ -162,6 +167,72 @@ def tune(config: LlmConfig, rank: Any, folder: Path, peaks: Peaks) -> None:
         recipe.train()
 
 
+def evaluate_images(config: VisionConfig, rank: Any, folder: Path, peaks: Peaks) -> None:
+    """After a step, evaluate two batches of images; the counter counts from the evaluation on."""
+    precision = choose(config.precision.name, rank.device)
+    with peaks.watching(tracks=False):
+        model = models.build(config.model, IMAGES.classes, config.dataset.image_size)
+        model = model.to(precision.model_dtype).to(memory_format=memory_format(config))  # pyright: ignore[reportCallIssue]
+        peaks.counter.note([*model.parameters(), *model.buffers()])
+        share = STRATEGIES[config.strategy.name].share(model, IMAGES.train, config, rank)
+        optimisation = optim.build(share.model, config, 100, precision.scale_loss, rank.device)
+        loop = Loop(rank, config, share, optimisation, folder)
+        share.model.train()
+        side, channels = config.dataset.image_size, crossing_channels(config, IMAGES)
+
+        def batches() -> Iterator[Batch]:
+            while True:
+                images = torch.rand(share.batch_size, channels, side, side, dtype=precision.transfer_dtype)
+                yield Batch(images, torch.zeros(share.batch_size, dtype=torch.int64), 0, 0)
+
+        loop.step(batches())
+        peaks.start()
+        loop.evaluate(itertools.islice(batches(), 2))
+
+
+def evaluate(config: LlmConfig, rank: Any, folder: Path, peaks: Peaks) -> None:
+    """After a step, score a batch of rows as long as the longest, as they are held out, in int4 too where the method is
+    scored so; the counter counts from the scoring on."""
+    probe: Any = SimpleNamespace(config=config, pad_id=0)
+
+    def score(recipe: Any, row_losses: Any, in_int4: Any) -> None:
+        parts = trl_step.batch(config, ROWS, rank.device, Tracker("cpu")) if by_trl else None
+        plain = parts or tuning_step.batch(replace(config, packed=False), ROWS, rank.device, Tracker("cpu"))
+        tokens, labels = plain if isinstance(plain, tuple) else (plain["tokens"], plain["labels"])
+        groupsize = int4.groupsize(config, recipe._model)
+        peaks.start()
+        with tried(recipe._model):
+            row_losses(recipe, probe, tokens, labels)
+        if groupsize is not None:
+            with tried(recipe._model), in_int4(recipe, groupsize):
+                row_losses(recipe, probe, tokens, labels)
+
+    by_trl = config.engine is Engine.trl
+    if by_trl:
+        from multicard.estimate.memory import trl_step
+        from multicard.llm.trl import engine
+
+        batch = partial(trl_step.batch, config, ROWS, rank.device, Tracker("cpu"))
+        with peaks.watching(tracks=False), trl_step.ready(config, ROWS, rank, folder, 1, batch) as recipe:
+            peaks.counter.note([*recipe._model.parameters(), *recipe._model.buffers()])
+            recipe.train()
+            score(recipe, engine.row_losses, engine.in_int4)
+        return
+    cfg = tuning_step.recipe_configuration(config, ROWS, "cpu")
+    inputs = tuning_step.preflight.Inputs([{}] * 64, None, ROWS.vocabulary)
+    cfg.checkpointer = torchtune_config.torchtune_config(config, "cpu", inputs, folder)["checkpointer"]
+    cfg.max_steps_per_epoch = 1
+    module, recipe_class = recipes.load(config.recipe_name)
+    if config.distributed and not dist.is_initialized():
+        recipes.join_alone("gloo")
+    made = lambda _: tuning_step.batch(config, ROWS, rank.device, Tracker("cpu"))  # noqa: E731
+    with recipes.patched(module, torch.device("cpu")), peaks.watching(tracks=False):
+        recipe = tuning_step.stepping(recipe_class, config, 1, made)(cfg=cfg)
+        recipe.setup(cfg=cfg)
+        recipe.train()
+        score(recipe, recipes.row_losses, recipes.in_int4)
+
+
 def tune_by_trl(config: LlmConfig, rank: Any, folder: Path, peaks: Peaks) -> None:
     from multicard.estimate.memory import nf4_layers, trl_step  # imports TRL, which takes seconds
 
@@ -175,7 +246,7 @@ def tune_by_trl(config: LlmConfig, rank: Any, folder: Path, peaks: Peaks) -> Non
         recipe.train()
 
 
-def real_rank(local: int, ranks: int, entry: str, words: tuple[str, ...], folder: str) -> None:
+def real_rank(local: int, ranks: int, entry: str, words: tuple[str, ...], folder: str, evaluates: bool) -> None:
     """The body of a rank: a cell for real; rank 0, which alone is watched, leaves its peak in `folder`."""
     torch.set_num_threads(1)
     if ranks > 1:
@@ -187,17 +258,20 @@ def real_rank(local: int, ranks: int, entry: str, words: tuple[str, ...], folder
     work: Callable[..., None] = train_vision
     if isinstance(config, LlmConfig):
         work = tune_by_trl if config.engine is Engine.trl else tune
+    if evaluates:
+        work = evaluate if isinstance(config, LlmConfig) else evaluate_images
     work(config, rank, Path(folder), peaks)
     if local == 0:
         Path(folder, "peak").write_text(str(peaks.most_bytes))
 
 
-def real(entry: str, words: tuple[str, ...], ranks: int) -> int:
-    """A cell's peak, in processes of its own: MemTracker's hooks keep each model that it saw, to the process's end."""
+def real(entry: str, words: tuple[str, ...], ranks: int, evaluates: bool = False) -> int:
+    """A cell's peak, of its steps or of an evaluation after them, in processes of its own: MemTracker's hooks keep each
+    model that it saw, to the process's end."""
     multiprocessing.set_forkserver_preload(["torch._dynamo", "multicard.vision.loop", "multicard.llm.tune", "trl"])
     with tempfile.TemporaryDirectory() as folder:
         Board(Path(folder), ranks, create=True)
-        arguments = ranks, entry, words, folder
+        arguments = ranks, entry, words, folder, evaluates
         processes.start_processes(real_rank, arguments, nprocs=ranks, start_method="forkserver")  # pyright: ignore[reportPrivateImportUsage]
         return int(Path(folder, "peak").read_text())
 
@@ -208,3 +282,11 @@ def error(gpus: int, entry: str, words: tuple[str, ...]) -> float:
     vision = entry == "train_vision"
     truth = min(real(entry, words, gpus) for _ in range(1 if vision or gpus == 1 else AGAIN))
     return simulate(configuration(entry, *words), IMAGES if vision else ROWS, "cpu").active_bytes / truth - 1
+
+
+def evaluation(gpus: int, entry: str, words: tuple[str, ...]) -> float:
+    """The real peak of an evaluation over the predicted one of its run."""
+    words = (*words, f"gpus={gpus}", "device=cpu", "name=prediction")
+    facts = IMAGES if entry == "train_vision" else msgspec.structs.replace(ROWS, evaluates=True)
+    truth = min(real(entry, words, gpus, evaluates=True) for _ in range(1 if gpus == 1 else AGAIN))
+    return truth / simulate(configuration(entry, *words), facts, "cpu").active_bytes

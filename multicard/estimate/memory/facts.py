@@ -45,13 +45,14 @@ class ImageFacts(msgspec.Struct, frozen=True):
 class TextFacts(msgspec.Struct, frozen=True):
     """Sizes of a text data set under its tokenizer: the model's vocabulary, and the tokens of the longest row, whose
     batch has the peak; `low`, `high`: its interval, where the rows are not at hand, else None. `folder`: a digest of
-    config.json, of a folder's model."""
+    config.json, of a folder's model. `evaluates`: rows are held out, of which batches are scored after the steps."""
 
     vocabulary: int
     length: int
     low: int | None = None
     high: int | None = None
     folder: str | None = None
+    evaluates: bool = False
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -107,15 +108,18 @@ def _text_facts(config: LlmConfig) -> TextFacts:
     limit = config.max_seq_len or config.model.max_seq_len
     data, options = config.dataset, config.tokenizer
     rows, vocabulary = None, config.model.vocab_size
+    evaluates = bool(data.split) or bool(getattr(data, "test_files", None))
     if not (isinstance(data, StoredTextConfig) and data.data_files is None):  # what is on the hub is not fetched for it
         inputs = preflight.prepare(config)
         rows, vocabulary = max(_row_tokens(config, inputs), default=None), inputs.vocabulary
+        evaluates = inputs.held_out is not None
     vocabulary = vocabulary or tokenizer.vocabulary(options, getattr(options, "vocab_size", 0))
     folder = _digest(config.model)
     if config.packed or rows is not None:
-        return TextFacts(vocabulary, limit if config.packed else min(rows or limit, limit), folder=folder)
+        longest = limit if config.packed else min(rows or limit, limit)
+        return TextFacts(vocabulary, longest, folder=folder, evaluates=evaluates)
     least, expected = (min(tokens, limit) for tokens in ASSUMED_TOKENS)
-    return TextFacts(vocabulary, expected, least, limit, folder)
+    return TextFacts(vocabulary, expected, least, limit, folder, evaluates)
 
 
 def _digest(model: DecoderConfig) -> str | None:
@@ -139,7 +143,7 @@ def _row_tokens(config: LlmConfig, inputs: Inputs, every: bool = False) -> list[
         return []
     rows = inputs.rows
     if inputs.held_out is not None and not every:
-        # An evaluation has the batches of a step, and without gradients takes no more: of rows as long as the longest
+        # An evaluation has batches as large as a step's, of rows as long as the longest
         rows = [*rows, *inputs.held_out.rows]
     if methods.chosen(config).pairs:
         rows = [{name: row[name]} for row in rows for name in row_reader.CHOICES]

@@ -7,6 +7,7 @@ import pickle
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
+from itertools import islice
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,7 +29,7 @@ from multicard.ranks.process import Rank
 from multicard.vision import models, optim
 from multicard.vision.data.batch import Batch
 from multicard.vision.data.device_loader import BUDGET_SHARE
-from multicard.vision.loop import Loop, memory_format
+from multicard.vision.loop import COUNTS, Loop, memory_format
 from multicard.vision.precision import choose
 from multicard.vision.strategy import STRATEGIES, Share
 
@@ -152,6 +153,11 @@ def train(
         loaded = batches(config, facts, share, device, tracker)
         tracker.restart_peak()
         loop.step(loaded)
+        tracker.is_forward = False
+        share.evaluated.eval()
+        sums = torch.zeros(3, dtype=torch.float64, device=device)
+        with torch.no_grad():  # with a frozen backbone it may take more than a step: a batch is there until the next is
+            loop.add_tested(islice(loaded, 2), sums, dict.fromkeys(COUNTS, 0))
 
 
 def convert(model: nn.Module, dtype: torch.dtype, form: torch.memory_format) -> None:

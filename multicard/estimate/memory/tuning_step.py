@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -25,7 +26,8 @@ from multicard.config.llm import LlmConfig
 from multicard.estimate.memory import torch_internals
 from multicard.estimate.memory.facts import TextFacts
 from multicard.estimate.memory.tracker import Tracker
-from multicard.llm import batches, methods, preflight, recipes, torchtune_config
+from multicard.llm import batches, int4, methods, preflight, recipes, torchtune_config
+from multicard.llm.no_trace import tried
 
 HERE = "multicard.estimate.memory.tuning_step"
 
@@ -97,6 +99,25 @@ def run(config: LlmConfig, facts: TextFacts, device: torch.device, tracker: Trac
             tracker.make_states(recipe._optimizer)
         tracker.restart_peak()
         recipe.train()
+        if facts.evaluates:
+            evaluate(recipe, config, facts, device, tracker)
+
+
+def evaluate(recipe: Any, config: LlmConfig, facts: TextFacts, device: torch.device, tracker: Tracker) -> None:
+    """Score a batch of the longest rows as held-out ones are, and in int4 where the method's are: at times of more
+    memory than a step, as where activations are recomputed and gradients are few."""
+    tracker.is_forward = False
+    made = batch(replace(config, packed=False), facts, device, tracker)
+    tokens, labels = made if isinstance(made, tuple) else (made["tokens"], made["labels"])
+    probe: Any = SimpleNamespace(config=config, pad_id=0)
+    groupsize = int4.groupsize(config, recipe._model)
+    with tried(recipe._model):
+        recipes.row_losses(recipe, probe, tokens, labels)
+    if groupsize is not None:
+        with tried(recipe._model), recipes.in_int4(recipe, groupsize) as failures:
+            recipes.row_losses(recipe, probe, tokens, labels)
+        if failures:  # not of the run, whose layers have values
+            raise failures[0]
 
 
 def stepping(recipe_class: type, config: LlmConfig, steps: int, batch: Callable[[Any], Any]) -> type:
