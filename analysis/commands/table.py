@@ -25,7 +25,7 @@ from analysis.stats.intervals import Interval
 from analysis.table_columns import Column
 from multicard.config import CONF, schema
 from multicard.config.job import count
-from multicard.config.llm import DATASETS
+from multicard.config.llm_texts import DATASETS
 from multicard.config.roles import Role
 from multicard.measure import formulas
 from multicard.messages import Message

@@ -13,7 +13,8 @@ from statistics import fmean
 
 from multicard.config import schema
 from multicard.config.base import RunConfig, TrainingConfig, plain
-from multicard.config.llm import LlmConfig, SyntheticConfig
+from multicard.config.llm import LlmConfig
+from multicard.config.llm_texts import SyntheticConfig
 from multicard.config.roles import Role
 from multicard.config.vision import VisionConfig
 from multicard.estimate import history

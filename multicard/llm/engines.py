@@ -2,7 +2,8 @@
 
 from importlib.util import find_spec
 
-from multicard.config.llm import Engine, HfConfig, LlmConfig, Recipe, Sharding
+from multicard.config.llm import Engine, LlmConfig, Recipe, Sharding
+from multicard.config.llm_models import HfConfig
 from multicard.llm.method_options import LoraConfig
 from multicard.messages import Refusal
 

@@ -11,7 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from multicard.config.llm import ChatConfig, HfConfig, Llama3TokenizerConfig, LlmConfig, Qwen25TokenizerConfig
+from multicard.config.llm import LlmConfig
+from multicard.config.llm_models import HfConfig
+from multicard.config.llm_texts import ChatConfig
+from multicard.config.llm_tokenizers import Llama3TokenizerConfig, Qwen25TokenizerConfig
 from multicard.llm.data import chat
 from multicard.llm.data.tokenizer import FILE, LLAMA3_VOCABULARY, PATTERN, SPECIAL, byte_level_alphabet
 

@@ -7,7 +7,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from multicard.config.llm import DATASETS, PAPERS_WARMUP, Engine, HfConfig, LlmConfig, MethodConfig, Recipe
+from multicard.config.llm import PAPERS_WARMUP, Engine, LlmConfig, MethodConfig, Recipe
+from multicard.config.llm_models import HfConfig
+from multicard.config.llm_texts import DATASETS
 from multicard.config.saving import TuningSave
 from multicard.llm import models
 from multicard.llm.method_options import (

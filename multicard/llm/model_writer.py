@@ -15,7 +15,8 @@ from typing import Any
 import msgspec
 import torch
 
-from multicard.config.llm import HfConfig, LlmConfig
+from multicard.config.llm import LlmConfig
+from multicard.config.llm_models import HfConfig
 from multicard.config.saving import TuningSave
 from multicard.llm import int4_file, kept_model, kept_tokenizer, methods, models
 from multicard.llm.drawn_weights import DTYPES, weights

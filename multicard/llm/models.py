@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from multicard.config.llm import DecoderConfig, HfConfig, Llama31Config, LlamaConfig, Qwen25Config
+from multicard.config.llm_models import DecoderConfig, HfConfig, Llama31Config, LlamaConfig, Qwen25Config
 from multicard.messages import Refusal
 
 if TYPE_CHECKING:

@@ -6,16 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from multicard.config.llm import (
-    ChatConfig,
-    EmbeddedTokenizerConfig,
-    HfConfig,
-    Llama3TokenizerConfig,
-    LlmConfig,
-    Qwen25TokenizerConfig,
-    StoredTextConfig,
-    SyntheticConfig,
-)
+from multicard.config.llm import LlmConfig
+from multicard.config.llm_models import HfConfig
+from multicard.config.llm_texts import ChatConfig, StoredTextConfig, SyntheticConfig
+from multicard.config.llm_tokenizers import EmbeddedTokenizerConfig, Llama3TokenizerConfig, Qwen25TokenizerConfig
 from multicard.config.sweeps import starts_nothing
 from multicard.llm import engines, methods, models, quantised
 from multicard.llm.data import chat, files, held_out_rows, hub, row_sources, templates, tokenizer

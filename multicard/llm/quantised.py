@@ -8,7 +8,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from multicard.config.llm import HfConfig, LlmConfig
+from multicard.config.llm import LlmConfig
+from multicard.config.llm_models import HfConfig
 from multicard.messages import Refusal
 
 KEYS = ("quantization_config", "compression_config")  # of config.json

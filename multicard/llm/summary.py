@@ -7,7 +7,8 @@ import msgspec
 import numpy as np
 from msgspec import UNSET
 
-from multicard.config.llm import AXES, HfConfig, LlmConfig
+from multicard.config.llm import AXES, LlmConfig
+from multicard.config.llm_models import HfConfig
 from multicard.config.placement import Placement
 from multicard.llm import methods, models
 from multicard.measure import formulas

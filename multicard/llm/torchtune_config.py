@@ -4,7 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from multicard.config.llm import DATASETS, PAPERS_WARMUP, ChatConfig, Engine, HfConfig, LlmConfig, StoredTextConfig
+from multicard.config.llm import PAPERS_WARMUP, Engine, LlmConfig
+from multicard.config.llm_models import HfConfig
+from multicard.config.llm_texts import DATASETS, ChatConfig, StoredTextConfig
 from multicard.config.placement import Placement
 from multicard.llm import methods, models, preflight
 from multicard.llm.data import templates, tokenizer

@@ -1,6 +1,6 @@
 """The workload of `tune_llm.py`. Imports neither torch nor torchtune."""
 
-from multicard.config import llm
+from multicard.config import llm, llm_models, llm_texts, llm_tokenizers
 from multicard.config.base import PROFILES, PrecisionConfig
 from multicard.config.llm import Engine, LlmConfig
 from multicard.config.placement import Placement
@@ -55,9 +55,9 @@ WORKLOAD = Workload(
     options={
         "method": {name: method.schema for name, method in methods.METHODS.items()},
         "template": dict.fromkeys(TEMPLATES, llm.TemplateConfig),
-        "dataset": {name: facts.schema for name, facts in llm.DATASETS.items()},
-        "model": dict(llm.MODELS),
-        "tokenizer": dict(llm.TOKENIZERS),
+        "dataset": {name: facts.schema for name, facts in llm_texts.DATASETS.items()},
+        "model": dict(llm_models.MODELS),
+        "tokenizer": dict(llm_tokenizers.TOKENIZERS),
         "precision": dict.fromkeys(llm.PRECISIONS, PrecisionConfig),
         "profile": PROFILES,
     },

@@ -11,7 +11,8 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from multicard.config.base import RunConfig
-from multicard.config.llm import HELD_OUT, LlmConfig, StoredTextConfig
+from multicard.config.llm import LlmConfig
+from multicard.config.llm_texts import HELD_OUT, StoredTextConfig
 from multicard.messages import Message
 from multicard.records import run_folder
 

@@ -16,7 +16,7 @@ from analysis.report import sections
 from analysis.report.blocks import Facts, Fold
 from analysis.runs import load
 from analysis.runs.columns import flat
-from multicard.config.llm import DATASETS
+from multicard.config.llm_texts import DATASETS
 from multicard.messages import Message
 from multicard.records.figures import FIGURES
 from papers import printed

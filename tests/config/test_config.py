@@ -17,8 +17,8 @@ from analysis.runs.load import Run
 from multicard import workloads
 from multicard.cli import command_line
 from multicard.config.base import ACCUMULATED
-from multicard.config.llm import DATASETS as TEXT_DATASETS
-from multicard.config.llm import MODELS
+from multicard.config.llm_models import MODELS
+from multicard.config.llm_texts import DATASETS as TEXT_DATASETS
 from multicard.config.placement import Placement, place
 from multicard.config.vision import LayoutName, ModelConfig, VisionConfig
 from multicard.decide.race import command as race

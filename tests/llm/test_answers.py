@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from multicard.config.llm import ChatLoss
+from multicard.config.llm_texts import ChatLoss
 from multicard.llm.data import chat, forms
 from tests.conftest import typed_llm
 from tests.helpers.messages import refused

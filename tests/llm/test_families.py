@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from multicard.config.llm import ChatLoss
+from multicard.config.llm_texts import ChatLoss
 from multicard.llm import preflight
 from multicard.llm.data import chat
 from tests.conftest import typed_llm

@@ -17,7 +17,7 @@ import torch
 from omegaconf import OmegaConf
 from torchtune import config, training
 
-from multicard.config.llm import MODELS
+from multicard.config.llm_models import MODELS
 from multicard.config.placement import Placement
 from multicard.estimate.memory import torch_internals
 from multicard.estimate.memory.facts import TextFacts

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from multicard.config.llm import ChatLoss
+from multicard.config.llm_texts import ChatLoss
 from multicard.llm.data import chat
 from multicard.records import run_folder
 from tests.conftest import Tuning, typed_llm

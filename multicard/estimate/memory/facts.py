@@ -14,14 +14,10 @@ import msgspec
 
 from multicard.config import schema
 from multicard.config.base import RunConfig, TrainingConfig, plain
-from multicard.config.llm import (
-    DecoderConfig,
-    EmbeddedTokenizerConfig,
-    HfConfig,
-    LlmConfig,
-    Qwen25TokenizerConfig,
-    StoredTextConfig,
-)
+from multicard.config.llm import LlmConfig
+from multicard.config.llm_models import DecoderConfig, HfConfig
+from multicard.config.llm_texts import StoredTextConfig
+from multicard.config.llm_tokenizers import EmbeddedTokenizerConfig, Qwen25TokenizerConfig
 from multicard.config.roles import Role
 from multicard.config.vision import VisionConfig
 from multicard.llm import methods, preflight

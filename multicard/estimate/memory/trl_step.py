@@ -16,7 +16,8 @@ import torch
 import transformers
 from omegaconf import OmegaConf
 
-from multicard.config.llm import HfConfig, LlmConfig
+from multicard.config.llm import LlmConfig
+from multicard.config.llm_models import HfConfig
 from multicard.estimate.memory import nf4_layers, torch_internals, tuning_step
 from multicard.estimate.memory.facts import TextFacts
 from multicard.estimate.memory.tracker import Tracker

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import jinja2
 
-from multicard.config.llm import ChatLoss
+from multicard.config.llm_texts import ChatLoss
 from multicard.llm.data.special_tokens import SpecialTokens
 from multicard.llm.data.written import REASONING
 from multicard.messages import Refusal

@@ -14,7 +14,10 @@ from typing import Any, NamedTuple, NoReturn
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from multicard.config.llm import ChatLoss, HfConfig, LlmConfig, Qwen25TokenizerConfig
+from multicard.config.llm import LlmConfig
+from multicard.config.llm_models import HfConfig
+from multicard.config.llm_texts import ChatLoss
+from multicard.config.llm_tokenizers import Qwen25TokenizerConfig
 from multicard.llm.data import result_roles, templates, turns
 from multicard.llm.data.answers import MARK, Writer, Written, for_training, marked, reads_parts
 from multicard.llm.data.forms import Conversation

@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from multicard.config.llm import StoredTextConfig
+from multicard.config.llm_texts import StoredTextConfig
 from multicard.llm.data import separated_rows
 from multicard.llm.data.columns import READ, is_filled
 from multicard.llm.data.row_folders import KEY, TEST_KEY, FoundFiles, found_files, kind_of

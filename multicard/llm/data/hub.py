@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from multicard.config.llm import StoredTextConfig
+from multicard.config.llm_texts import StoredTextConfig
 from multicard.llm.data.files import without_nulls
 from multicard.machine import network
 from multicard.messages import Refusal

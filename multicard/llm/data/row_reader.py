@@ -2,15 +2,10 @@
 
 from typing import Any
 
-from multicard.config.llm import (
-    DATASETS,
-    ChatConfig,
-    ChatLoss,
-    HfConfig,
-    LlmConfig,
-    Qwen25TokenizerConfig,
-    StoredTextConfig,
-)
+from multicard.config.llm import LlmConfig
+from multicard.config.llm_models import HfConfig
+from multicard.config.llm_texts import DATASETS, ChatConfig, ChatLoss, StoredTextConfig
+from multicard.config.llm_tokenizers import Qwen25TokenizerConfig
 from multicard.llm import methods
 from multicard.llm.data import chat, forms, half_characters, pairs, templates, turns
 from multicard.llm.data import columns as names

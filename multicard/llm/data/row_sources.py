@@ -11,13 +11,8 @@ from random import Random
 from typing import Any, NamedTuple
 
 from multicard import messages
-from multicard.config.llm import (
-    DATASETS,
-    ChatConfig,
-    LlmConfig,
-    StoredTextConfig,
-    SyntheticConfig,
-)
+from multicard.config.llm import LlmConfig
+from multicard.config.llm_texts import DATASETS, ChatConfig, StoredTextConfig, SyntheticConfig
 from multicard.llm import methods
 from multicard.llm.data import columns as names
 from multicard.llm.data import held_out_rows, hub, pairs, templates, turns

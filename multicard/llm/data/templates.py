@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from itertools import islice
 from random import Random
 
-from multicard.config.llm import DATASETS, LlmConfig
+from multicard.config.llm import LlmConfig
+from multicard.config.llm_texts import DATASETS
 from multicard.llm.data import synthetic
 from multicard.messages import Refusal
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from multicard.config.base import Option
-from multicard.config.llm import HfConfig, Llama3TokenizerConfig, Qwen25TokenizerConfig
+from multicard.config.llm_models import HfConfig
+from multicard.config.llm_tokenizers import Llama3TokenizerConfig, Qwen25TokenizerConfig
 from multicard.messages import Refusal
 
 # How Llama 3 splits text before it merges bytes (llama-models, tokenizer.py); torchtune has the same

@@ -9,7 +9,8 @@ import torch
 from bitsandbytes.nn.modules import Linear4bit
 from torchao.quantization.qat.linear import Int8DynActInt4WeightQATLinear
 
-from multicard.config.llm import HfConfig, LlmConfig
+from multicard.config.llm import LlmConfig
+from multicard.config.llm_models import HfConfig
 from multicard.llm import methods
 from multicard.llm.no_trace import tried
 from multicard.llm.trl.models import linears, reading

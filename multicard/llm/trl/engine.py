@@ -33,7 +33,8 @@ from torchtune import config as components
 from torchtune.data import CROSS_ENTROPY_IGNORE_IDX, padded_collate_dpo, padded_collate_sft
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer  # pyright: ignore[reportPrivateImportUsage]
 
-from multicard.config.llm import HfConfig, LlmConfig, Sharding
+from multicard.config.llm import LlmConfig, Sharding
+from multicard.config.llm_models import HfConfig
 from multicard.llm import batches, int4, methods, recipes, torchtune_config
 from multicard.llm.batches import Batch
 from multicard.llm.parts import Part, Trained, own_name

@@ -23,7 +23,8 @@ from torchao.quantization.qat import Int8DynActInt4WeightQATQuantizer
 from torchao.quantization.qat.linear import Int8DynActInt4WeightQATLinear
 from transformers import core_model_loading
 
-from multicard.config.llm import DecoderConfig, HfConfig, LlmConfig
+from multicard.config.llm import LlmConfig
+from multicard.config.llm_models import DecoderConfig, HfConfig
 from multicard.llm import int4, methods, models
 from multicard.llm.drawn_weights import DTYPES, weights
 from multicard.llm.parts import Part

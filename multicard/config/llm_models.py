@@ -1,0 +1,201 @@
+"""The decoders that `tune_llm.py` tunes: their sizes, or the folder that has them. No torch."""
+
+from dataclasses import dataclass
+from json import loads
+from pathlib import Path
+from typing import Optional
+
+from omegaconf import MISSING
+
+from multicard.config.keys import Group, check_bounds, key, option_name
+from multicard.config.roles import MODEL_SIZE, Role
+from multicard.messages import Refusal
+
+
+@dataclass
+class DecoderConfig(Group):
+    """Sizes of a decoder."""
+
+    name: str = option_name()
+    weights: str = key(
+        "random",
+        "random, or a folder with Hugging Face's safetensors and config.json",
+        Role.identity | Role.work | Role.content | Role.learning | Role.speed,
+        shown=3,
+    )
+    vocab_size: Optional[int] = key(
+        None,
+        "rows of the embedding; null follows the tokenizer",
+        MODEL_SIZE,
+    )
+    num_layers: int = key(MISSING, "transformer layers", MODEL_SIZE, least=1)
+    num_heads: int = key(MISSING, "query heads", MODEL_SIZE, least=1)
+    num_kv_heads: int = key(
+        MISSING,
+        "key and value heads; must divide model.num_heads",
+        MODEL_SIZE,
+        least=1,
+    )
+    embed_dim: int = key(MISSING, "width of a layer", MODEL_SIZE, least=1)
+    intermediate_dim: int = key(MISSING, "width within the MLP", MODEL_SIZE, least=1)
+    max_seq_len: int = key(
+        MISSING,
+        "longest sequence that the model takes, in tokens",
+        MODEL_SIZE,
+        least=1,
+    )
+    tied: bool = key(
+        False,
+        "share the embedding with the output; of a Llama, makes it a Llama 3.2",
+        MODEL_SIZE,
+    )
+
+    def __post_init__(self) -> None:
+        check_bounds(self, "model.")  # divisors, here
+        heads, groups, width = self.num_heads, self.num_kv_heads, self.embed_dim
+        if width % (2 * heads) != 0:
+            raise Refusal(
+                "config.model-heads",
+                f"model.num_heads={heads}: must split model.embed_dim={width} into heads of an even width",
+                key="model.num_heads",
+                value=heads,
+                width=width,
+            )
+        if heads % groups != 0:
+            raise Refusal(
+                "config.model-kv-heads",
+                f"model.num_kv_heads={groups}: must divide model.num_heads={heads}",
+                key="model.num_kv_heads",
+                value=groups,
+                heads=heads,
+            )
+
+    @property
+    def head_dim(self) -> int:
+        return self.embed_dim // self.num_heads
+
+    @property
+    def folder(self) -> str | None:
+        """The folder of its weights; None of random ones."""
+        return None if self.weights == "random" else self.weights
+
+
+@dataclass
+class LlamaConfig(DecoderConfig):
+    """A Llama 3, or a Llama 3.2, which is `tied` and stretches the rotary frequencies by 32."""
+
+
+@dataclass
+class Llama31Config(DecoderConfig):
+    """A Llama 3.1, which stretches the rotary frequencies by 8."""
+
+
+@dataclass
+class Qwen25Config(DecoderConfig):
+    """A Qwen 2.5: its query, key and value projections have a bias."""
+
+
+READ = "of config.json: leave it out"
+
+
+@dataclass
+class HfConfig(DecoderConfig):
+    """Any causal language model that transformers knows, with its own tokenizer; sizes are those of its config.json."""
+
+    path: Optional[str] = key(
+        None,
+        "folder with config.json, tokenizer.json and, unless model.weights=random, weights",
+        Role.identity | Role.work | Role.content | Role.learning | Role.memory | Role.speed,
+    )
+    weights: str = key(
+        "own",
+        "own: those of the folder; random: of its config.json alone",
+        Role.identity | Role.work | Role.content | Role.learning | Role.speed,
+        shown=3,
+    )
+    num_layers: int = key(0, READ, MODEL_SIZE)
+    num_heads: int = key(0, READ, MODEL_SIZE)
+    num_kv_heads: int = key(0, READ, MODEL_SIZE)
+    embed_dim: int = key(0, READ, MODEL_SIZE)
+    intermediate_dim: int = key(0, READ, MODEL_SIZE)
+    max_seq_len: int = key(0, READ, MODEL_SIZE)
+
+    def __post_init__(self) -> None:
+        if self.path is None:
+            raise Refusal(
+                "config.hf-path-missing",
+                "model.path is not set: give the folder of a model in Hugging Face's form, `model.path=FOLDER`",
+                key="model.path",
+            )
+        if self.weights not in ("own", "random"):
+            raise Refusal(
+                "config.hf-weights",
+                f"model.weights={self.weights}: model=hf has only `model.weights=own` and `model.weights=random`",
+                key="model.weights",
+                value=self.weights,
+            )
+        folder = Path(self.path).expanduser()
+        if not folder.is_dir():
+            raise Refusal(
+                "config.hf-no-folder",
+                f"model.path={self.path}: no such folder; give the folder of a causal language model",
+                key="model.path",
+                value=self.path,
+            )
+        try:
+            values = loads((folder / "config.json").read_text())
+            values = values.get("text_config") or values
+            sizes = {own: next(filter(None, map(values.get, names)), None) for own, names in HF_SIZES.items()}
+        except (OSError, ValueError, AttributeError):
+            raise Refusal(
+                "config.hf-no-config",
+                f"model.path={self.path}: its config.json is missing or damaged; "
+                "give the folder of a causal language model",
+                key="model.path",
+                value=self.path,
+            ) from None
+        sizes["num_kv_heads"] = sizes["num_kv_heads"] or sizes["num_heads"]  # absent where each head has its own
+        for name, value in sizes.items():
+            is_size = isinstance(value, int) and value > 0
+            if not is_size and (value is not None or name not in HF_OPTIONAL):
+                raise Refusal(
+                    "config.hf-no-size",
+                    f"model.path={self.path}: {HF_SIZES[name][0]}={value} in config.json is no size; "
+                    "give the folder of a causal language model",
+                    key="model.path",
+                    value=self.path,
+                    name=HF_SIZES[name][0],
+                    size=value,
+                )
+            setattr(self, name, value or 0)
+        self.tied = bool(values.get("tie_word_embeddings"))
+
+    @property
+    def folder(self) -> str | None:
+        return self.path if self.weights == "own" else None
+
+
+HF_SIZES = {  # of config.json, with the names of GPT-2 and its kin, Bloom, MPT and XGLM
+    "vocab_size": ("vocab_size",),
+    "num_layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+    "num_heads": ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads"),
+    "num_kv_heads": ("num_key_value_heads",),
+    "embed_dim": ("hidden_size", "n_embd", "n_embed", "d_model"),
+    "intermediate_dim": ("intermediate_size", "n_inner"),
+    "max_seq_len": ("max_position_embeddings", "n_positions", "max_seq_len"),
+}
+# Absent where they follow from others, in models without attention, and where positions have no end
+HF_OPTIONAL = ("intermediate_dim", "num_heads", "num_kv_heads", "max_seq_len")
+
+
+MODELS: dict[str, type[DecoderConfig]] = {
+    "llama3_tiny": LlamaConfig,
+    "llama3_2_1b": LlamaConfig,
+    "llama3_2_3b": LlamaConfig,
+    "llama3_8b": LlamaConfig,
+    "llama3_1_8b": Llama31Config,
+    "qwen2_5_tiny": Qwen25Config,
+    "qwen2_5_0_5b": Qwen25Config,
+    "qwen2_5_7b": Qwen25Config,
+    "hf": HfConfig,
+}

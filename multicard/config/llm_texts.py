@@ -1,0 +1,189 @@
+"""The sets of text that `tune_llm.py` tunes on: the keys of each, and properties of their rows. No torch."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Optional
+
+from multicard.config.base import Option
+from multicard.config.keys import key
+from multicard.config.roles import DATA_FILES, Role
+from multicard.messages import Refusal
+
+HELD_OUT = 0.1  # share of one's own rows that is held out where the command does not say
+BY_DEFAULT = "auto"  # the `dataset.split` of a command that does not say
+
+ChatLoss = StrEnum("ChatLoss", ["answers", "all"])
+
+
+@dataclass
+class TextConfig(Option):
+    """The keys of every set of texts.
+
+    After `__post_init__`, `split` is a share in (0, 1), or None where no row is held out. `is_split_by_default`: the
+    command does not say, so that sets of too few rows hold none out in place of a refusal.
+    """
+
+    split: Any = key(
+        BY_DEFAULT,
+        "share of dataset.rows to hold out and to measure the loss on, in (0, 1); 0 or null holds none out; "
+        "auto: 0.1 of chat, preference and data_files, else none",
+        Role.identity | Role.work | Role.length | Role.part | Role.learning,
+        since=("rows", None),
+    )
+
+    def __post_init__(self) -> None:
+        self.is_split_by_default = self.split == BY_DEFAULT
+        if self.is_split_by_default:
+            self.split = HELD_OUT if self.is_of_ones_own and not self.has_test_files else None
+        is_number = isinstance(self.split, int | float) and not isinstance(self.split, bool)
+        if self.split is not None and not (is_number and 0 <= self.split < 1):
+            raise Refusal(
+                "config.text-split",
+                f"dataset.split={self.split}: is a share of the rows; give one in (0, 1), as `dataset.split=0.1`, "
+                "or `dataset.split=0` to hold none out",
+                key="dataset.split",
+                value=str(self.split),
+            )
+        self.split = float(self.split) if self.split else None
+        if self.split is not None and self.has_test_files:
+            raise Refusal(
+                "config.split-and-test-files",
+                f"dataset.split={self.split}: dataset.test_files are held out already; leave one of them out, by "
+                "`dataset.split=0` or `dataset.test_files=null`",
+                key="dataset.split",
+                value=self.split,
+            )
+
+    @property
+    def is_of_ones_own(self) -> bool:
+        """True of rows that are neither generated nor one of the papers' sets of the hub."""
+        return False
+
+    @property
+    def has_test_files(self) -> bool:
+        return False
+
+    @property
+    def holds_out(self) -> bool:
+        """True where rows are held out, by either key."""
+        return self.split is not None or self.has_test_files
+
+
+@dataclass
+class StoredTextConfig(TextConfig):
+    """Rows of the Hugging Face hub (`source`) or of a local file (`data_files`)."""
+
+    source: Optional[str] = key(
+        None, "name on the Hugging Face hub", Role.identity | Role.work | Role.input | Role.learning | Role.speed
+    )
+    revision: Optional[str] = key(
+        None,
+        "branch, tag or commit there; null: the latest",
+        Role.identity | Role.work | Role.learning | Role.speed,
+        since=("source", None),
+    )
+    data_files: Any = key(
+        None,
+        "instead of the hub: .jsonl, .json, .csv, .tsv, .parquet or .arrow files: one, a list, a pattern or a folder",
+        DATA_FILES,
+    )
+    test_files: Any = key(
+        None,
+        "files of rows to measure the loss on, beside those that are trained on; given as dataset.data_files",
+        DATA_FILES,
+        since=("data_files", None),
+    )
+    columns: dict[str, Optional[str]] = key(
+        dict,
+        "what the columns are called, as {instruction: question, output: answer}; null leaves a column out",
+        Role.identity | Role.work | Role.input | Role.learning | Role.rows | Role.text | Role.speed,
+        since=("data_files", {}),
+    )
+    rows: Optional[int] = key(
+        None,
+        "a random sample of so many rows, by seed, those held out by dataset.split among them; null: all",
+        Role.identity | Role.work | Role.length | Role.part | Role.drawn | Role.learning,
+        least=1,
+        shown=6,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, files in (("dataset.data_files", self.data_files), ("dataset.test_files", self.test_files)):
+            listed = files if isinstance(files, list) else [files]
+            if files is not None and not (listed and all(isinstance(file, str) for file in listed)):
+                raise Refusal(
+                    "config.data-files",
+                    f"{name}={files}: is no file; give one, or a list, as `{name}=[a.jsonl,b.jsonl]`",
+                    key=name,
+                    value=str(files),
+                )
+
+    @property
+    def is_of_ones_own(self) -> bool:
+        return self.data_files is not None or DATASETS[self.name].is_of_ones_own
+
+    @property
+    def has_test_files(self) -> bool:
+        return self.test_files is not None
+
+
+@dataclass
+class ChatConfig(StoredTextConfig):
+    """Conversations: `messages` of role and content, or ShareGPT's `conversations`."""
+
+    loss: ChatLoss = key(
+        ChatLoss.answers,
+        "answers: loss on the assistant's turns alone; all: on every token",
+        Role.identity | Role.work | Role.learning | Role.loss | Role.speed,
+    )
+    chat_template: Optional[str] = key(
+        None,
+        "a .jinja file or a folder with one; null: the model's own, or Llama 3's",
+        Role.identity | Role.work | Role.learning | Role.speed,
+    )
+    skip_broken: bool = key(
+        False,
+        "leave out, and count, rows that are no conversation or that the template refuses",
+        Role.identity | Role.work | Role.learning | Role.speed,
+    )
+
+
+@dataclass
+class SyntheticConfig(TextConfig):
+    """Rows generated from the seed: no file, no download."""
+
+    rows: int = key(
+        500,
+        "how many rows to generate",
+        Role.identity | Role.work | Role.length | Role.part | Role.drawn | Role.learning,
+        least=1,
+        shown=6,
+    )
+
+
+@dataclass(frozen=True)
+class DatasetFacts:
+    """Properties of a data set's rows. `template`: the one it is read by unless another is chosen; None: its rows
+    are messages already. `conversations`: they are ShareGPT's, which the template `instruct` can be put around too."""
+
+    schema: type
+    template: str | None
+    any_template: bool = False
+    conversations: bool = False
+    has_answers: bool = True  # one answer a row, for supervised tuning
+    has_pairs: bool = False  # a chosen and a rejected answer a row
+    is_of_ones_own: bool = False  # no set of the papers: a part of it is held out unless the command says otherwise
+
+
+DATASETS = {
+    "synthetic": DatasetFacts(SyntheticConfig, "instruct", any_template=True, has_pairs=True),
+    "alpaca_cleaned": DatasetFacts(StoredTextConfig, "instruct"),
+    "grammar": DatasetFacts(StoredTextConfig, "grammar"),
+    "samsum": DatasetFacts(StoredTextConfig, "summarize"),
+    "slimorca": DatasetFacts(StoredTextConfig, None, conversations=True),
+    "chat": DatasetFacts(ChatConfig, None, is_of_ones_own=True),
+    "preference": DatasetFacts(
+        StoredTextConfig, None, any_template=True, has_answers=False, has_pairs=True, is_of_ones_own=True
+    ),
+}
