@@ -5,7 +5,7 @@ What depends on the method, the template, the machine, the files or the rows is 
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar, Optional
+from typing import ClassVar, NamedTuple, Optional
 
 from omegaconf import MISSING
 
@@ -18,7 +18,6 @@ from multicard.config.roles import WAY_TO_TRAIN, Role
 from multicard.config.saving import TuningSave, require_whole_training
 from multicard.messages import Refusal
 
-PRECISIONS = ("fp32", "bf16")
 PAPERS_WARMUP = 100  # steps of the learning rate's warm-up in both papers, as in torchtune's own configurations
 SHARDABLE = ("tok_embeddings", "output")  # what torchtune's own configurations shard apart from the layers
 
@@ -26,6 +25,25 @@ SHARDABLE = ("tok_embeddings", "output")  # what torchtune's own configurations 
 Engine = StrEnum("Engine", ["torchtune", "trl"])
 Sharding = StrEnum("Sharding", ["fsdp", "ddp"])
 Recipe = StrEnum("Recipe", ["auto", "single_device", "distributed"])
+
+
+class NumberFormats(NamedTuple):
+    """What a precision of tuning means: the format of weights, gradients and the optimiser's states, and that in which
+    products are computed. Where they differ, autocast converts a product's operands."""
+
+    weights: str
+    products: str
+
+    @property
+    def are_mixed(self) -> bool:
+        return self.weights != self.products
+
+
+PRECISIONS = {
+    "fp32": NumberFormats("fp32", "fp32"),
+    "bf16": NumberFormats("bf16", "bf16"),
+    "bf16_mixed": NumberFormats("fp32", "bf16"),
+}
 
 
 @dataclass
@@ -96,7 +114,7 @@ class LlmConfig(TrainingConfig):
     )
     precision: PrecisionConfig = key(
         MISSING,
-        "number format of weights, activations and gradients",
+        "number format of weights, activations and gradients; bf16_mixed: fp32 weights, products in bf16 (engine=trl)",
         Role.identity | Role.learning | Role.memory | Role.speed | Role.titled,
         shown=7,
         tries=Tries(("fp32", "bf16"), ("forward", "backward")),
@@ -170,6 +188,13 @@ class LlmConfig(TrainingConfig):
         "method=full or qat: update each weight as soon as its gradient is there",
         Role.identity | Role.memory | Role.speed,
     )
+    clip_grad_norm: Optional[float] = key(
+        None,
+        "scale the gradients of a step down to this norm, where theirs is above it; null: leave them",
+        Role.identity | Role.learning | Role.speed,
+        above=0,
+        since=("weight_decay", None),
+    )
     eval_steps: Optional[int] = key(
         None,
         "measure the held-out loss every so many steps too, and not only after each epoch; null: then alone",
@@ -205,7 +230,7 @@ class LlmConfig(TrainingConfig):
                 f"it has {', '.join(PRECISIONS)}",
                 key="precision",
                 value=self.precision.name,
-                choices=PRECISIONS,
+                choices=list(PRECISIONS),
             )
         super().__post_init__()
         require_whole_training(self, self.save)
@@ -252,6 +277,11 @@ class LlmConfig(TrainingConfig):
                 "stop_at_target=true: needs a held-out loss to stop at, as `target_loss=2.0`",
                 key="stop_at_target",
             )
+
+    @property
+    def formats(self) -> NumberFormats:
+        """Of the weights and of the products, by the precision."""
+        return PRECISIONS[self.precision.name]
 
     @property
     def world_size(self) -> int:

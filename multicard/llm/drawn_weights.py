@@ -14,7 +14,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 def weights(config: LlmConfig, cfg: dict[str, Any], device: torch.device) -> dict[str, Any]:
     """torchtune's random weights by transformers' names, and the adapters' by PEFT's, each generated when asked for."""
     named, component = {}, {key: value for key, value in cfg["model"].items() if key != "quantize_base"}
-    own: dict[str, Any] = random_weights(component, config.seed, DTYPES[config.precision.name], device.type)
+    own: dict[str, Any] = random_weights(component, config.seed, DTYPES[config.formats.weights], device.type)
     for name, weight in own.items():
         named[models.hugging_face_name(name, adapter=".default")] = Drawn(name, weight, config)
     return named

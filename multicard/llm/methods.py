@@ -41,6 +41,7 @@ class Method:
         compiles, compiles_distributed: torchtune's recipes take `compile`.
         optimizer_in_bwd: the recipes take it.
         scheduled: the recipe has a learning-rate schedule.
+        clips: the recipes take `clip_grad_norm`.
         builder_arguments: what the builder of the model takes for it, from its options, beside those of the adapters.
         components: what it adds to torchtune's configuration, from its options.
         check: refuses what torchao would pass over in silence, or break on during the run.
@@ -56,6 +57,7 @@ class Method:
     compiles_distributed: bool = True
     optimizer_in_bwd: bool = False
     scheduled: bool = True
+    clips: bool = True
     builder_arguments: Callable[[Any], dict[str, Any]] = lambda _: {}
     components: Callable[[Any], dict[str, Any]] = lambda _: {}
     check: Callable[[LlmConfig], None] = lambda _: None
@@ -140,7 +142,13 @@ METHODS: dict[str, Method] = {
     "lora": Method(LoraConfig, adapters=True),
     "qlora": Method(LoraConfig, adapters=True, nf4=True, check=check_nf4),
     "dpo": Method(
-        DpoConfig, adapters=True, pairs=True, reference_passes=1, compiles_distributed=False, components=dpo_loss
+        DpoConfig,
+        adapters=True,
+        pairs=True,
+        reference_passes=1,
+        compiles_distributed=False,
+        clips=False,
+        components=dpo_loss,
     ),
     "qat": Method(
         QatConfig,

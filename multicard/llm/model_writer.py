@@ -218,7 +218,7 @@ def _write_json(path: Path, values: dict[str, Any]) -> None:
 
 
 def dtype_name(config: LlmConfig) -> str:
-    return str(DTYPES[config.precision.name]).removeprefix("torch.")
+    return str(DTYPES[config.formats.weights]).removeprefix("torch.")
 
 
 def about(trained: Trained, config: LlmConfig) -> About:

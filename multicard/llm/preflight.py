@@ -11,7 +11,7 @@ from multicard.config.llm_models import HfConfig
 from multicard.config.llm_texts import ChatConfig, StoredTextConfig, SyntheticConfig
 from multicard.config.llm_tokenizers import EmbeddedTokenizerConfig, Llama3TokenizerConfig, Qwen25TokenizerConfig
 from multicard.config.sweeps import starts_nothing
-from multicard.llm import engines, methods, models, quantised
+from multicard.llm import axes, engines, methods, models, quantised
 from multicard.llm.data import chat, files, held_out_rows, hub, row_sources, templates, tokenizer
 from multicard.llm.data.held_out_rows import HeldOutRows
 from multicard.messages import Message, Refusal
@@ -65,6 +65,7 @@ def refuse(config: LlmConfig) -> None:
     """Refuse a method or a template that does not go with the other options."""
     engines.check(config)
     methods.check(config)
+    axes.check(config)
     templates.check(config)
 
 

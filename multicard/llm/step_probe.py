@@ -28,6 +28,7 @@ from multicard.records.schema_parts import Evaluation, HeldOut
 from multicard.run.rank_report import Report
 
 REWARDS = ("rewards/chosen", "rewards/rejected", "rewards/accuracies")
+LOGGED = ("loss", "grad_norm", *REWARDS)  # of what engines log of a step
 JUDGED = ("loss", "rewards/chosen", "rewards/rejected")  # a run has diverged where one of them is not finite
 
 
@@ -50,7 +51,8 @@ class TuningReport(Report[LlmReport]):
         flags = {  # in force: torchtune does not enable TF32
             "cudnn_allow_tf32": torch.backends.cudnn.allow_tf32,
             "matmul_allow_tf32": torch.backends.cuda.matmul.allow_tf32,
-            "model_dtype": config.precision.name,
+            "model_dtype": config.formats.weights,
+            "autocast_dtype": config.formats.products if config.formats.are_mixed else None,
         }
         super().__init__(LlmReport, rank, folder, flags)
 
@@ -210,7 +212,7 @@ class Probe:
         rate among them is that of the next step."""
         if self.substitute is not None:
             return
-        figures = {key: float(payload[key]) for key in ("loss", *REWARDS) if key in payload} | {"lr": self.lr}
+        figures = {key: float(payload[key]) for key in LOGGED if key in payload} | {"lr": self.lr}
         if self.pairs and self.config.distributed and self.config.engine is Engine.torchtune:
             figures["loss"] /= self.rank.world_size  # its recipe sums it over the ranks
         self.logged.append(figures)
@@ -251,7 +253,7 @@ class Probe:
         steps = len(counts)
         if steps > self.steps_in_epoch:  # the recipe stopped without asking for another batch
             self._step_ended()
-        for key in ("loss", "lr", *REWARDS):  # NaN on other ranks, which log nothing
+        for key in (*LOGGED, "lr"):  # NaN on other ranks, which log nothing
             logged = [figures.get(key, np.nan) for figures in self.logged[:steps]] or [np.nan] * steps
             columns[key.replace("/", "_")] = np.array(logged)
         epoch_s = ended_s - (self.requested_s[0] if self.requested_s else ended_s)

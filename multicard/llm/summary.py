@@ -201,7 +201,7 @@ def _mfu_non_padding(
 def _share_of_peak(
     flops: float | None, tokens_per_s: float | None, config: LlmConfig, ranks: Sequence[LlmReport]
 ) -> float | None:
-    peak = peak_flops_per_s(ranks[0].device, config.precision.name)
+    peak = peak_flops_per_s(ranks[0].device, config.formats.products)
     if flops is None or tokens_per_s is None or peak is None:
         return None
     return flops * tokens_per_s / (len(ranks) * peak)
@@ -236,6 +236,6 @@ PEAK_FLOPS_PER_S: dict[str, dict[str, float]] = {
 }
 
 
-def peak_flops_per_s(device: str, precision: str) -> float | None:
+def peak_flops_per_s(device: str, products: str) -> float | None:
     """The peak of a device by its name as CUDA gives it; None where it is not known."""
-    return next((peaks[precision] for name, peaks in PEAK_FLOPS_PER_S.items() if name in device), None)
+    return next((peaks[products] for name, peaks in PEAK_FLOPS_PER_S.items() if name in device), None)

@@ -31,7 +31,7 @@ def advise(config: LlmConfig, placement: Placement, bound: str) -> str:
         "communication": [("gradient_accumulation_steps=4", config.gradient_accumulation_steps == 1)],
         "launch": [("compile=true", compiles), ("packed=true", packs)],
         "compute": [
-            ("precision=bf16", on_cuda and config.precision.name != "bf16"),
+            ("precision=bf16", on_cuda and config.formats.products != "bf16"),
             ("activation_checkpointing=false", config.activation_checkpointing),
             ("compile=true", compiles),
             ("method=lora", not method.adapters),

@@ -411,6 +411,7 @@ class LlmSteps(CommonSteps):
     attended_non_padding: Annotated[int, "the same without padding; absent in older records"]
     h2d_bytes: Annotated[int, "of the batch; packed=true: with each token's row number, or the mask on an old GPU"]
     lr: Annotated[float, "learning rate with which the step was taken"]
+    grad_norm: Annotated[float, "of all gradients, before clipping; NaN: torchtune without clip_grad_norm"]
     rewards_chosen: float
     rewards_rejected: float
     rewards_accuracies: float

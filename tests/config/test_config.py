@@ -17,6 +17,7 @@ from analysis.runs.load import Run
 from multicard import workloads
 from multicard.cli import command_line
 from multicard.config.base import ACCUMULATED
+from multicard.config.llm import PRECISIONS as TUNING_PRECISIONS
 from multicard.config.llm_models import MODELS
 from multicard.config.llm_texts import DATASETS as TEXT_DATASETS
 from multicard.config.placement import Placement, place
@@ -40,7 +41,7 @@ from tests.helpers.messages import refused
 from tests.llm.test_llm_run import FIXED, steps
 
 GROUPS = {
-    "precision": PRECISIONS,
+    "precision": {*PRECISIONS, *TUNING_PRECISIONS},
     "strategy": STRATEGIES,
     "loader": LOADERS,
     "layout": LayoutName,

@@ -77,7 +77,7 @@ def _check(config: RunConfig, device: torch.device, tracker: Tracker) -> None:
         keeps_state = config.optimizer.name != "sgd" or getattr(config.optimizer, "momentum", 0) > 0
     else:
         assert isinstance(config, LlmConfig)
-        expected = torch.bfloat16 if config.precision.name == "bf16" else torch.float32
+        expected = torch.bfloat16 if config.formats.products == "bf16" else torch.float32
         if "aten::_fused_adamw_" not in seen:
             raise FellBackError(Message("memory.not-fused", "AdamW was not fused"))
     products = [name for name in PRODUCTS if name in seen]

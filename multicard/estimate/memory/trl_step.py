@@ -96,7 +96,7 @@ def batch(config: LlmConfig, facts: TextFacts, device: torch.device, tracker: Tr
 
 def built(config: LlmConfig, cfg: dict[str, Any], device: torch.device, empty: bool) -> Any:
     """`models.built`, without the weights; `empty`: on "meta", those of a folder too, whose shards are the same."""
-    dtype = models.DTYPES[config.precision.name]
+    dtype = models.DTYPES[config.formats.weights]
     options: dict[str, Any] = {"dtype": dtype}
     is_nf4 = methods.chosen(config).nf4
     if isinstance(config.model, HfConfig):
@@ -109,4 +109,6 @@ def built(config: LlmConfig, cfg: dict[str, Any], device: torch.device, empty: b
     vars(sizes).pop("quantization_config", None)  # of weights that are not read
     with torch.device("meta") if empty and not is_nf4 else device:
         model = text_part.reader_of(sizes).from_config(sizes, **options)
-    return nf4_layers.quantised(model, models.nf4(dtype), device) if is_nf4 else model
+    if not is_nf4:
+        return model
+    return nf4_layers.quantised(model, models.nf4(dtype, models.DTYPES[config.formats.products]), device)

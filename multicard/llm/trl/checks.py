@@ -57,7 +57,7 @@ def check_rows(model: Any, config: LlmConfig) -> None:
     with tried(model), reading(config.model, "TRL"):
         own, *changed = (model(input_ids=each, **options).logits[0].float() for each in (tokens, *others))
         scored = model(input_ids=tokens, labels=tokens, fused_lm_head=True, **options).log_probs[0]
-    rounding = (1e-3 if config.precision.name == "fp32" else 0.05) * own.std()
+    rounding = (1e-3 if config.formats.products == "fp32" else 0.05) * own.std()
     first, second = ((own - other).abs().amax(1) < rounding for other in changed)
     if not second[:4].all():
         raise Refusal(

@@ -26,7 +26,7 @@ from accelerate.state import DistributedType, PartialState
 from accelerate.utils.fsdp_utils import fsdp2_apply_ac, fsdp2_prepare_model
 from datasets import Dataset
 from omegaconf import DictConfig
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 from torchtune import config as components
@@ -38,7 +38,7 @@ from multicard.config.llm_models import HfConfig
 from multicard.llm import batches, int4, methods, recipes, torchtune_config
 from multicard.llm.batches import Batch
 from multicard.llm.parts import Part, Trained, own_name
-from multicard.llm.step_probe import REWARDS, Batches, Probe
+from multicard.llm.step_probe import LOGGED, Batches, Probe
 from multicard.llm.trl import checks, models, text_part
 from multicard.messages import Message
 from multicard.ranks.process import Rank
@@ -132,7 +132,7 @@ def trainer_class(base: type, probe: Probe, feed: Feed) -> type:
         def log(self, logs: dict[str, float], *arguments: Any, **keywords: Any) -> None:
             super().log(logs, *arguments, **keywords)
             if "loss" in logs and rank.rank == 0:
-                probe.log({name: logs[name] for name in ("loss", *REWARDS) if name in logs})
+                probe.log({name: logs[name] for name in LOGGED if name in logs})
 
     return Measured
 
@@ -198,7 +198,11 @@ def prepared(probe: Probe, cfg: dict[str, Any], run_cfg: DictConfig) -> Iterator
     )
     trainer.remove_callback(transformers.PrinterCallback)
     if fsdp(config):
-        trainer.accelerator.state.fsdp_plugin.transformer_cls_names_to_wrap = text_part.layer_classes(model)
+        plugin = trainer.accelerator.state.fsdp_plugin
+        plugin.transformer_cls_names_to_wrap = text_part.layer_classes(model)
+        if config.formats.are_mixed:  # accelerate would have the loss rounded to bf16, and gradients summed in it
+            gathered = models.DTYPES[config.formats.products]
+            plugin.mixed_precision_policy = MixedPrecisionPolicy(gathered, torch.float32)
     models.adapt(trainer.model, config, cfg, rank.device)
     if fsdp(config) and any(parameter.is_meta for parameter in model.parameters()):
         shard(trainer)
@@ -238,8 +242,8 @@ def arguments(config: LlmConfig, rank: Rank, steps: int, folder: Path) -> Any:
         "warmup_steps": torchtune_config.warmup_steps(config, config.epochs * steps) if scheduled else 0,
         "weight_decay": config.weight_decay,
         "optim": "adamw_torch_fused",
-        "max_grad_norm": 0.0,  # no clipping
-        "bf16": False,  # no autocast: weights, adapters and optimiser have the run's precision
+        "max_grad_norm": config.clip_grad_norm or 0.0,  # 0: no clipping
+        "bf16": config.formats.are_mixed,  # autocast; else weights, adapters and optimiser have the run's precision
         "fp16": False,
         "seed": config.seed,
         "logging_steps": 1,  # reads the loss on the host in every step, as the recipes do
@@ -267,7 +271,8 @@ def row_losses(recipe: Recipe, probe: Probe, tokens: torch.Tensor, labels: torch
     if isinstance(model, DistributedDataParallel):
         model = model.module  # DDP would wait for the ranks in its forward pass, to broadcast buffers
     padded = {"input_ids": tokens.clamp(min=0), "attention_mask": (tokens != probe.pad_id).long()}
-    output = model(**padded, labels=labels, fused_lm_head=True, use_cache=False)
+    with recipe._trainer.accelerator.autocast():  # of bf16_mixed alone
+        output = model(**padded, labels=labels, fused_lm_head=True, use_cache=False)
     return -output.log_probs.double().sum(1).cpu()
 
 
@@ -296,7 +301,7 @@ def check_built(recipe: Recipe, config: LlmConfig) -> dict[str, int | None]:
             type=type(model).__name__,
         )
         raise RuntimeError(said)
-    parameters, dtype = list(model.parameters()), models.DTYPES[config.precision.name]
+    parameters, dtype = list(model.parameters()), models.DTYPES[config.formats.weights]
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     others = {parameter.dtype for parameter in trained} - {dtype}
     if others:

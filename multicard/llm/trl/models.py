@@ -46,10 +46,10 @@ def built(config: LlmConfig, cfg: dict[str, Any], device: torch.device, empty: b
         empty: its parameters are on "meta", to be filled once they are sharded. With NF4, or random weights of a
             folder's configuration, they are there all the same.
     """
-    dtype = DTYPES[config.precision.name]
+    dtype = DTYPES[config.formats.weights]
     options: dict[str, Any] = {"dtype": dtype}
     if methods.chosen(config).nf4:
-        options["quantization_config"] = nf4(dtype)
+        options["quantization_config"] = nf4(dtype, DTYPES[config.formats.products])
     empty = empty and not methods.chosen(config).nf4
     if isinstance(config.model, HfConfig):
         with reading(config.model):
@@ -115,7 +115,7 @@ def fill(model: nn.Module, config: LlmConfig, cfg: dict[str, Any], device: torch
             part.copy_(whole)
 
     if config.model.folder is not None:
-        read(config.model, DTYPES[config.precision.name], place)
+        read(config.model, DTYPES[config.formats.weights], place)
     named = weights(config, cfg, device) if config.model.folder is None else adapter_weights(model, config, cfg, device)
     for name, weight in named.items():
         place(name, weight[...])
@@ -145,13 +145,13 @@ def drawn(sizes: Any, device: torch.device, options: dict[str, Any], state: dict
     return kind.from_pretrained(None, config=sizes, state_dict=state, device_map={"": device}, **options)
 
 
-def nf4(dtype: torch.dtype) -> transformers.BitsAndBytesConfig:
+def nf4(dtype: torch.dtype, products: torch.dtype) -> transformers.BitsAndBytesConfig:
     """bitsandbytes' NF4 of all linears but the output, in torchao's blocks: of 64 weights, their scales quantised."""
     return transformers.BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=dtype,
+        bnb_4bit_compute_dtype=products,
         bnb_4bit_quant_storage=dtype,  # FSDP shards what has the type of the other weights
     )
 
@@ -244,7 +244,7 @@ def adapt(model: Any, config: LlmConfig, cfg: dict[str, Any], device: torch.devi
         return
     for parameter in model.parameters():
         if parameter.requires_grad:
-            parameter.data = parameter.data.to(DTYPES[config.precision.name])
+            parameter.data = parameter.data.to(DTYPES[config.formats.weights])
     own = adapter_weights(model, config, cfg, device)
     for name, parameter in model.named_parameters():
         if "lora_A" in name:  # on "meta" it keeps none
@@ -256,7 +256,7 @@ def adapter_weights(model: nn.Module, config: LlmConfig, cfg: dict[str, Any], de
     """Adapters' weights by PEFT's names: those of torchtune, and drawn alike where torchtune has no such model."""
     if not isinstance(config.model, HfConfig):
         return {name: weight for name, weight in weights(config, cfg, device).items() if "lora_" in name}
-    dtype = DTYPES[config.precision.name]
+    dtype = DTYPES[config.formats.weights]
     return {
         plain(name): RandomWeight(plain(name).lower(), config.seed, parameter.shape, dtype, device)
         for name, parameter in model.named_parameters()
@@ -269,7 +269,7 @@ def simulate_quantisation(model: Any, config: LlmConfig) -> None:
     if isinstance(config.method, methods.QatConfig):
         is_tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
         part = model.base_model if is_tied else model
-        dtype = DTYPES[config.precision.name]
+        dtype = DTYPES[config.formats.weights]
         Int8DynActInt4WeightQATQuantizer(config.method.groupsize, precision=dtype).prepare(part)
 
 
