@@ -25,6 +25,7 @@ SHARDABLE = ("tok_embeddings", "output")  # what torchtune's own configurations 
 Engine = StrEnum("Engine", ["torchtune", "trl"])
 Sharding = StrEnum("Sharding", ["fsdp", "ddp"])
 Recipe = StrEnum("Recipe", ["auto", "single_device", "distributed"])
+Attention = StrEnum("Attention", ["auto", "sdpa", "flash", "flex", "eager"])
 
 
 class NumberFormats(NamedTuple):
@@ -187,6 +188,12 @@ class LlmConfig(TrainingConfig):
         False,
         "method=full or qat: update each weight as soon as its gradient is there",
         Role.identity | Role.memory | Role.speed,
+    )
+    attention: Attention = key(
+        Attention.auto,
+        "engine=trl: what computes attention; auto: what transformers takes for the model; flash: FlashAttention 2",
+        Role.identity | Role.learning | Role.memory | Role.speed,
+        since=("compile", "auto"),
     )
     clip_grad_norm: Optional[float] = key(
         None,

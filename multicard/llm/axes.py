@@ -1,6 +1,9 @@
 """The keys that change how steps compute, beside method and engine: which values go with which others. No torch."""
 
-from multicard.config.llm import Engine, LlmConfig, Sharding
+from importlib.util import find_spec
+
+from multicard.config.llm import Attention, Engine, LlmConfig, Sharding
+from multicard.config.placement import Placement
 from multicard.llm import methods
 from multicard.messages import Refusal
 
@@ -11,6 +14,20 @@ def check(config: LlmConfig) -> None:
         _check_mixed(config)
     if config.clip_grad_norm is not None:
         _check_clipping(config)
+    if config.attention is not Attention.auto:
+        _check_attention(config)
+
+
+def fits(config: LlmConfig, placement: Placement) -> None:
+    """Refuse (ValueError) what this machine lacks, or its devices do not compute."""
+    if config.attention is Attention.flash:
+        _fit_flash(config, placement)
+    if config.attention is Attention.flex and placement.device == "cpu":
+        raise Refusal(
+            "llm.flex-cpu",
+            "attention=flex: torch has no backward pass of it on CPU ranks; use `attention=sdpa`",
+            key="attention",
+        )
 
 
 def _check_mixed(config: LlmConfig) -> None:
@@ -54,4 +71,39 @@ def _check_clipping(config: LlmConfig) -> None:
             "use `optimizer_in_bwd=false`, or `clip_grad_norm=null`",
             key="clip_grad_norm",
             value=norm,
+        )
+
+
+def _check_attention(config: LlmConfig) -> None:
+    if config.engine is Engine.torchtune:
+        raise Refusal(
+            "llm.torchtune-attention",
+            f"attention={config.attention}: torchtune chooses its attention by itself; "
+            "use `engine=trl`, or `attention=auto`",
+            key="attention",
+            value=config.attention,
+        )
+    if config.attention is Attention.flash and config.formats.products != "bf16":
+        raise Refusal(
+            "llm.flash-precision",
+            f"attention=flash: computes in bf16 alone, not in precision={config.precision.name}; "
+            "use `precision=bf16`, or `attention=sdpa`",
+            key="attention",
+            precision=config.precision.name,
+        )
+
+
+def _fit_flash(config: LlmConfig, placement: Placement) -> None:
+    if placement.device == "cpu":
+        raise Refusal(
+            "llm.flash-cpu",
+            "attention=flash: has no code for CPU ranks; use `attention=sdpa`",
+            key="attention",
+        )
+    if find_spec("flash_attn") is None:
+        raise Refusal(
+            "llm.no-flash",
+            "attention=flash: needs flash-attn; run `pip install flash-attn --no-build-isolation`, "
+            "or use `attention=sdpa`",
+            key="attention",
         )

@@ -4,7 +4,7 @@ from multicard.config import llm, llm_models, llm_texts, llm_tokenizers
 from multicard.config.base import PROFILES, PrecisionConfig
 from multicard.config.llm import Engine, LlmConfig
 from multicard.config.placement import Placement
-from multicard.llm import int4_missing, methods, preflight, summary, torchtune_config
+from multicard.llm import axes, int4_missing, methods, preflight, summary, torchtune_config
 from multicard.llm.data.templates import TEMPLATES
 from multicard.machine import environment
 from multicard.records.schema import LlmRecord
@@ -42,9 +42,10 @@ def advise(config: LlmConfig, placement: Placement, bound: str) -> str:
 
 
 def fits(config: LlmConfig, placement: Placement) -> None:
-    """Refuse compilation where the machine lacks a compiler; torchtune takes any placement."""
+    """Refuse what the machine lacks: a compiler, or a library; else engines take any placement."""
     if config.compile:
         environment.require_compilers(config.compile, placement.device)
+    axes.fits(config, placement)
 
 
 WORKLOAD = Workload(

@@ -45,6 +45,7 @@ MIB = 1 << 20
 # Keys on which a step's tensors do not depend, or only through the ranks, the loader and the sizes of the data
 IRRELEVANT = """
     batch_size_asked global_batch_size
+    clip_grad_norm
     backend compile cpus_per_gpu cudnn_benchmark dataset device diagnose epochs eval_steps gpus loader lr malloc
     max_seq_len max_steps nodes num_workers numa oversubscribe pin_memory profile scale schedule seed skip_steps
     stop_at_target target_accuracy target_loss template tokenizer warmup_steps weight_decay
@@ -226,6 +227,8 @@ def test_what_falls_back_in_silence_is_an_error():
     with pytest.raises(simulate.FellBackError) as caught:
         images("gpus=2", "strategy.sync_batchnorm=true")
     assert says(str(caught.value), "memory.sync-batchnorm", key="strategy.sync_batchnorm")
+    said = simulate.answer(answers.Request(typed_llm("engine=trl", "attention=eager"), TEXT))
+    assert isinstance(said, str) and says(said, "memory.attention-kind", key="attention", value="eager")
 
 
 @pytest.mark.parametrize("reason", ["Found no NVIDIA driver on your system.", "No CUDA GPUs are available"])
@@ -279,6 +282,7 @@ def test_trls_loss_on_a_gpu_takes_a_tile_of_logits():
         (1, ("method=dpo", "precision=bf16")),
         (2, ("method=lora", "gradient_accumulation_steps=2")),
         (2, ("method=full", "sharding=ddp")),
+        (1, ("method=lora", "precision=bf16_mixed")),
     ],
 )
 def test_real_steps_of_trl_take_what_is_predicted(gpus: int, words: tuple[str, ...]):

@@ -86,7 +86,7 @@ def tuning_cells(gpus: int) -> Iterator[tuple[str, ...]]:
 
 def trl_cells(gpus: int) -> Iterator[tuple[str, ...]]:
     shardings = ("fsdp", "ddp")[:gpus] if find_spec("trl") else ()
-    grid = itertools.product(("lora", "dpo", "full"), ("fp32", "bf16"), ("false", "true"), shardings)
+    grid = itertools.product(("lora", "dpo", "full"), ("fp32", "bf16", "bf16_mixed"), ("false", "true"), shardings)
     for method, precision, again, sharding in grid:
         words = f"method={method}", f"precision={precision}", f"activation_checkpointing={again}"
         yield ("engine=trl", f"sharding={sharding}", *words)

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from multicard.llm import preflight
+from multicard.config.placement import Placement
+from multicard.llm import axes, preflight
 from multicard.records import run_folder
 from tests.conftest import Tuning, typed_llm
-from tests.helpers.messages import refused
+from tests.helpers.messages import refused, remedies
 from tests.llm.test_engines import ROUNDING, tuned_here
 
 NEEDS_TRL = pytest.mark.skipif(find_spec("trl") is None, reason="pip install -e .[trl]")
@@ -118,3 +119,86 @@ def test_clipping_is_refused_where_a_recipe_does_not_clip():
 def test_runs_without_these_keys_keep_their_identity():
     assert typed_llm("clip_grad_norm=null").identity() == typed_llm().identity()
     assert typed_llm("clip_grad_norm=1").identity() != typed_llm().identity()
+
+
+# ---- attention
+
+
+@NEEDS_TRL
+@pytest.mark.parametrize("words", [[], ["packed=true", "max_seq_len=256"]], ids=" ".join)
+def test_each_attention_takes_the_same_steps(here: Here, words: list[str]):
+    words = ["engine=trl", "lr=3e-3", *words]
+    plain, expected = here(*words)
+    for attention in ("sdpa", "eager"):
+        report, steps = here(*words, f"attention={attention}")
+        assert report.attention_used == attention
+        np.testing.assert_allclose(steps["loss"], expected["loss"], rtol=0, atol=ROUNDING["fp32"])
+    assert plain.attention_used == "sdpa"  # what transformers takes for a Llama
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "facts"),
+    [
+        (["attention=sdpa"], "llm.torchtune-attention", {"value": "sdpa"}),
+        (["engine=trl", "attention=flash"], "llm.flash-precision", {"precision": "fp32"}),
+    ],
+)
+def test_an_attention_that_would_be_another_is_refused(words: list[str], code: str, facts: dict[str, Any]):
+    with refused(code, key="attention", **facts):
+        preflight.refuse(typed_llm(*words))
+
+
+def test_an_attention_that_this_machine_lacks_is_refused(monkeypatch: pytest.MonkeyPatch):
+    flash, flex = (typed_llm("engine=trl", "precision=bf16", f"attention={name}") for name in ("flash", "flex"))
+    on_cpu, on_gpu = Placement("cpu", "gloo", 1, False), Placement("cuda", "nccl", 1, False)
+    with refused("llm.flash-cpu", key="attention"):
+        axes.fits(flash, on_cpu)
+    with refused("llm.flex-cpu", key="attention"):
+        axes.fits(flex, on_cpu)
+    axes.fits(flex, on_gpu)
+    monkeypatch.setattr("multicard.llm.axes.find_spec", lambda _: None)
+    with refused("llm.no-flash", key="attention") as caught:
+        axes.fits(flash, on_gpu)
+    assert "pip install flash-attn --no-build-isolation" in remedies(caught.value)
+    monkeypatch.setattr("multicard.llm.axes.find_spec", lambda _: object())
+    axes.fits(flash, on_gpu)
+
+
+@NEEDS_TRL
+@pytest.mark.usefixtures("processes")
+def test_an_attention_is_refused_where_the_model_or_the_gpu_has_none(monkeypatch: pytest.MonkeyPatch):
+    import torch
+    import transformers
+
+    from multicard.llm.trl import models
+
+    gpu = torch.device("cuda:0")
+    flash = typed_llm("engine=trl", "precision=bf16", "attention=flash")
+    for capability, code in (((7, 5), "llm.flash-gpu"), ((9, 0), None)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, found=capability: found)
+        if code is None:
+            models.check_attention(transformers.LlamaConfig(), flash, gpu)
+            continue
+        with refused(code, key="attention"):
+            models.check_attention(transformers.LlamaConfig(), flash, gpu)
+    without = transformers.MambaConfig()
+    with refused("llm.attention-unknown", key="attention", value="flex", model="MambaForCausalLM"):
+        models.check_attention(without, typed_llm("engine=trl", "attention=flex"), gpu)
+    models.check_attention(without, typed_llm("engine=trl"), gpu)
+
+
+@NEEDS_TRL
+@pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize(("chosen", "name"), [("flash", "flash_attention_2"), ("flex", "flex_attention")])
+def test_transformers_is_asked_for_it_by_its_own_name(monkeypatch: pytest.MonkeyPatch, chosen: str, name: str):
+    """Neither runs on CPU ranks: what the model is built with is asserted in their place."""
+    import torch
+
+    from multicard.llm.trl import models
+
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(models, "check_attention", lambda *_: None)
+    monkeypatch.setattr(models, "hollow", lambda sizes, device, options: asked.update(options))
+    config = typed_llm("engine=trl", "precision=bf16", f"attention={chosen}")
+    models.built(config, {"model": {"vocab_size": 512}}, torch.device("cpu"), empty=True)
+    assert asked["attn_implementation"] == name

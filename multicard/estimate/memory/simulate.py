@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from multicard.config.base import RunConfig
-from multicard.config.llm import Engine, LlmConfig
+from multicard.config.llm import Attention, Engine, LlmConfig
 from multicard.config.vision import Blocks, VisionConfig
 from multicard.estimate.memory import answers
 from multicard.estimate.memory.answers import Active
@@ -57,6 +57,9 @@ def simulate(config: RunConfig, facts: Facts, device_type: str, memory_bytes: in
     else:
         assert isinstance(config, LlmConfig) and isinstance(facts, TextFacts)
         by_trl = config.engine is Engine.trl
+        if config.attention not in (Attention.auto, Attention.sdpa):
+            sentence = f"attention={config.attention}: steps with it are not simulated"
+            raise FellBackError(Message("memory.attention-kind", sentence, key="attention", value=config.attention))
         name = "trl_step" if by_trl else "tuning_step"
         step = importlib.import_module(f"multicard.estimate.memory.{name}")  # takes seconds
         with fake_ranks(config.world_size, device) if config.distributed else nullcontext() as mesh, fake(device):

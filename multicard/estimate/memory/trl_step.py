@@ -16,7 +16,7 @@ import torch
 import transformers
 from omegaconf import OmegaConf
 
-from multicard.config.llm import LlmConfig
+from multicard.config.llm import Attention, LlmConfig
 from multicard.config.llm_models import HfConfig
 from multicard.estimate.memory import nf4_layers, torch_internals, tuning_step
 from multicard.estimate.memory.facts import TextFacts
@@ -98,6 +98,8 @@ def built(config: LlmConfig, cfg: dict[str, Any], device: torch.device, empty: b
     """`models.built`, without the weights; `empty`: on "meta", those of a folder too, whose shards are the same."""
     dtype = models.DTYPES[config.formats.weights]
     options: dict[str, Any] = {"dtype": dtype}
+    if config.attention is Attention.sdpa:
+        options["attn_implementation"] = "sdpa"
     is_nf4 = methods.chosen(config).nf4
     if isinstance(config.model, HfConfig):
         with models.reading(config.model):

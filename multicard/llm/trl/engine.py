@@ -319,6 +319,7 @@ def check_built(recipe: Recipe, config: LlmConfig) -> dict[str, int | None]:
         "parameter_bytes": sum(parameter.nbytes for parameter in parameters),
         "linear_weights": models.linear_weights(recipe._trainer.model),
         "attention_width": models.attention_width(recipe._trainer.model),
+        "attention_used": recipe._trainer.model.config._attn_implementation,
         **counts,
     }
 

@@ -23,7 +23,7 @@ from torchao.quantization.qat import Int8DynActInt4WeightQATQuantizer
 from torchao.quantization.qat.linear import Int8DynActInt4WeightQATLinear
 from transformers import core_model_loading
 
-from multicard.config.llm import LlmConfig
+from multicard.config.llm import Attention, LlmConfig
 from multicard.config.llm_models import DecoderConfig, HfConfig
 from multicard.llm import int4, methods, models
 from multicard.llm.drawn_weights import DTYPES, weights
@@ -32,6 +32,9 @@ from multicard.llm.torchtune_components import RandomWeight
 from multicard.llm.trl.text_part import reader_of, text_modules
 from multicard.messages import Refusal
 from multicard.ranks.failures import is_oom
+
+ATTENTION = {Attention.flash: "flash_attention_2", Attention.flex: "flex_attention"}  # transformers' other names
+FLASH_CAPABILITY = (8, 0)  # of GPUs that FlashAttention 2 has code for
 
 # PEFT refuses the torchao that torchtune needs
 peft.tuners.lora.torchao.is_torchao_available = lambda: False  # pyright: ignore[reportPrivateImportUsage]
@@ -48,19 +51,49 @@ def built(config: LlmConfig, cfg: dict[str, Any], device: torch.device, empty: b
     """
     dtype = DTYPES[config.formats.weights]
     options: dict[str, Any] = {"dtype": dtype}
+    if config.attention is not Attention.auto:
+        options["attn_implementation"] = ATTENTION.get(config.attention, str(config.attention))
     if methods.chosen(config).nf4:
         options["quantization_config"] = nf4(dtype, DTYPES[config.formats.products])
     empty = empty and not methods.chosen(config).nf4
     if isinstance(config.model, HfConfig):
         with reading(config.model):
+            sizes = transformers.AutoConfig.from_pretrained(Path(str(config.model.path)).expanduser())
+        check_attention(sizes, config, device)
+        with reading(config.model):
             return of_folder(config.model, config.seed, device, options, empty)
     sizes = transformers.AutoConfig.for_model(**models.hugging_face_config(config.model, cfg["model"]["vocab_size"]))
+    check_attention(sizes, config, device)
     if empty:
         return hollow(sizes, device, options)
     if config.model.folder is not None:
         return stored(config.model, options | {"device_map": {"": device}})
     own = weights(config, cfg, device)
     return drawn(sizes, device, options, {name: own[name] for name in own if "lora" not in name})
+
+
+def check_attention(sizes: Any, config: LlmConfig, device: torch.device) -> None:
+    """Refuse (ValueError) an attention that transformers does not have for the model, or for the GPU."""
+    kind: Any = reader_of(sizes)._model_mapping[type(sizes)]
+    known = {
+        Attention.sdpa: kind._supports_sdpa,
+        Attention.flash: kind._supports_flash_attn,
+        Attention.flex: kind._supports_flex_attn,
+    }
+    if not known.get(config.attention, True):
+        raise Refusal(
+            "llm.attention-unknown",
+            f"attention={config.attention}: transformers does not have it for {kind.__name__}; use `attention=auto`",
+            key="attention",
+            value=config.attention,
+            model=kind.__name__,
+        )
+    if config.attention is Attention.flash and torch.cuda.get_device_capability(device) < FLASH_CAPABILITY:
+        raise Refusal(
+            "llm.flash-gpu",
+            "attention=flash: needs a GPU of compute capability 8.0 (Ampere) or more; use `attention=sdpa`",
+            key="attention",
+        )
 
 
 def hollow(sizes: Any, device: torch.device, options: dict[str, Any]) -> Any:
