@@ -42,7 +42,7 @@ def switched(words: list[str], workload: Workload) -> list[str]:
     given = {word.lstrip("+").partition("=")[0] for word in words}
     # no roles: the keys that say what global_batch_size sets
     words += [FOLLOWS] * ("global_batch_size" in given and not given & {"batch_size", "batch_size_asked"})
-    keys = schema.switches()
+    keys = schema.switches(workload.schema)
     autos = [word for word in words if word in AUTO]
     if len(autos) > 1:
         raise Refusal(

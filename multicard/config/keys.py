@@ -92,9 +92,13 @@ def key(
     return field(default=default, metadata=metadata)
 
 
-def option_name() -> Any:
-    """The key `name` of a group's option, which the option's file sets: it has the roles of the group."""
-    return field(default=MISSING, metadata={"roles": Role.option})
+def option_name(default: Any = MISSING) -> Any:
+    """The key `name` of a group's option, which the option's file sets: it has the roles of the group.
+
+    Args:
+        default: of a group whose options have no files.
+    """
+    return field(default=default, metadata={"roles": Role.option})
 
 
 def later_keys(config: Any, prefix: str = "") -> dict[str, tuple[str, Any]]:

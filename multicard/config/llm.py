@@ -25,6 +25,7 @@ SHARDABLE = ("tok_embeddings", "output")  # what torchtune's own configurations 
 Engine = StrEnum("Engine", ["torchtune", "trl"])
 Sharding = StrEnum("Sharding", ["fsdp", "ddp"])
 Recipe = StrEnum("Recipe", ["auto", "single_device", "distributed"])
+Optimizer = StrEnum("Optimizer", ["adamw", "adamw_8bit", "paged_adamw_8bit"])
 Attention = StrEnum("Attention", ["auto", "sdpa", "flash", "flex", "eager"])
 
 
@@ -66,6 +67,24 @@ class MethodConfig(Group):
 @dataclass
 class TemplateConfig(Option):
     """A prompt: none has keys beside its name."""
+
+
+@dataclass
+class OptimizerChoice:
+    """How weights are updated: AdamW, with states in the format of the weights, or in 8 bits (bitsandbytes').
+
+    A group without files: those under `conf/optimizer/` are of `train_vision.py`.
+    """
+
+    name: Optimizer = option_name(Optimizer.adamw)
+
+    @property
+    def has_8_bits(self) -> bool:
+        return self.name is not Optimizer.adamw
+
+    @property
+    def is_paged(self) -> bool:
+        return self.name is Optimizer.paged_adamw_8bit
 
 
 # The axes of a run's record, in the order of tables
@@ -188,6 +207,13 @@ class LlmConfig(TrainingConfig):
         False,
         "method=full or qat: update each weight as soon as its gradient is there",
         Role.identity | Role.memory | Role.speed,
+    )
+    optimizer: OptimizerChoice = key(
+        OptimizerChoice,
+        "adamw, or with states of 8 bits adamw_8bit, paged_adamw_8bit: in host memory where the GPU's is full",
+        WAY_TO_TRAIN,
+        switch="name",
+        since=("weight_decay", {"name": "adamw"}),
     )
     attention: Attention = key(
         Attention.auto,

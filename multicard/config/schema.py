@@ -170,9 +170,10 @@ def since() -> dict[str, list[tuple[str, Any]]]:
     return found
 
 
-def switches() -> dict[str, str]:
-    """The key that the name of a group sets by itself: `predict=true` is `predict.enabled=true`."""
-    return {name: f"{name}.{key}" for name, key in _given("switch").items()}
+def switches(schema: type) -> dict[str, str]:
+    """The key of a schema that the name of a group sets by itself: `predict=true` is `predict.enabled=true`."""
+    keys = {field.name: field.metadata.get("switch") for field in fields(schema)}
+    return {name: f"{name}.{key}" for name, key in keys.items() if key is not None}
 
 
 def power(name: str) -> float | None:

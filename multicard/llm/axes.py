@@ -16,6 +16,8 @@ def check(config: LlmConfig) -> None:
         _check_clipping(config)
     if config.attention is not Attention.auto:
         _check_attention(config)
+    if config.optimizer.has_8_bits:
+        _check_eight_bits(config)
 
 
 def fits(config: LlmConfig, placement: Placement) -> None:
@@ -27,6 +29,13 @@ def fits(config: LlmConfig, placement: Placement) -> None:
             "llm.flex-cpu",
             "attention=flex: torch has no backward pass of it on CPU ranks; use `attention=sdpa`",
             key="attention",
+        )
+    if config.optimizer.is_paged and placement.device == "cpu":
+        raise Refusal(
+            "llm.paged-cpu",
+            "optimizer=paged_adamw_8bit: pages the memory of a GPU, which CPU ranks have not; "
+            "use `optimizer=adamw_8bit`",
+            key="optimizer",
         )
 
 
@@ -106,4 +115,23 @@ def _fit_flash(config: LlmConfig, placement: Placement) -> None:
             "attention=flash: needs flash-attn; run `pip install flash-attn --no-build-isolation`, "
             "or use `attention=sdpa`",
             key="attention",
+        )
+
+
+def _check_eight_bits(config: LlmConfig) -> None:
+    name = str(config.optimizer.name)
+    if find_spec("bitsandbytes") is None:
+        raise Refusal(
+            "llm.no-bitsandbytes",
+            f"optimizer={name}: needs bitsandbytes; run `pip install -e '.[trl]'`, or use `optimizer=adamw`",
+            key="optimizer",
+            value=name,
+        )
+    if config.optimizer_in_bwd:
+        raise Refusal(
+            "llm.eight-bit-in-bwd",
+            f"optimizer={name}: optimizer_in_bwd=true has an optimiser for each weight, each with tables of its own; "
+            "use `optimizer_in_bwd=false`, or `optimizer=adamw`",
+            key="optimizer",
+            value=name,
         )

@@ -96,12 +96,7 @@ def torchtune_config(config: LlmConfig, device: str, inputs: preflight.Inputs, f
             "_component_": "torchtune.training.metric_logging.DiskLogger",
             "log_dir": str(folder / "tune_run" / "logs"),
         },
-        "optimizer": {
-            "_component_": "torch.optim.AdamW",
-            "lr": config.lr,
-            "weight_decay": config.weight_decay,
-            "fused": True,
-        },
+        "optimizer": optimizer(config),
         "loss": {"_component_": "torchtune.modules.loss.CEWithChunkedOutputLoss"},
         "device": device,
         "dtype": config.formats.weights,
@@ -132,6 +127,15 @@ def torchtune_config(config: LlmConfig, device: str, inputs: preflight.Inputs, f
             "num_warmup_steps": config.warmup_steps if steps is None else warmup_steps(config, steps),
         }
     return cfg
+
+
+def optimizer(config: LlmConfig) -> dict[str, Any]:
+    """The component of the optimiser."""
+    common = {"lr": config.lr, "weight_decay": config.weight_decay}
+    if config.optimizer.has_8_bits:
+        own = {"_component_": "multicard.llm.eight_bit.AdamW8bit"}
+        return own | common | {"is_paged": config.optimizer.is_paged}
+    return {"_component_": "torch.optim.AdamW"} | common | {"fused": True}
 
 
 def steps_per_epoch(config: LlmConfig, rows: int) -> int:

@@ -78,6 +78,7 @@ def tune(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> No
         traffic.clear()
         to_its_end = train(recipe, probe)
         report.content.communication_bytes = traffic.counted()
+        report.content.eight_bit_share = eight_bit_share(recipe, config)
         report.peak()
         if probe.probing is not None:
             report.content.probe = probe.probing.result()
@@ -140,6 +141,15 @@ def evaluator(recipe: Any, probe: Probe, cfg: dict[str, Any], traffic: ReceivedB
         config.method.beta if isinstance(config.method, DpoConfig) else None,
     )
     return held_out.Evaluator(probe.rank, engine, rows, config.batch_size, traffic)
+
+
+def eight_bit_share(recipe: Any, config: LlmConfig) -> float | None:
+    """Of the values that were updated, the share whose states have 8 bits; None with optimizer=adamw."""
+    if not config.optimizer.has_8_bits:
+        return None
+    from multicard.llm import eight_bit  # it needs bitsandbytes, which comes with the extra `trl`
+
+    return eight_bit.share(recipe._optimizer)
 
 
 def probing(recipe: Any, probe: Probe) -> Gate:

@@ -295,6 +295,9 @@ class LlmRecord(Record, kw_only=True, tag_field="kind", tag="llm"):
     nf4_tensors: Annotated[Count, "weights held in NF4 (qlora)"] = None
     fake_quantised_linears: Annotated[Count, "linear layers with fake quantisation (qat)"] = None
     attention_used: Annotated[str | None, "what computed it, by transformers' name; null with torchtune"] = None
+    eight_bit_share: Annotated[
+        Share, "of rank 0's trained values, those whose optimiser states have 8 bits; null with optimizer=adamw"
+    ] = None
     flops_per_token: Annotated[Number, "forward and backward, of all tokens, padding too"] = None
     mfu: Annotated[Number, "model FLOPs of all tokens, padding too, as a share of the devices' peak, 0 to 1"] = None
     mfu_non_padding: Annotated[Number, "the same of tokens that are no padding; null in older records"] = None

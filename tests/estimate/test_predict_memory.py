@@ -229,6 +229,8 @@ def test_what_falls_back_in_silence_is_an_error():
     assert says(str(caught.value), "memory.sync-batchnorm", key="strategy.sync_batchnorm")
     said = simulate.answer(answers.Request(typed_llm("engine=trl", "attention=eager"), TEXT))
     assert isinstance(said, str) and says(said, "memory.attention-kind", key="attention", value="eager")
+    said = simulate.answer(answers.Request(typed_llm("optimizer.name=adamw_8bit"), TEXT))
+    assert isinstance(said, str) and says(said, "memory.optimizer", key="optimizer", value="adamw_8bit")
 
 
 @pytest.mark.parametrize("reason", ["Found no NVIDIA driver on your system.", "No CUDA GPUs are available"])

@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from multicard.cli import command_line
 from multicard.config.placement import Placement
-from multicard.llm import axes, preflight
+from multicard.llm import axes, preflight, torchtune_config
+from multicard.llm import workload as llm
 from multicard.records import run_folder
+from multicard.vision import workload as vision
 from tests.conftest import Tuning, typed_llm
 from tests.helpers.messages import refused, remedies
 from tests.llm.test_engines import ROUNDING, tuned_here
@@ -202,3 +205,103 @@ def test_transformers_is_asked_for_it_by_its_own_name(monkeypatch: pytest.Monkey
     config = typed_llm("engine=trl", "precision=bf16", f"attention={chosen}")
     models.built(config, {"model": {"vocab_size": 512}}, torch.device("cpu"), empty=True)
     assert asked["attn_implementation"] == name
+
+
+# ---- optimisers
+
+
+# AdamW's step of one weight does not depend on the size of its gradient: rounding of states moves a loss of 6 by 1e-3
+EIGHT_BITS = 2e-3
+BOTH = ["torchtune", pytest.param("trl", marks=NEEDS_TRL)]
+
+
+@NEEDS_TRL
+@pytest.mark.parametrize("engine", BOTH)
+def test_states_of_8_bits_take_nearly_the_same_steps(here: Here, engine: str):
+    words = (f"engine={engine}", "method=full", "lr=3e-3")
+    plain, expected = here(*words)
+    report, steps = here(*words, "optimizer.name=adamw_8bit")
+    assert 0 < np.abs(steps["loss"] - expected["loss"]).max() < EIGHT_BITS
+    assert plain.eight_bit_share is None
+    norms = 2 * 2 * 256 + 256  # weights of fewer than 4,096 values keep states in float32
+    assert report.eight_bit_share == pytest.approx(1 - norms / report.trainable_parameters)
+
+
+@NEEDS_TRL
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["torchtune", "trl"])
+def test_each_rank_updates_its_part_in_8_bits(tuned: Tuning, engine: str):
+    words = ("gpus=2", "dataset.rows=40", "max_steps=3", "lr=3e-3", "method=full", "optimizer.name=adamw_8bit")
+    chosen = ([f"engine={engine}"], ["engine=trl", "sharding=ddp"])
+    sharded, copied = (tuned(*words, *more) for more in chosen)
+    losses = [run_folder.read_steps(Path(run["folder"]))["loss"].to_numpy() for run in (sharded, copied)]
+    assert np.nanmax(np.abs(losses[0] - losses[1])) < EIGHT_BITS
+    assert losses[0][0] - losses[0][2] > 0.1
+    assert 0.9 < sharded["eight_bit_share"] < 1
+
+
+@NEEDS_TRL
+@pytest.mark.usefixtures("processes")
+def test_a_sharded_weight_is_updated_as_its_whole(tmp_path: Path):
+    """Of one rank, whose part is all of it; a weight without a gradient stays."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.tensor import DTensor, Shard, init_device_mesh
+
+    from multicard.llm.eight_bit import AdamW8bit, share
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        values, gradients = torch.randn(64, 128), torch.randn(64, 128)
+        plain = torch.nn.Parameter(values.clone())
+        sharded = torch.nn.Parameter(DTensor.from_local(values.clone(), mesh, [Shard(0)]))
+        frozen = torch.nn.Parameter(DTensor.from_local(values.clone(), mesh, [Shard(0)]))
+        optimisers = [AdamW8bit([plain], 1e-2, 0.1), AdamW8bit([sharded, frozen], 1e-2, 0.1)]
+        for step in range(3):
+            plain.grad = gradients * (step + 1)
+            sharded.grad = DTensor.from_local(gradients * (step + 1), mesh, [Shard(0)])
+            for optimiser in optimisers:
+                optimiser.step()
+        assert torch.equal(sharded.full_tensor(), plain) and torch.equal(frozen.full_tensor(), values)
+        assert not torch.equal(plain, values)
+        assert optimisers[1].param_groups[0]["params"] == [sharded, frozen]
+        assert [share(optimiser) for optimiser in optimisers] == [1.0, 1.0]
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("processes")
+@NEEDS_TRL
+def test_pages_are_asked_for():
+    """Not on a CPU, where bitsandbytes has none and would go on without: what it is told is asserted."""
+    import torch
+
+    from multicard.llm.eight_bit import AdamW8bit
+
+    parameters = [torch.nn.Parameter(torch.zeros(4))]
+    assert AdamW8bit(parameters, 1e-3, 0.0, is_paged=True).is_paged
+    assert not AdamW8bit(parameters, 1e-3, 0.0).is_paged
+    config = typed_llm("optimizer.name=paged_adamw_8bit")
+    assert torchtune_config.optimizer(config)["is_paged"] is True
+
+
+def test_an_optimiser_that_this_machine_lacks_is_refused(monkeypatch: pytest.MonkeyPatch):
+    paged = typed_llm("optimizer.name=paged_adamw_8bit")
+    with refused("llm.paged-cpu", key="optimizer") as caught:
+        axes.fits(paged, Placement("cpu", "gloo", 1, False))
+    assert remedies(caught.value) == ["optimizer=adamw_8bit"]
+    axes.fits(paged, Placement("cuda", "nccl", 1, False))
+    with refused("llm.eight-bit-in-bwd", key="optimizer"):
+        preflight.refuse(typed_llm("method=full", "optimizer_in_bwd=true", "optimizer.name=adamw_8bit"))
+    monkeypatch.setattr("multicard.llm.axes.find_spec", lambda _: None)
+    with refused("llm.no-bitsandbytes", key="optimizer", value="adamw_8bit"):
+        preflight.refuse(typed_llm("optimizer.name=adamw_8bit"))
+
+
+def test_the_optimiser_is_typed_as_it_is_named():
+    words = ["optimizer=adamw_8bit", "method=full"]
+    assert command_line.switched(words, llm.WORKLOAD) == ["optimizer.name=adamw_8bit", "method=full"]
+    assert command_line.switched(["optimizer=adam"], vision.WORKLOAD) == ["optimizer=adam"]
+    assert typed_llm("optimizer.name=adamw").identity() == typed_llm().identity()
+    assert typed_llm("optimizer.name=adamw_8bit").identity() != typed_llm().identity()

@@ -247,7 +247,8 @@ def _check_word(word: str, key: str) -> None:
         raise Refusal("plan.flag", sentence, key=key, word=word)
     name = word.lstrip("+~").partition("=")[0]
     group = re.split(r"[./@]", name)[0]
-    if group in PLANNED and (name == group or group in (*schema.switches(), "hydra")):
+    groups = {"hydra"}.union(*map(schema.switches, schema.SCHEMAS))
+    if group in PLANNED and (name == group or group in groups):
         raise Refusal("plan.planned-key", f"{key}: {word}: {PLANNED[group]}", key=key, word=word, group=group)
     if word in AUTO:
         raise Refusal("plan.auto", f"{key}: {word}: a plan needs given sizes; write the number", key=key, word=word)

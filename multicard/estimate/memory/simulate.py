@@ -60,6 +60,10 @@ def simulate(config: RunConfig, facts: Facts, device_type: str, memory_bytes: in
         if config.attention not in (Attention.auto, Attention.sdpa):
             sentence = f"attention={config.attention}: steps with it are not simulated"
             raise FellBackError(Message("memory.attention-kind", sentence, key="attention", value=config.attention))
+        if config.optimizer.has_8_bits:
+            chosen = str(config.optimizer.name)
+            sentence = f"optimizer={chosen}: steps with it are not simulated"
+            raise FellBackError(Message("memory.optimizer", sentence, key="optimizer", value=chosen))
         name = "trl_step" if by_trl else "tuning_step"
         step = importlib.import_module(f"multicard.estimate.memory.{name}")  # takes seconds
         with fake_ranks(config.world_size, device) if config.distributed else nullcontext() as mesh, fake(device):

@@ -35,7 +35,7 @@ from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer  # pyright: ignore[
 
 from multicard.config.llm import LlmConfig, Sharding
 from multicard.config.llm_models import HfConfig
-from multicard.llm import batches, int4, methods, recipes, torchtune_config
+from multicard.llm import batches, eight_bit, int4, methods, recipes, torchtune_config
 from multicard.llm.batches import Batch
 from multicard.llm.parts import Part, Trained, own_name
 from multicard.llm.step_probe import LOGGED, Batches, Probe
@@ -203,6 +203,9 @@ def prepared(probe: Probe, cfg: dict[str, Any], run_cfg: DictConfig) -> Iterator
         if config.formats.are_mixed:  # accelerate would have the loss rounded to bf16, and gradients summed in it
             gathered = models.DTYPES[config.formats.products]
             plugin.mixed_precision_policy = MixedPrecisionPolicy(gathered, torch.float32)
+    if config.optimizer.has_8_bits:
+        own = {"lr": config.lr, "weight_decay": config.weight_decay, "is_paged": config.optimizer.is_paged}
+        trainer.optimizer_cls_and_kwargs = (eight_bit.AdamW8bit, own)
     models.adapt(trainer.model, config, cfg, rank.device)
     if fsdp(config) and any(parameter.is_meta for parameter in model.parameters()):
         shard(trainer)
