@@ -1,5 +1,6 @@
 """The options of the tuning methods, as under `conf/method/`. No torch."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +16,17 @@ FEED_FORWARD = ("mlp.w1", "mlp.w2", "mlp.w3")
 
 @dataclass
 class LoraConfig(MethodConfig):
-    """Low-rank adapters (Hu et al., 2021) beside the named linears."""
+    """Low-rank adapters (Hu et al., 2021) beside the named linears; `rslora`: Kalajdzievski, 2023, arXiv:2312.03732."""
 
     lora_rank: int = key(8, "rank of the adapters", WAY_TO_TRAIN, least=1)
     lora_alpha: float = key(
         16.0, "adapters are scaled by lora_alpha / lora_rank", Role.identity | Role.learning, above=0
+    )
+    rslora: bool = key(
+        False,
+        "scale adapters by lora_alpha / sqrt(lora_rank), so that a higher rank learns as fast",
+        Role.identity | Role.learning,
+        since=("lora_alpha", False),
     )
     lora_dropout: float = key(
         0.0,
@@ -73,6 +80,11 @@ class LoraConfig(MethodConfig):
                 f"use `method.apply_lora_to_mlp=true`, or `method.lora_attn_modules=[{','.join(ATTENTION)}]`",
                 key="method.apply_lora_to_mlp",
             )
+
+    @property
+    def scale(self) -> float:
+        """By which an adapter's product is multiplied."""
+        return self.lora_alpha / (math.sqrt(self.lora_rank) if self.rslora else self.lora_rank)
 
     @property
     def adapts_all(self) -> bool:

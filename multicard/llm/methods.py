@@ -218,7 +218,7 @@ def model_component(config: LlmConfig, vocabulary: int) -> dict[str, Any]:
             "apply_lora_to_mlp": options.apply_lora_to_mlp,
             "apply_lora_to_output": options.apply_lora_to_output,
             "lora_rank": options.lora_rank,
-            "lora_alpha": options.lora_alpha,
+            "lora_alpha": options.scale * options.lora_rank if options.rslora else options.lora_alpha,
             "lora_dropout": options.lora_dropout,
             "quantize_base": chosen(config).nf4,
         }

@@ -243,6 +243,7 @@ def trained(recipe: Any, config: LlmConfig) -> Trained:
         "task_type": "CAUSAL_LM",
         "r": options.lora_rank,
         "lora_alpha": options.lora_alpha,
+        "use_rslora": options.rslora,
         "lora_dropout": options.lora_dropout,
         "target_modules": sorted({name.split(".lora_")[0].rpartition(".")[2] for name in parts}),
         "bias": "none",

@@ -45,7 +45,7 @@ MIB = 1 << 20
 # Keys on which a step's tensors do not depend, or only through the ranks, the loader and the sizes of the data
 IRRELEVANT = """
     batch_size_asked global_batch_size
-    clip_grad_norm
+    clip_grad_norm method.rslora
     backend compile cpus_per_gpu cudnn_benchmark dataset device diagnose epochs eval_steps gpus loader lr malloc
     max_seq_len max_steps nodes num_workers numa oversubscribe pin_memory profile scale schedule seed skip_steps
     stop_at_target target_accuracy target_loss template tokenizer warmup_steps weight_decay

@@ -26,7 +26,7 @@ def plain_model(config: LlmConfig, model: Any, vocabulary: int, adapted: bool = 
     elif hasattr(model, "tok_embeddings"):  # torchtune's
         sharded = model.state_dict()  # of QAT's recipe, which shards on one rank too
         state = {name: each.full_tensor() if isinstance(each, DTensor) else each for name, each in sharded.items()}
-        state = merged(state, getattr(config.method, "lora_alpha", 0.0), adapted)
+        state = merged(state, getattr(config.method, "scale", 0.0), adapted)
         heads, width = (config.model.num_heads, config.model.num_kv_heads), config.model.embed_dim
         state = convert_weights.tune_to_hf(state, num_heads=heads[0], num_kv_heads=heads[1], dim=width)
     else:
@@ -35,14 +35,14 @@ def plain_model(config: LlmConfig, model: Any, vocabulary: int, adapted: bool = 
     return plain.eval()
 
 
-def merged(state: dict[str, torch.Tensor], alpha: float, adapted: bool) -> dict[str, torch.Tensor]:
+def merged(state: dict[str, torch.Tensor], scale: float, adapted: bool) -> dict[str, torch.Tensor]:
     """torchtune's weights with its adapters' products added."""
     whole = {name: weight.clone() for name, weight in state.items() if ".lora_" not in name}
     for name, down in state.items():
         if adapted and name.endswith(".lora_a.weight"):
             base = name.replace(".lora_a", "")
             up = state[name.replace("lora_a", "lora_b")]
-            whole[base] += alpha / len(down) * (up @ down)
+            whole[base] += scale * (up @ down)
     return whole
 
 

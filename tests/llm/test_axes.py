@@ -305,3 +305,21 @@ def test_the_optimiser_is_typed_as_it_is_named():
     assert command_line.switched(["optimizer=adam"], vision.WORKLOAD) == ["optimizer=adam"]
     assert typed_llm("optimizer.name=adamw").identity() == typed_llm().identity()
     assert typed_llm("optimizer.name=adamw_8bit").identity() != typed_llm().identity()
+
+
+# ---- adapters
+
+
+@pytest.mark.parametrize("engine", BOTH)
+def test_rank_stabilised_adapters_are_scaled_by_the_root_of_the_rank(here: Here, engine: str):
+    words = (f"engine={engine}", "method.lora_rank=4", "lr=3e-3")
+    _, stabilised = here(*words, "method.lora_alpha=8", "method.rslora=true")
+    _, scaled = here(*words, "method.lora_alpha=16")  # 8 / sqrt(4) is 16 / 4
+    _, plain = here(*words, "method.lora_alpha=8")
+    np.testing.assert_array_equal(stabilised["loss"], scaled["loss"])
+    assert np.abs(stabilised["loss"] - plain["loss"]).max() > 10 * ROUNDING["fp32"]
+
+
+def test_rank_stabilised_adapters_are_another_cell():
+    assert typed_llm("method.rslora=false").identity() == typed_llm().identity()
+    assert typed_llm("method.rslora=true").identity() != typed_llm().identity()

@@ -101,6 +101,7 @@ ADAPTERS = {
     "all-linear": ["method.lora_attn_modules=all-linear", "method.lora_dropout=0.2"],
     "dpo": ["method=dpo", "activation_checkpointing=true"],
     "bf16": ["precision=bf16", "model.tied=true"],
+    "rslora": ["method.rslora=true", "method.lora_rank=4", "method.lora_alpha=8"],
 }
 WHOLE = {
     "full": ["method=full"],

@@ -265,6 +265,7 @@ def adapters(model: nn.Module, config: LlmConfig) -> LoraConfig | None:
     return LoraConfig(
         r=options.lora_rank,
         lora_alpha=options.lora_alpha,  # pyright: ignore[reportArgumentType]  of any number
+        use_rslora=options.rslora,
         lora_dropout=options.lora_dropout,
         target_modules=targets,
         task_type="CAUSAL_LM",
