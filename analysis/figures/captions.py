@@ -90,7 +90,8 @@ def _averaged(names: Sequence[str], what: str) -> str:
 def marks(runs: Sequence[Run]) -> tuple[str, list[str]]:
     """Signs that every run has, and lines that explain all signs of the runs."""
     found = limits.in_order(grouping.limits_of(runs))
-    everywhere = [limit for limit in found if all(limit in run.limits for run in runs)]
+    codes = [{limit.code for limit in run.limits} for run in runs]
+    everywhere = [limit for limit in found if all(limit.code in own for own in codes)]
     at_points = [limit for limit in found if limit not in everywhere]
     common = limits.signs(everywhere)
     lines = []

@@ -210,8 +210,8 @@ def ok_runs(runs: Sequence[Run]) -> list[Run]:
 
 
 def limits_of(runs: Iterable[Run]) -> list[Limit]:
-    """The limits that some of the runs have, each once."""
-    return list({limit.code: limit for run in runs for limit in run.limits}.values())
+    """The limits that some of the runs have, each once, in the order of the registry."""
+    return limits.in_order(limit for run in runs for limit in run.limits)
 
 
 def marks(runs: Iterable[Run]) -> str:
@@ -243,7 +243,7 @@ def undisturbed(runs: Sequence[Run], left_out: Counter[str] | None = None) -> li
     kept = limits.trusted(runs, Forbids.rate)
     if left_out is not None and len(kept) < len(runs):
         for run in runs:
-            left_out.update(limit.says for limit in limits.forbidding(run.limits, Forbids.rate)[:1])
+            left_out.update(limits.general(limit) for limit in limits.forbidding(run.limits, Forbids.rate)[:1])
     return kept
 
 

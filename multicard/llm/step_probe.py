@@ -17,7 +17,7 @@ from multicard.config.llm import Engine, LlmConfig
 from multicard.llm import methods
 from multicard.llm.batches import COUNTS, Batch, count, mapped
 from multicard.llm.held_out import Evaluated, Evaluator
-from multicard.measure import memory, timing
+from multicard.measure import garbage, memory, timing
 from multicard.measure.timing import Ranges
 from multicard.observe.profiles.capture import TrainingWindow
 from multicard.ranks.gates import Gate
@@ -135,6 +135,7 @@ class Probe:
         if self.substitute is not None:
             yield from self.substitute
             return
+        garbage.epoch_began()
         batches, per_step = iter(loader), self.config.gradient_accumulation_steps
         while True:
             if len(self.counts) % per_step == 0:
@@ -162,6 +163,7 @@ class Probe:
         self.steps += 1
         self.steps_in_epoch += 1
         per_step = self.config.gradient_accumulation_steps
+        garbage.step_ended(self.steps)
         self.tokens += sum(counts[COUNTS.index("non_padding")] for counts in self.counts[-per_step:])
         self._post()
         if self.probing is not None:

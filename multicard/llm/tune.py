@@ -37,7 +37,7 @@ from multicard.llm.collectives import ReceivedBytes
 from multicard.llm.method_options import DpoConfig
 from multicard.llm.parts import Trained
 from multicard.llm.step_probe import DivergenceError, Probe, ProbeEndedError, TargetReachedError, TuningReport
-from multicard.measure import memory
+from multicard.measure import garbage, memory
 from multicard.messages import Message
 from multicard.ranks.gates import Gate, Pausing, Probing
 from multicard.ranks.process import Rank
@@ -97,6 +97,7 @@ def tune(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> No
     if dist.is_initialized():
         dist.barrier()  # no rank closes its store while another still needs it
     recipe.cleanup()
+    garbage.end()
 
 
 def kept(trained: Callable[[], Trained], probe: Probe, cfg: dict[str, Any], to_its_end: bool) -> SavedModel:
@@ -111,6 +112,7 @@ def kept(trained: Callable[[], Trained], probe: Probe, cfg: dict[str, Any], to_i
 
 def train(recipe: Any, probe: Probe) -> bool:
     """Measure the tuning. Returns True if it came to its end, neither diverged nor ended as a probe."""
+    garbage.begin()
     probe.start()
     if probe.probing is not None:
         probe.paused_s += probe.probing.begin()

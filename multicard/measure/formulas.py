@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 STEP_DEFINITION = "slowest rank's clock"
+SLOW_MEDIANS = 3  # steps longer than so many medians are slow, where one in twenty is
 STALL_S, STALL_MEDIANS, MOST_STALLS = 10.0, 20, 2  # the shortest stall, also in median steps; more are the run's own
 
 
@@ -40,6 +41,29 @@ def stalled(steps_s: np.ndarray, steps_per_epoch: int) -> np.ndarray:
     flags = steps_s - median_s > max(STALL_S, STALL_MEDIANS * median_s)
     flags &= np.arange(len(steps_s)) % steps_per_epoch > 0
     return flags & (flags.sum() <= MOST_STALLS)
+
+
+def slow(steps_s: np.ndarray, counted: np.ndarray, steps_per_epoch: int, work: np.ndarray | None = None) -> list[int]:
+    """The steps, from 0, that took over three times the median step; none where the 95th percentile is below that.
+
+    The first step of an epoch, which starts workers, is none. Nor is one whose work took no longer than three times the
+    median's: rows differ in length.
+
+    Args:
+        steps_s: of all steps (steps,), as `step_times_s` has them.
+        counted: flags of those that statistics count (steps,).
+        work: of each step (steps,), as tokens; None where all steps have the same.
+    """
+    judged = counted & (np.arange(len(steps_s)) % steps_per_epoch > 0)
+    if not judged.any():
+        return []
+    is_slow = judged.copy()
+    for costs in (steps_s,) if work is None else (steps_s, steps_s / np.maximum(work, 1)):
+        most = SLOW_MEDIANS * float(np.median(costs[judged]))
+        if float(np.percentile(costs[judged], 95)) <= most:
+            return []
+        is_slow &= costs > most
+    return np.flatnonzero(is_slow).tolist()
 
 
 def statistics(

@@ -12,20 +12,17 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol, TypeVar
 
-from multicard.config.base import ProfileWindow
 from multicard.config.job import count
 from multicard.config.placement import CROWDED, OVERSUBSCRIBED
 from multicard.messages import Message, code_of
-from multicard.records.schema import AnyRecord, LlmRecord, ScriptRecord
+from multicard.records import limit_facts
+from multicard.records.schema import AnyRecord, LlmRecord
 from multicard.records.schema_parts import HeldOut, Limit
 from multicard.records.trained_weights import ApartBy
 
 BUSY_SHARE = 0.1  # of a run's cores, for others or stolen from it, above which it is limited
-SEEN_SHARE = 0.01  # of the test images, trained on too, from which accuracy is limited
 UNKNOWN_SIGN = "#"  # in tables, of limits that this version does not know
 PREFIX = "limit."  # of the codes of messages that are limits
-# What the recorder of a script's steps saw, and how the oldest records say it
-APART_CODE, OLD_APART = "script.no-process-group", "no process group"
 TRAIN_TOGETHER = "wrap the model in DistributedDataParallel"
 
 
@@ -55,6 +52,7 @@ class Kind:
     applies: True for records that have it. noted: count it in a note below tables of a sweep.
     brief: its sign stands behind the status of a run that has ended.
     passes: it came from outside, and another run of the same setting need not have it.
+    tells: the sentence of a record, where that says more than `says`.
     """
 
     says: Message
@@ -65,51 +63,16 @@ class Kind:
     noted: bool = False
     brief: bool = False
     passes: bool = False
+    tells: Callable[[AnyRecord], Message] | None = None
 
     @property
     def code(self) -> str:
         return self.says.code.removeprefix(PREFIX)
 
-    def limit(self) -> Limit:
-        return Limit(self.code, str(self.says), sorted(self.forbids))
-
-
-def _is_crowded(record: AnyRecord) -> bool:
-    """True where a node ran more CPU ranks than it had cores."""
-    ranks = int(record.axes.get("gpus") or 1)
-    return record.axes.get("device") == "cpu" and record.cores is not None and ranks > record.cores
-
-
-def _is_traced(record: AnyRecord) -> bool:
-    profile = record.config.get("profile")
-    return isinstance(profile, dict) and profile.get("window") == ProfileWindow.start
-
-
-def _is_stalled(record: AnyRecord) -> bool:
-    return record.steps is not None and bool(record.steps.stalled_count)
-
-
-def _is_disturbed(record: AnyRecord) -> bool:
-    return bool(record.gpu and record.gpu.disturbed_by)
-
-
-def _is_test_seen(record: AnyRecord) -> bool:
-    repeated = record.data and record.data.repeated
-    return repeated is not None and repeated.share_in_both >= SEEN_SHARE
-
-
-def _trained_apart(record: AnyRecord) -> bool:
-    """True for a script whose ranks did not join a process group, as its recorder saw."""
-    if not isinstance(record, ScriptRecord):
-        return False
-    if record.trained is not None:
-        return record.apart_by == ApartBy.group
-    return APART_CODE in record.seen_codes or any(text.startswith(OLD_APART) for text in record.seen)
-
-
-def _apart_by(reason: ApartBy) -> Callable[[AnyRecord], bool]:
-    """True for a script whose ranks trained apart, as this shows."""
-    return lambda record: isinstance(record, ScriptRecord) and record.apart_by == reason
+    def limit(self, record: AnyRecord | None = None) -> Limit:
+        """The limit of a record, or as it stands for several."""
+        says = self.says if record is None or self.tells is None else self.tells(record)
+        return Limit(self.code, str(says), sorted(self.forbids))
 
 
 def _held_out(record: AnyRecord) -> HeldOut:
@@ -150,7 +113,7 @@ DISTURBED = Kind(
     sign="!",
     column="disturbed",
     forbids=_only(Forbids.rate),
-    applies=_is_disturbed,
+    applies=limit_facts.is_disturbed,
     brief=True,
     passes=True,
 )
@@ -168,7 +131,7 @@ CROWD = Kind(
     sign=">",
     column="crowded",
     forbids=_only(Forbids.rate, Forbids.prediction),
-    applies=_is_crowded,
+    applies=limit_facts.is_crowded,
     noted=True,
     brief=True,
 )
@@ -200,7 +163,7 @@ PROFILED = Kind(
     sign="t",
     column="profiled",
     forbids=_only(Forbids.rate, Forbids.prediction),
-    applies=_is_traced,
+    applies=limit_facts.is_traced,
     noted=True,
     brief=True,
 )
@@ -209,10 +172,20 @@ STALLED = Kind(
     sign="z",
     column="stalled",
     forbids=_only(Forbids.rate),
-    applies=_is_stalled,
+    applies=limit_facts.is_stalled,
     noted=True,
     brief=True,
     passes=True,
+)
+SLOW_STEPS = Kind(
+    says=Message("limit.slow-steps", "some steps took over three times the median; measure it again"),
+    sign="~",
+    column="slow_steps",
+    forbids=_only(Forbids.rate),
+    applies=lambda record: bool(limit_facts.slow_steps(record)),
+    noted=True,
+    brief=True,
+    tells=limit_facts.tell_slow_steps,
 )
 MIXED_DATA = Kind(
     says=Message("limit.mixed-data", "its data was changed while it trained"),
@@ -226,12 +199,12 @@ MIXED_DATA = Kind(
 TEST_SEEN = Kind(
     says=Message(
         "limit.test-seen",
-        f"at least {SEEN_SHARE:.0%} of its test images are trained on too: its accuracy is partly memory",
+        f"at least {limit_facts.SEEN_SHARE:.0%} of its test images are trained on too: its accuracy is partly memory",
     ),
     sign="e",
     column="test_seen",
     forbids=_only(Forbids.learning),
-    applies=_is_test_seen,
+    applies=limit_facts.is_test_seen,
     noted=True,
     brief=True,
 )
@@ -244,7 +217,7 @@ APART = Kind(
     sign="a",
     column="trained_apart",
     forbids=_only(Forbids.speed_up, Forbids.prediction),
-    applies=_trained_apart,
+    applies=limit_facts.trained_apart,
     noted=True,
     brief=True,
 )
@@ -257,7 +230,7 @@ OTHER_WEIGHTS = Kind(
     sign="v",
     column="other_weights",
     forbids=_only(Forbids.speed_up, Forbids.prediction),
-    applies=_apart_by(ApartBy.values),
+    applies=limit_facts.apart_by(ApartBy.values),
     noted=True,
     brief=True,
 )
@@ -269,7 +242,7 @@ OTHER_STEPS = Kind(
     sign="n",
     column="other_steps",
     forbids=_only(Forbids.speed_up, Forbids.prediction),
-    applies=_apart_by(ApartBy.steps),
+    applies=limit_facts.apart_by(ApartBy.steps),
     noted=True,
     brief=True,
 )
@@ -299,7 +272,7 @@ DIRTY = Kind(
 )
 KINDS = (
     *(OVERSUBSCRIBED_GPUS, ON_CPU, DISTURBED, LOADED, CROWD, BESIDE, RANDOM_WEIGHTS, SMOKE, PROFILED, STALLED),
-    *(MIXED_DATA, TEST_SEEN, APART, OTHER_WEIGHTS, OTHER_STEPS, RESTARTED, NO_INT4, DIRTY),
+    *(SLOW_STEPS, MIXED_DATA, TEST_SEEN, APART, OTHER_WEIGHTS, OTHER_STEPS, RESTARTED, NO_INT4, DIRTY),
 )
 APART_BY = {ApartBy.group: APART, ApartBy.values: OTHER_WEIGHTS, ApartBy.steps: OTHER_STEPS}
 BY_CODE: Mapping[str, Kind] = {kind.code: kind for kind in KINDS}
@@ -312,7 +285,7 @@ def made(says: Message, *forbids: Forbids) -> Limit:
 
 def of(record: AnyRecord) -> list[Limit]:
     """All limits of a record: those written into it, and those that follow from what else it holds."""
-    found = {kind.code: kind.limit() for kind in KINDS if kind.applies(record)}
+    found = {kind.code: kind.limit(record) for kind in KINDS if kind.applies(record)}
     written = {limit.code: limit for limit in record.limits}
     return in_order({**written, **found}.values())
 
@@ -359,7 +332,7 @@ def left_out(settings: Iterable[Sequence[Sequence[Limit]]]) -> list[Message]:
         found = [forbidding(limits, Forbids.rate) for limits in runs]
         total += len(runs)
         if not all(found):
-            reasons.update(forbidden[0].says for forbidden in found if forbidden)
+            reasons.update(general(forbidden[0]) for forbidden in found if forbidden)
     lines = []
     for says, number in reasons.items():
         said = f"{number} of {count(total, 'run')} disturbed, left out of times: {says}"
@@ -389,9 +362,24 @@ def brief_signs(record: AnyRecord) -> str:
 
 
 def in_order(limits: Iterable[Limit]) -> list[Limit]:
-    """Limits, each once, in the order of the registry; those that this version does not know come last."""
-    by_code = {limit.code: limit for limit in limits}
+    """Limits, each once, in the order of the registry; those that this version does not know come last.
+
+    Where runs tell different things of one limit, it says what is true of all.
+    """
+    by_code: dict[str, Limit] = {}
+    for limit in limits:
+        known = by_code.get(limit.code, limit)
+        by_code[limit.code] = limit if known.says == limit.says else _of_several(limit)
     return [by_code[code] for code in dict.fromkeys([*(code for code in BY_CODE if code in by_code), *by_code])]
+
+
+def _of_several(limit: Limit) -> Limit:
+    return BY_CODE[limit.code].limit() if limit.code in BY_CODE else limit
+
+
+def general(limit: Limit) -> str:
+    """What a limit says of every run that has it, by which runs are counted."""
+    return _of_several(limit).says
 
 
 def meanings(limits: Iterable[Limit]) -> list[tuple[str, str]]:
@@ -411,7 +399,8 @@ def notes(records: Sequence[AnyRecord]) -> list[str]:
         for limit in of(record):
             if limit.code not in BY_CODE or BY_CODE[limit.code].noted:
                 counted.setdefault(limit.code, []).append(limit)
-    return [_note(limit, len(counted[limit.code])) for limit in in_order(own[0] for own in counted.values())]
+    every = [limit for own in counted.values() for limit in own]
+    return [_note(limit, len(counted[limit.code])) for limit in in_order(every)]
 
 
 def _note(limit: Limit, runs: int) -> str:

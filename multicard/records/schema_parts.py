@@ -215,6 +215,9 @@ class Statistics(Struct):
     count: Annotated[Count, "steps measured"] = None
     warmup_count: Annotated[Count, "steps left out as warm-up"] = None
     stalled_count: Annotated[Count, "steps left out as stalled; null in older records"] = None
+    slow_steps: Annotated[
+        list[Int], "of the run, from 0: over three times the median, for their tokens too, where one in twenty is"
+    ] = []
     definition: Annotated[str | UnsetType, "slowest rank's clock; absent in older records"] = UNSET
 
     @property

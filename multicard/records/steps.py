@@ -42,10 +42,21 @@ class Counted:
         self.steps_s = formulas.step_times_s(epoch, self._rank, step, step_s)
         self.warmup = _warmup(record, len(self.steps_s))
         self.stalls = formulas.stalled(self.steps_s, per_epoch)
-        self.measured = ~(self.warmup | self.stalls)[epoch.astype(int) * per_epoch + step]
+        self._number = epoch.astype(int) * per_epoch + step
+        self._per_epoch = per_epoch
+        self.measured = ~(self.warmup | self.stalls)[self._number]
 
     def statistics(self) -> Statistics:
-        return msgspec.convert(formulas.statistics(self.steps_s, self.warmup, self.stalls), Statistics)
+        found = msgspec.convert(formulas.statistics(self.steps_s, self.warmup, self.stalls), Statistics)
+        found.slow_steps = formulas.slow(self.steps_s, ~(self.warmup | self.stalls), self._per_epoch, self._tokens())
+        return found
+
+    def _tokens(self) -> np.ndarray | None:
+        """Tokens of each step of all ranks (steps,); None where none are counted."""
+        tokens = self._table.get("tokens")
+        if tokens is None or not tokens.any():
+            return None
+        return np.bincount(self._number, tokens, len(self.steps_s))
 
     def counts(self, number: int) -> bool:
         """True for a step, by its number in the run, that statistics count."""

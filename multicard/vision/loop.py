@@ -1,6 +1,5 @@
 """The loops over training and test batches, and what ranks exchange in them outside DDP."""
 
-import gc
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
@@ -18,7 +17,7 @@ from multicard.config.base import ProfileName
 from multicard.config.compilation import has_cuda_graphs
 from multicard.config.sweeps import pauses
 from multicard.config.vision import LayoutName, VisionConfig
-from multicard.measure import timing
+from multicard.measure import garbage, timing
 from multicard.measure.timing import BACKWARD, DATA, FORWARD, H2D, OPTIMIZER, Ranges, StepTimer
 from multicard.observe.profiles.capture import TrainingWindow
 from multicard.ranks.gates import Gate, Pausing, Probing
@@ -31,7 +30,6 @@ from multicard.vision.strategy import Share, compiles
 
 # What a step counts: samples trained, samples loaded, and bytes handed to the device
 COUNTS: tuple[str, ...] = ("samples", "loaded", "h2d_images_bytes", "h2d_labels_bytes")
-COLLECT_EVERY = 100  # steps between young-generation collections, the same on every rank so that none straggles
 
 
 class Loop:
@@ -95,7 +93,7 @@ class Loop:
         share.model.train()
         self.epoch = epoch
         self.post()
-        gc.collect(1)
+        garbage.epoch_began()
         if self.probing is not None:
             self.probing.start_epoch()
         timer.start()
@@ -111,8 +109,7 @@ class Loop:
             self.steps += 1
             self.samples += counts["samples"]
             self.post()
-            if self.steps % COLLECT_EVERY == 0:
-                gc.collect(0)
+            garbage.step_ended(self.steps)
             if self.probing is not None and (paused_s := self.probing.step_ended(self.steps)):
                 timer.leave_out(paused_s)
             self.stopped = self.board.stops(self.steps)

@@ -1,6 +1,5 @@
 """One rank's part of a training run: data, model, strategy, optimiser, loop."""
 
-import gc
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +12,7 @@ import torch
 from multicard.config.saving import Save
 from multicard.config.sweeps import pauses
 from multicard.config.vision import VisionConfig
-from multicard.measure import memory, timing
+from multicard.measure import garbage, memory, timing
 from multicard.measure.timing import PHASES
 from multicard.messages import Message, Refusal
 from multicard.ranks import checkpoint
@@ -179,10 +178,7 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
     start = restore(loop, report)
     for used in share.devices:
         memory.reset_peak_memory(used)
-    # from here on, garbage is collected at fixed steps (loop.COLLECT_EVERY)
-    gc.collect()
-    gc.freeze()
-    gc.disable()
+    garbage.begin()
     to_its_end = run_epochs(loop, report, sampler, training, testing, start)
     if loop.compiled:
         report.add(compiling.cuda_graphs(device, config.compile))

@@ -222,6 +222,7 @@ def test_a_mark_is_shown_with_its_meaning(tmp_path: Path):
         "s": records.vision() | {"config": records.vision()["config"] | {"scale": "smoke"}},
         "t": records.vision(profile__window="start"),
         "z": records.vision(step_s={"mean": 1.0, "count": 100, "warmup_count": 5, "stalled_count": 1}),
+        "~": records.vision(step_s={"mean": 1.0, "count": 20, "warmup_count": 5, "slow_steps": [7, 19]}),
         "m": records.vision(data=records.data() | {"changed": "dataset 1a2b, now 3c4d"}),
         "e": records.vision(data=records.data() | {"repeated": SEEN}),
         **{sign: records.llm(model__weights="models/llama", limits=[limit]) for sign, limit in apart.items()},
@@ -235,7 +236,10 @@ def test_a_mark_is_shown_with_its_meaning(tmp_path: Path):
     found = load.read([tmp_path])
     assert [run["marks"] for run in found.runs] == [*[sign.replace(">", "c>") for sign in marked], ""]
     lines = list_runs.output(found, found.runs, None).lines(None)
-    assert lines[-len(KINDS) :] == [f"{mark.sign}  {mark.says!s}" for mark in KINDS]
+    meanings = {mark.sign: str(mark.says) for mark in KINDS}
+    (slow,) = [limit.says for run in found.runs for limit in run.limits if limit.code == "slow-steps"]
+    assert says(slow, "limit.slow-steps-named", steps=[7, 19])
+    assert lines[-len(KINDS) :] == [f"{sign}  {text}" for sign, text in (meanings | {"~": slow}).items()]
     assert [run["marks"] for run in sql.select(found.runs, "disturbed or smoke")] == ["!", "s"]
 
 

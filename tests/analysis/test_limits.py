@@ -1,6 +1,6 @@
 """A limit that is written into a record changes what everybody says of the run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ Sweep = Callable[..., list[Run]]
 def sweep(tmp_path: Path) -> Sweep:
     """Runs on 1 and 2 GPUs, three of each; those on 2 with these limits, or the first of them alone."""
 
-    def written(*own: Any, first: bool = False) -> list[Run]:
+    def written(*own: Any, first: bool = False, slow: Sequence[Sequence[int]] = ((), (), ())) -> list[Run]:
         folder = tmp_path / f"{len([*tmp_path.iterdir()])}"
         for index, (gpus, seed) in enumerate((gpus, seed) for gpus in (1, 2) for seed in range(3)):
             steps_s = [(0.1 + 0.0001 * seed) / gpus * (1 + 0.02 * (number % 3)) for number in range(100)]
@@ -42,7 +42,7 @@ def sweep(tmp_path: Path) -> Sweep:
                 seed=seed,
                 total_s=sum(steps_s),
                 test_accuracy=0.99,
-                step_s=records.formulas.statistics(steps_s, 1),
+                step_s=records.formulas.statistics(steps_s, 1) | {"slow_steps": slow[seed] if gpus == 2 else []},
                 limits=[msgspec.to_builtins(limit) for limit in limited],
                 prediction=records.prediction(error=0.01 * index),
             )
@@ -91,6 +91,23 @@ def test_a_run_whose_rate_is_not_the_settings_is_left_out_where_there_are_others
     assert sorted(len(one.counted) for one in ranking.settings) == [3, 3]
     spreads = RepeatedRuns(sweep(limits.STALLED.limit(), first=True))
     assert sorted(map(len, spreads.settings)) == [2, 3]
+
+
+def test_slow_steps_are_named_where_one_run_has_them_and_counted_where_several_do(sweep: Sweep):
+    steps = list(range(20, 70, 5))
+    alone = sweep(slow=[steps, (), ()])
+    (limit,) = alone[3].limits
+    assert find(limit.says, "limit.slow-steps-named", steps=steps)
+    assert not [run for run in alone if run.limits and run is not alone[3]]
+    said = ranked(alone)  # the run is left out of the times of its setting, as others have none
+    assert says(said, "runs.left-out", runs=1) and says(said, "limit.slow-steps")
+    every = sweep(slow=[[7], [8], [9]])
+    assert says(ranked(every), "limit.slow-steps")
+    assert [limit.says for limit in limits.in_order(limit for run in every for limit in run.limits)] == [
+        str(limits.SLOW_STEPS.says)
+    ]
+    (everywhere,) = limits.notes([run.record() for run in every])
+    assert find(everywhere, "notes.mark", mark="slow_steps", runs=3)
 
 
 def test_accuracies_are_not_compared_where_that_is_forbidden(sweep: Sweep):

@@ -1,5 +1,6 @@
 """Keys that change how steps compute: each beside the plain run, and what is refused."""
 
+import gc
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,6 +13,7 @@ from multicard.cli import command_line
 from multicard.config.placement import Placement
 from multicard.llm import axes, preflight, torchtune_config
 from multicard.llm import workload as llm
+from multicard.measure import garbage
 from multicard.records import run_folder
 from multicard.vision import workload as vision
 from tests.conftest import Tuning, typed_llm
@@ -323,3 +325,14 @@ def test_rank_stabilised_adapters_are_scaled_by_the_root_of_the_rank(here: Here,
 def test_rank_stabilised_adapters_are_another_cell():
     assert typed_llm("method.rslora=false").identity() == typed_llm().identity()
     assert typed_llm("method.rslora=true").identity() != typed_llm().identity()
+
+
+# ---- garbage
+
+
+@pytest.mark.parametrize("engine", BOTH)
+def test_garbage_is_collected_at_fixed_steps(here: Here, engine: str, monkeypatch: pytest.MonkeyPatch):
+    seen: list[tuple[int, bool]] = []
+    monkeypatch.setattr(garbage, "step_ended", lambda steps: seen.append((steps, gc.isenabled())))
+    here(f"engine={engine}", "max_steps=3")
+    assert seen == [(1, False), (2, False), (3, False)] and gc.isenabled()

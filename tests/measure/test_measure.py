@@ -1,5 +1,6 @@
 """The formulas in closed form."""
 
+import gc
 import math
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from multicard.measure import formulas, memory, timing
+from multicard.measure import formulas, garbage, memory, timing
 from multicard.measure.timing import BACKWARD, DATA, FORWARD, H2D, OPTIMIZER
 from tests.conftest import ROOT
 
@@ -121,3 +122,49 @@ def test_memory_of_cuda_graphs_is_what_their_pools_hold_beyond_the_allocations()
     segments.append(segment(1, (0, 1), 10_000, 0))
     assert memory.held_by_graphs_bytes(segments, 0) == memory.held_by_graphs_bytes(segments, None) == 480
     assert memory.held_by_graphs_bytes(segments, 1) == 10_000
+
+
+# ---- slow steps
+
+
+def slow(steps_s: list[float], warmup: int = 0, per_epoch: int = 1000, work: list[int] | None = None) -> list[int]:
+    counted = np.arange(len(steps_s)) >= warmup
+    return formulas.slow(np.array(steps_s), counted, per_epoch, None if work is None else np.array(work))
+
+
+def test_steps_of_over_three_medians_are_named_where_one_in_twenty_is():
+    steps_s = [1.0] * 40
+    assert slow(steps_s) == []
+    steps_s[7] = steps_s[19] = 3.1
+    assert slow(steps_s) == []  # the 95th percentile of 39 is that of the others
+    steps_s[30] = 20.0
+    assert slow(steps_s) == [7, 19, 30]
+    assert slow(steps_s, warmup=25) == [30]  # one in fifteen
+    assert slow([*steps_s[:30], *[2.9] * 10]) == []
+
+
+def test_neither_the_first_step_of_an_epoch_nor_a_step_of_longer_rows_is_slow():
+    steps_s = [10.0 if step % 10 == 0 else 1.0 for step in range(40)]
+    assert slow(steps_s, per_epoch=10) == []
+    assert slow(steps_s) == [10, 20, 30]
+    tokens = [1000 if step % 10 == 0 else 100 for step in range(40)]
+    assert slow(steps_s, work=tokens) == []
+    assert slow(steps_s, work=[100] * 40) == [10, 20, 30]
+    assert slow([1.0], work=[0]) == []
+
+
+# ---- garbage collection
+
+
+def test_garbage_is_collected_at_fixed_steps_alone(monkeypatch: pytest.MonkeyPatch):
+    collected: list[int] = []
+    garbage.begin()
+    try:
+        assert not gc.isenabled() and gc.get_freeze_count() > 1000
+        monkeypatch.setattr(gc, "collect", collected.append)
+        for step in range(1, 2 * garbage.COLLECT_EVERY + 1):
+            garbage.step_ended(step)
+        assert collected == [0, 0]
+    finally:
+        garbage.end()
+    assert gc.isenabled() and gc.get_freeze_count() == 0
