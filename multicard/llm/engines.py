@@ -78,13 +78,6 @@ def _check_trl(config: LlmConfig) -> None:
             key="recipe",
             value=config.recipe,
         )
-    if config.compile:
-        raise Refusal(
-            "llm.trl-compile",
-            "compile=true: transformers' layers compile again within measured steps; "
-            "use `compile=false`, or `engine=torchtune`",
-            key="compile",
-        )
     if config.optimizer_in_bwd:
         raise Refusal(
             "llm.trl-optimizer-in-bwd",

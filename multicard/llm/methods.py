@@ -190,6 +190,14 @@ def chosen(config: LlmConfig) -> Method:
     return METHODS[config.method.name]
 
 
+def compiles(config: LlmConfig) -> bool:
+    """True where the engine takes `compile` with the method: TRL where its layers are plain linears with adapters."""
+    method = chosen(config)
+    if config.engine is Engine.trl:
+        return not method.nf4 and not method.fake_quantised
+    return method.compiles_distributed if config.distributed else method.compiles
+
+
 def adapted(options: LoraConfig) -> list[str]:
     """The linears of a layer that have an adapter."""
     attention = [f"attn.{name}" for name in options.attention]
@@ -269,8 +277,7 @@ def _check_recipe_options(config: LlmConfig) -> None:
             key="recipe",
             method=name,
         )
-    compiles = method.compiles_distributed if config.distributed else method.compiles
-    if config.compile and not compiles:
+    if config.compile and not compiles(config):
         raise Refusal(
             "llm.recipe-compile",
             f"compile=true: the recipe of method={name} does not compile; use `compile=false`",

@@ -20,7 +20,7 @@ from multicard.run.workload import settings
 
 FROM_RANK_0 = (
     *("text_rows", "parameters", "trainable_parameters", "nf4_tensors", "fake_quantised_linears"),
-    *("warmup_steps", "threads", "saved", "attention_used", "eight_bit_share"),
+    *("warmup_steps", "threads", "saved", "attention_used", "eight_bit_share", "late_graphs"),
 )
 TOKENS = {"all": "tokens", "non_padding": "non_padding", "loss_bearing": "loss_bearing"}
 

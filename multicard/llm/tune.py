@@ -76,7 +76,10 @@ def tune(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> No
         if rank.world_size > 1:
             dist.barrier()
         traffic.clear()
-        to_its_end = train(recipe, probe)
+        graphs = compiling.graphs(probe)
+        with compiling.limited(config):
+            to_its_end = train(recipe, probe)
+        report.content.late_graphs = compiling.graphs(probe) - graphs if compiling.compiles(probe) else None
         report.content.communication_bytes = traffic.counted()
         report.content.eight_bit_share = eight_bit_share(recipe, config)
         report.peak()

@@ -2,7 +2,7 @@
 
 from multicard.config import llm, llm_models, llm_texts, llm_tokenizers
 from multicard.config.base import PROFILES, PrecisionConfig
-from multicard.config.llm import Engine, LlmConfig
+from multicard.config.llm import LlmConfig
 from multicard.config.placement import Placement
 from multicard.llm import axes, int4_missing, methods, preflight, summary, torchtune_config
 from multicard.llm.data.templates import TEMPLATES
@@ -22,8 +22,7 @@ def describe(config: LlmConfig) -> list[str]:
 def advise(config: LlmConfig, placement: Placement, bound: str) -> str:
     """The option to try next where a run is bound by `bound`."""
     on_cuda, method = placement.device == "cuda", methods.chosen(config)
-    compiles = method.compiles_distributed if config.distributed else method.compiles
-    compiles = on_cuda and config.engine is Engine.torchtune and compiles and not config.compile
+    compiles = on_cuda and methods.compiles(config) and not config.compile
     packs = not config.packed and not method.pairs
     options = {
         "input": [("packed=true", packs)],

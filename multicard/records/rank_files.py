@@ -131,6 +131,7 @@ class LlmReport(RankReport, kw_only=True, tag_field="kind", tag="llm"):
     attention_width: int = 0
     attention_used: str | None = None
     eight_bit_share: float | None = None
+    late_graphs: int | None = None
     warmup_steps: int | None = None
     nf4_tensors: int | None = None
     fake_quantised_linears: int | None = None

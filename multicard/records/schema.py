@@ -298,6 +298,7 @@ class LlmRecord(Record, kw_only=True, tag_field="kind", tag="llm"):
     eight_bit_share: Annotated[
         Share, "of rank 0's trained values, those whose optimiser states have 8 bits; null with optimizer=adamw"
     ] = None
+    late_graphs: Annotated[Count, "graphs that rank 0 compiled within its steps; null where none are compiled"] = None
     flops_per_token: Annotated[Number, "forward and backward, of all tokens, padding too"] = None
     mfu: Annotated[Number, "model FLOPs of all tokens, padding too, as a share of the devices' peak, 0 to 1"] = None
     mfu_non_padding: Annotated[Number, "the same of tokens that are no padding; null in older records"] = None

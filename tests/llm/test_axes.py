@@ -17,7 +17,7 @@ from multicard.measure import garbage
 from multicard.records import run_folder
 from multicard.vision import workload as vision
 from tests.conftest import Tuning, typed_llm
-from tests.helpers.messages import refused, remedies
+from tests.helpers.messages import find, refused, remedies
 from tests.llm.test_engines import ROUNDING, tuned_here
 
 NEEDS_TRL = pytest.mark.skipif(find_spec("trl") is None, reason="pip install -e .[trl]")
@@ -336,3 +336,47 @@ def test_garbage_is_collected_at_fixed_steps(here: Here, engine: str, monkeypatc
     monkeypatch.setattr(garbage, "step_ended", lambda steps: seen.append((steps, gc.isenabled())))
     here(f"engine={engine}", "max_steps=3")
     assert seen == [(1, False), (2, False), (3, False)] and gc.isenabled()
+
+
+# ---- compilation
+
+
+@NEEDS_TRL
+def test_a_layer_that_torch_would_leave_uncompiled_ends_the_run(here: Here, monkeypatch: pytest.MonkeyPatch):
+    import torch
+
+    from multicard.llm import compiling
+
+    monkeypatch.setenv("TORCH_COMPILE_BACKEND", "aot_eager")
+    monkeypatch.setattr(compiling, "RECOMPILE_LIMIT", 1)
+    torch._dynamo.reset()
+    with pytest.raises((RuntimeError, ValueError)) as caught:
+        here("engine=trl", "compile=true", "max_steps=2")
+    assert find(str(caught.value), "llm.recompile-limit", key="compile", limit=1)
+    assert torch._dynamo.config.recompile_limit == 8 and not torch._dynamo.config.fail_on_recompile_limit_hit
+
+
+@pytest.mark.usefixtures("processes")
+def test_batches_are_made_with_and_without_padding_and_of_one_row_and_of_several():
+    import torch
+
+    from multicard.llm import compiling
+
+    for padded in (True, False):
+        batch = {"tokens": torch.tensor([[5, 6, 7, 8], [5, 6, 0, 0]]), "labels": torch.full((2, 4), 3)}
+        made = compiling.filled(batch, 0, padded)
+        assert bool((made["tokens"] == 0).any()) is padded
+        pairs = compiling.filled((batch["tokens"].clone(), batch["labels"].clone()), 0, padded)
+        assert bool((pairs[0] == 0).any()) is padded
+    packed = {"tokens": torch.ones(2, 5), "input_pos": torch.zeros(2, 5, dtype=torch.int64)}
+    assert compiling.of_rows(packed, 1)["input_pos"].tolist() == [[0, 1, 2, 3, 4]] * 2
+    assert compiling.of_rows(packed, 2)["input_pos"].tolist() == [[0, 1, 2, 0, 1]] * 2
+
+
+@pytest.mark.parametrize("method", ["qlora", "qat"])
+def test_what_is_no_plain_layer_is_not_compiled_by_trl(method: str):
+    if find_spec("trl") is None:
+        pytest.skip("pip install -e .[trl]")
+    with refused("llm.recipe-compile", key="compile", method=method):
+        preflight.refuse(typed_llm("engine=trl", f"method={method}", "compile=true"))
+    preflight.refuse(typed_llm("engine=trl", "method=dpo", "gpus=2", "compile=true"))

@@ -129,7 +129,7 @@ def test_a_run_that_diverges_stops_at_the_end_of_the_epoch(both: Both):
     ("words", "code", "key"),
     [
         (["method=full", "optimizer_in_bwd=true"], "llm.trl-optimizer-in-bwd", "optimizer_in_bwd"),
-        (["compile=true"], "llm.trl-compile", "compile"),
+        (["method=qat", "compile=true"], "llm.recipe-compile", "compile"),
         (["recipe=distributed"], "llm.trl-recipe", "recipe"),
         (["gpus=2", "custom_sharded_layers=[output]"], "llm.trl-sharded-layers", "custom_sharded_layers"),
         (["method.apply_lora_to_output=true"], "llm.trl-output-adapter", "method.apply_lora_to_output"),

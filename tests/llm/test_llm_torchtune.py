@@ -7,7 +7,6 @@ import resource
 import subprocess
 import sys
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +20,11 @@ from multicard.llm import workload as llm
 from multicard.records import run_folder
 from tests.conftest import ROOT, Measured, command, ok, shared, typed_llm
 from tests.helpers.messages import find, refused
+from tests.helpers.tuning import NEEDS_TRL
 from tests.llm.test_llm_data import read
 from tests.llm.test_llm_run import steps
 
 VOCABULARY = 1600
-NEEDS_TRL = pytest.mark.skipif(find_spec("trl") is None, reason="pip install -e .[trl]")
 
 
 def tune(*words: str) -> subprocess.CompletedProcess[str]:
@@ -252,6 +251,9 @@ def instead(monkeypatch: pytest.MonkeyPatch, work: str) -> None:
         ["method=dpo", "gradient_accumulation_steps=3", "batch_size=2"],
         ["method=full", "optimizer_in_bwd=true", "warmup_steps=0"],
         ["packed=true", "max_seq_len=128", "epochs=2"],
+        # rows that are cut alike make batches without padding, and long rows sequences of a single one
+        pytest.param(["engine=trl", "max_seq_len=110"], marks=NEEDS_TRL),
+        pytest.param(["engine=trl", "gpus=2", "packed=true", "max_seq_len=128"], marks=NEEDS_TRL),
     ],
     ids=" ".join,
 )
@@ -264,6 +266,7 @@ def test_nothing_compiles_while_training_which_begins_as_if_nothing_had(tuned: M
         before, after = torch.load(Path(compiled["folder"]) / f"{rank}.pt")
         assert after == before > 0
     assert compiled["compile_s"] > 0 and plain["compile_s"] is None
+    assert compiled["late_graphs"] == 0 and plain["late_graphs"] is None
     assert steps(compiled, "loss") == pytest.approx(steps(plain, "loss"), abs=1e-4)
     for column in ("lr", "tokens", "non_padding", "h2d_bytes"):
         assert steps(compiled, column).tolist() == steps(plain, column).tolist()

@@ -136,8 +136,9 @@ def test_the_option_to_try_next(words: tuple[str, ...], placement: Placement, bo
         ((), "compile=true"),
         (("compile=true",), "packed=true"),
         (("compile=true", "packed=true", "max_seq_len=64"), "batch_size"),
-        (("engine=trl",), "packed=true"),  # it refuses compile
-        (("engine=trl", "packed=true", "max_seq_len=64"), "batch_size"),
+        (("engine=trl",), "compile=true"),
+        (("engine=trl", "method=qlora"), "packed=true"),  # it refuses compile
+        (("engine=trl", "compile=true", "packed=true", "max_seq_len=64"), "batch_size"),
     ],
 )
 def test_what_tuning_takes_is_advised_against_launches(words: tuple[str, ...], advice: str):

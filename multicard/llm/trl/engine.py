@@ -207,6 +207,9 @@ def prepared(probe: Probe, cfg: dict[str, Any], run_cfg: DictConfig) -> Iterator
         own = {"lr": config.lr, "weight_decay": config.weight_decay, "is_paged": config.optimizer.is_paged}
         trainer.optimizer_cls_and_kwargs = (eight_bit.AdamW8bit, own)
     models.adapt(trainer.model, config, cfg, rank.device)
+    if config.compile:  # before FSDP, whose hooks stay outside of what is compiled
+        for layer in text_part.layers(model):
+            layer.compile(backend=os.environ.get("TORCH_COMPILE_BACKEND", "inductor"))  # as torchtune chooses it
     if fsdp(config) and any(parameter.is_meta for parameter in model.parameters()):
         shard(trainer)
         models.fill(trainer.model, config, cfg, rank.device)

@@ -47,6 +47,12 @@ def freeze_others(model: Any) -> None:
             parameter.requires_grad_(False)
 
 
+def layers(model: Any) -> list[nn.Module]:
+    """The layers of the text part."""
+    classes = layer_classes(model)
+    return [part for part in text_modules(model).values() if type(part).__name__ in classes]
+
+
 def layer_classes(model: Any) -> list[str]:
     """Names of the layers' classes, by which FSDP shards. transformers lists them for all that such models can have:
     accelerate refuses the names of layers that this one has not."""
