@@ -26,6 +26,7 @@ Engine = StrEnum("Engine", ["torchtune", "trl"])
 Sharding = StrEnum("Sharding", ["fsdp", "ddp"])
 Recipe = StrEnum("Recipe", ["auto", "single_device", "distributed"])
 Optimizer = StrEnum("Optimizer", ["adamw", "adamw_8bit", "paged_adamw_8bit"])
+Kernels = StrEnum("Kernels", ["torch", "liger"])
 Attention = StrEnum("Attention", ["auto", "sdpa", "flash", "flex", "eager"])
 
 
@@ -220,6 +221,12 @@ class LlmConfig(TrainingConfig):
         "engine=trl: what computes attention; auto: what transformers takes for the model; flash: FlashAttention 2",
         Role.identity | Role.learning | Role.memory | Role.speed,
         since=("compile", "auto"),
+    )
+    kernels: Kernels = key(
+        Kernels.torch,
+        "engine=trl: torch's own, or Liger's for norms, rotary embedding and the gated part of the MLP",
+        Role.identity | Role.learning | Role.memory | Role.speed,
+        since=("compile", "torch"),
     )
     clip_grad_norm: Optional[float] = key(
         None,

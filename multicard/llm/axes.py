@@ -2,7 +2,7 @@
 
 from importlib.util import find_spec
 
-from multicard.config.llm import Attention, Engine, LlmConfig, Sharding
+from multicard.config.llm import Attention, Engine, Kernels, LlmConfig, Sharding
 from multicard.config.placement import Placement
 from multicard.llm import methods
 from multicard.messages import Refusal
@@ -18,6 +18,12 @@ def check(config: LlmConfig) -> None:
         _check_attention(config)
     if config.optimizer.has_8_bits:
         _check_eight_bits(config)
+    if config.kernels is Kernels.liger and config.engine is Engine.torchtune:
+        raise Refusal(
+            "llm.torchtune-kernels",
+            "kernels=liger: patches layers of transformers, not torchtune's; use `engine=trl`, or `kernels=torch`",
+            key="kernels",
+        )
 
 
 def fits(config: LlmConfig, placement: Placement) -> None:
@@ -30,6 +36,8 @@ def fits(config: LlmConfig, placement: Placement) -> None:
             "attention=flex: torch has no backward pass of it on CPU ranks; use `attention=sdpa`",
             key="attention",
         )
+    if config.kernels is Kernels.liger:
+        _fit_liger(placement)
     if config.optimizer.is_paged and placement.device == "cpu":
         raise Refusal(
             "llm.paged-cpu",
@@ -134,4 +142,17 @@ def _check_eight_bits(config: LlmConfig) -> None:
             "use `optimizer_in_bwd=false`, or `optimizer=adamw`",
             key="optimizer",
             value=name,
+        )
+
+
+def _fit_liger(placement: Placement) -> None:
+    if placement.device == "cpu":
+        raise Refusal(
+            "llm.liger-cpu", "kernels=liger: Triton has no code for CPU ranks; use `kernels=torch`", key="kernels"
+        )
+    if find_spec("liger_kernel") is None:
+        raise Refusal(
+            "llm.no-liger",
+            "kernels=liger: needs liger-kernel; run `pip install -e '.[liger]'`, or use `kernels=torch`",
+            key="kernels",
         )

@@ -1,9 +1,11 @@
 """Keys that change how steps compute: each beside the plain run, and what is refused."""
 
 import gc
+import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -380,3 +382,48 @@ def test_what_is_no_plain_layer_is_not_compiled_by_trl(method: str):
     with refused("llm.recipe-compile", key="compile", method=method):
         preflight.refuse(typed_llm("engine=trl", f"method={method}", "compile=true"))
     preflight.refuse(typed_llm("engine=trl", "method=dpo", "gpus=2", "compile=true"))
+
+
+# ---- kernels
+
+
+@NEEDS_TRL
+def test_liger_is_asked_for_all_but_the_loss(here: Here, monkeypatch: pytest.MonkeyPatch):
+    """By a stand-in of the parts of liger-kernel 0.8.5 that transformers calls: its kernels need a GPU."""
+    from transformers.integrations import liger
+
+    calls: list[tuple[str, dict[str, Any]]] = []
+
+    def apply(model: Any, **asked: Any) -> None:
+        calls.append((type(model).__name__, asked))
+
+    patches = ModuleType("liger_kernel.transformers")
+    monkey_patch = ModuleType("liger_kernel.transformers.monkey_patch")
+    vars(monkey_patch)["MODEL_TYPE_TO_APPLY_LIGER_FN"] = {"llama": None}
+    vars(patches)["monkey_patch"] = monkey_patch
+    vars(patches)["_apply_liger_kernel_to_instance"] = lambda model, **asked: calls.append(
+        (type(model).__name__, asked)
+    )
+    for module in (ModuleType("liger_kernel"), patches, monkey_patch):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(liger, "is_liger_kernel_available", lambda: True)
+    here("engine=trl", "kernels=liger", "max_steps=1")
+    assert calls == [("LlamaForCausalLM", {"cross_entropy": False, "fused_linear_cross_entropy": False})]
+    with refused("llm.liger-model", key="kernels", model="qwen2"):
+        here("engine=trl", "kernels=liger", "max_steps=1", "model=qwen2_5_tiny")
+
+
+def test_kernels_that_this_machine_lacks_are_refused(monkeypatch: pytest.MonkeyPatch):
+    liger = typed_llm("engine=trl", "kernels=liger")
+    with refused("llm.torchtune-kernels", key="kernels"):
+        preflight.refuse(typed_llm("kernels=liger"))
+    with refused("llm.liger-cpu", key="kernels"):
+        axes.fits(liger, Placement("cpu", "gloo", 1, False))
+    on_gpu = Placement("cuda", "nccl", 1, False)
+    monkeypatch.setattr("multicard.llm.axes.find_spec", lambda _: None)
+    with refused("llm.no-liger", key="kernels") as caught:
+        axes.fits(liger, on_gpu)
+    assert "pip install -e '.[liger]'" in remedies(caught.value)
+    monkeypatch.setattr("multicard.llm.axes.find_spec", lambda _: object())
+    axes.fits(liger, on_gpu)
+    assert typed_llm("kernels=torch").identity() == typed_llm().identity() != liger.identity()

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from multicard.config.base import RunConfig
-from multicard.config.llm import Attention, Engine, LlmConfig
+from multicard.config.llm import Attention, Engine, Kernels, LlmConfig
 from multicard.config.vision import Blocks, VisionConfig
 from multicard.estimate.memory import answers
 from multicard.estimate.memory.answers import Active
@@ -64,6 +64,9 @@ def simulate(config: RunConfig, facts: Facts, device_type: str, memory_bytes: in
             chosen = str(config.optimizer.name)
             sentence = f"optimizer={chosen}: steps with it are not simulated"
             raise FellBackError(Message("memory.optimizer", sentence, key="optimizer", value=chosen))
+        if config.kernels is Kernels.liger:
+            sentence = "kernels=liger: steps with it are not simulated"
+            raise FellBackError(Message("memory.kernels", sentence, key="kernels"))
         name = "trl_step" if by_trl else "tuning_step"
         step = importlib.import_module(f"multicard.estimate.memory.{name}")  # takes seconds
         with fake_ranks(config.world_size, device) if config.distributed else nullcontext() as mesh, fake(device):

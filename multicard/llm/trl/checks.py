@@ -9,7 +9,7 @@ import torch
 from bitsandbytes.nn.modules import Linear4bit
 from torchao.quantization.qat.linear import Int8DynActInt4WeightQATLinear
 
-from multicard.config.llm import LlmConfig
+from multicard.config.llm import Kernels, LlmConfig
 from multicard.config.llm_models import HfConfig
 from multicard.llm import methods
 from multicard.llm.no_trace import tried
@@ -43,6 +43,22 @@ def check_quantised(model: Any, config: LlmConfig) -> None:
                 count=len(left),
                 groups=method.fake_quantised,
             )
+
+
+def check_kernels(model: Any, config: LlmConfig) -> None:
+    """Refuse (ValueError) Liger's kernels of a model that it does not know, which it would leave as it is."""
+    if config.kernels is not Kernels.liger:
+        return
+    from liger_kernel.transformers import monkey_patch  # pyright: ignore[reportMissingImports]  an extra
+
+    kind = model.config.model_type
+    if kind not in monkey_patch.MODEL_TYPE_TO_APPLY_LIGER_FN:
+        raise Refusal(
+            "llm.liger-model",
+            f"kernels=liger: liger-kernel has none for {kind}; use `kernels=torch`",
+            key="kernels",
+            model=kind,
+        )
 
 
 def check_rows(model: Any, config: LlmConfig) -> None:

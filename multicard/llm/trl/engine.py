@@ -33,7 +33,7 @@ from torchtune import config as components
 from torchtune.data import CROSS_ENTROPY_IGNORE_IDX, padded_collate_dpo, padded_collate_sft
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer  # pyright: ignore[reportPrivateImportUsage]
 
-from multicard.config.llm import LlmConfig, Sharding
+from multicard.config.llm import Kernels, LlmConfig, Sharding
 from multicard.config.llm_models import HfConfig
 from multicard.llm import batches, eight_bit, int4, methods, recipes, torchtune_config
 from multicard.llm.batches import Batch
@@ -183,6 +183,7 @@ def prepared(probe: Probe, cfg: dict[str, Any], run_cfg: DictConfig) -> Iterator
         args.router_aux_loss_coef = 0.0  # TRL would add the loss that balances a mixture's experts unasked
     models.simulate_quantisation(model, config)
     checks.check_quantised(model, config)
+    checks.check_kernels(model, config)
     text_part.freeze_others(model)
     if fsdp(config):  # accelerate knows FSDP of GPUs, and copies the model of CPU ranks in silence
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
@@ -265,6 +266,9 @@ def arguments(config: LlmConfig, rank: Rank, steps: int, folder: Path) -> Any:
     if fsdp(config):
         options["fsdp"] = True
         options["fsdp_config"] = {"version": 2, "activation_checkpointing": config.activation_checkpointing}
+    if config.kernels is Kernels.liger:  # the loss is TRL's own, which has no logits either
+        options["use_liger_kernel"] = True
+        options["liger_kernel_config"] = {"cross_entropy": False, "fused_linear_cross_entropy": False}
     is_dpo = methods.chosen(config).pairs
     args = DPOConfig(**options, beta=config.method.beta) if is_dpo else SFTConfig(**options)  # pyright: ignore[reportAttributeAccessIssue]
     args._n_gpu = min(args._n_gpu, 1)  # of several visible GPUs a rank takes its own
