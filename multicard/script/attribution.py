@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from multicard.script.doubts import has_more, lacks_a_source, share_a_gap, shares_call
-from multicard.script.passes import NEVER, UNKNOWN, Pass, StepData, StepEnd
+from multicard.script.passes import NEVER, UNKNOWN, Pass, Reach, StepData, StepEnd
 
 
 @dataclass(eq=False)
@@ -53,9 +53,12 @@ def attribute(passes: Sequence[Pass], ends: Sequence[StepEnd]) -> StepData:
         passes: those that training draws from, in the order of their first batches.
         ends: of the steps, in their order.
     """
-    calls = np.diff(np.array([end.backwards for end in ends], dtype=np.int64), prepend=0)
+    backwards = np.array([end.backwards for end in ends], dtype=np.int64)
+    calls = np.diff(backwards, prepend=0)
     calls_tell = bool(2 * (calls > 0).sum() > len(ends))
     trained = _trained(passes, ends, calls_tell)
+    if calls_tell:
+        calls = backwards - np.maximum(_without_cleared(trained, ends), np.append(0, backwards[:-1]))
     data = _added_up(trained, calls)
     if calls_tell:
         _doubt(data, trained)
@@ -97,6 +100,22 @@ def _trained(passes: Sequence[Pass], ends: Sequence[StepEnd], calls_tell: bool) 
     return found
 
 
+def _without_cleared(trained: Sequence[_Trained], ends: Sequence[StepEnd]) -> np.ndarray:
+    """Leave out the batches whose gradients were cleared before a step that others make (a batch that has further calls
+    after that is trained on). Returns of each step the last call whose gradients it does not have (steps,)."""
+    count = len(ends)
+    latest = np.zeros(count + 1, dtype=np.int64)
+    for each in trained:
+        np.maximum.at(latest, each.steps, each.trained_by)
+    cleared = np.array([*(end.cleared for end in ends), 0], dtype=np.int64)
+    cleared[latest <= cleared] = 0
+    for each in trained:
+        is_kept = each.trained_by > cleared[each.steps]
+        each.of_training[np.flatnonzero(each.of_training)[~is_kept]] = False
+        each.steps, each.trained_by = each.steps[is_kept], each.trained_by[is_kept]
+    return cleared[:count]
+
+
 def _added_up(trained: Sequence[_Trained], calls: np.ndarray) -> StepData:
     """Samples and batches of each step."""
     count = len(calls)
@@ -127,11 +146,14 @@ def _doubt(data: StepData, trained: Sequence[_Trained]) -> None:
         unknown[doubtful[doubtful < count]] = True
     skipping = np.zeros(count, dtype=bool)
     for each in trained:
-        if each.one.in_thread or each.one.all_train is True:
+        reach = each.one.reach
+        if each.one.in_thread or reach is Reach.every:
             continue
         several = each.steps[share_a_gap(each.one, each.reads_ahead)[each.of_training]]
+        if reach in (Reach.none, Reach.unsure):
+            several = each.steps
         several = several[several < count]
-        if each.one.all_train is None:
+        if reach is None:
             several = several[data.calls[several] < data.batches[several]]
         skipping[several] = True
     unknown |= skipping
@@ -149,7 +171,7 @@ def _consumption(passes: Sequence[Pass], nexts: Sequence[int]) -> list[np.ndarra
     depths = defaultdict[int, list[int]](list)  # by source, of whole passes
     for number, (one, next_backwards) in enumerate(zip(passes, nexts, strict=True)):
         if one.ended is not None and any(one.trains):
-            consumed = _of_whole_pass(one, next_backwards)
+            consumed = None if one.holds_back is False else _of_whole_pass(one, next_backwards)
             if consumed is not None:
                 found[number] = consumed
             depths[id(one.source)].append(0 if consumed is None else _depth(one) or 1)

@@ -1,14 +1,17 @@
 """The batches that DataLoaders hand out: for a step of training or for an evaluation, and of how many samples."""
 
-from collections.abc import Callable, Sized
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from multicard.script.attribution import attribute
+from multicard.script.contributions import Contributions
 from multicard.script.passes import UNKNOWN, Pass, StepData, StepEnd
 from multicard.script.sizes import samples
+
+KEPT = 16  # sources that are drawn from in turn
 
 __all__ = ["Drawn", "Draws", "Source", "samples"]
 
@@ -29,6 +32,10 @@ class Source:  # noqa: PLW1641  compared, and never hashed
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Source) and self._data is other._data and self._how == other._how
+
+    def is_like(self, other: "Source") -> bool:
+        """True for data of one kind that are drawn from in one way, as those that are built anew for each pass."""
+        return type(self._data) is type(other._data) and self._how == other._how
 
     def tries_again(self, other: "Source") -> bool:
         """True for fewer samples a batch of the same data, as where the other's did not fit into memory.
@@ -77,7 +84,8 @@ class Draws:
         self._known: list[Source] = []
         self._first_step = True
         self.ever = False
-        self.backwards = self._handed_out = 0
+        self.calls_backward = False  # and not `torch.autograd.grad` alone
+        self.backwards = self._handed_out = self._cleared = 0
         self._passes: list[Pass] = []  # with batches of the training
         self._ends: list[StepEnd] = []
         self._part_end = StepEnd(0, 0)
@@ -163,10 +171,14 @@ class Draws:
         self.without_step += [(source, handed_out)] if 0 < handed_out <= since_step else []
         self.asked = self.asked and source not in self._known
 
-    def take(self) -> tuple[list[Drawn], bool]:
+    def take(self, joined: Sequence[Source] = ()) -> tuple[list[Drawn], bool]:
         """The batches that were handed out for the step that has ended, and whether they were of a source that seemed
-        to be evaluated."""
-        seemed_evaluated = bool(self._new) and self._moves() and not self._first_step
+        to be evaluated.
+
+        Args:
+            joined: sources that seemed to be, of which batches reached a loss.
+        """
+        seemed_evaluated = bool(self._new) and (self._joins(joined) or self._moves()) and not self._first_step
         drawn = self._pending
         for one in drawn:
             if not any(one.of.trains):
@@ -178,7 +190,7 @@ class Draws:
         return drawn, seemed_evaluated
 
     def _now(self) -> StepEnd:
-        return StepEnd(self.backwards, self._handed_out)
+        return StepEnd(self.backwards, self._handed_out, self._cleared)
 
     def may_end_step(self) -> None:
         """The next step may turn out to be two: the first of them has ended here."""
@@ -188,16 +200,36 @@ class Draws:
         """It was two."""
         self._ends.append(self._part_end)
 
-    def of_steps(self, trains_on_all: Callable[[Source], bool | None]) -> StepData:
-        """What each step trained on, as far as it is known by now.
-
-        Args:
-            trains_on_all: of a source, as `Contributions` tells it.
-        """
+    def of_steps(self, contributions: Contributions) -> StepData:
+        """What each step trained on, as far as it is known by now."""
         for one in self._passes:
             one.forget_short(one.source.batch_size)
-            one.all_train = trains_on_all(one.source)
+            one.reach = contributions.reach(one.source)
+            one.holds_back = contributions.holds_back(one.source)
         return attribute(self._passes, self._ends)
+
+    @property
+    def known(self) -> Sequence[Source]:
+        """The sources of the training."""
+        return self._known
+
+    def handed_out(self) -> int:
+        """Batches since the last step, of whatever seems to be trained on."""
+        return len(self._pending) + len(self._new)
+
+    def clears(self) -> None:
+        """Gradients were cleared: those of calls up to here are in no step to come."""
+        self._cleared = self.backwards
+
+    def _joins(self, sources: Sequence[Source]) -> bool:
+        """Go on with further sources, whose batches reached a loss. True if the step has a batch of them."""
+        joining = [one for one in self._new if any(one.source is each for each in sources)]
+        for one in joining:
+            if one.source not in self._known:
+                self._known = [*self._known[-KEPT:], one.source]
+        self._new = [one for one in self._new if one not in joining]
+        self._pending += joining
+        return bool(joining)
 
     def _moves(self) -> bool:
         """Go on with the new sources, where the step was of them. Returns whether it was."""

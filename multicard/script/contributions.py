@@ -1,8 +1,9 @@
-"""Whether a script trains on each of several batches that it is handed between two calls of backward.
+"""Which batches a script trains on, where the order of events does not show it.
 
-The order of calls does not show it: the script may add their losses, or train on one of them and skip the others. The
-operations between show it. Each tensor that is computed from a batch is known as that batch's, up to the losses of
-which gradients are computed. A few steps of such a script are watched in this way, which makes them slower: they are
+Calls of backward do not tell a script that adds the losses of two batches from one that skips every second, nor a
+loader that joins the training from one that is evaluated. The operations between show it: each tensor that is computed
+from a batch is known as that batch's, up to the losses of which gradients are computed. Some steps of such a script are
+watched in this way, and again after twice as many each time, as a loss may come or go. That makes them slower: they are
 left out of its times.
 """
 
@@ -11,133 +12,207 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from multicard.script.passes import Pass
+from multicard.script.passes import Pass, Reach
 
 DEEPEST = 8  # levels of a batch that are looked at
-ENOUGH = 2  # groups of several batches that are watched
-LATER = 2  # groups after which a batch that was read ahead has been trained on
-LONGEST = 24  # groups that are watched at most
+ENOUGH = 2  # steps of several batches that are watched
+LATER = 2  # steps after which a batch that was read ahead has been trained on
+LONGEST = 6  # steps that are watched at once
+KEPT = 8  # sources that joined the training last
+AHEAD = 3  # batches of a new source that may be read before the first is trained on
 NO_BATCHES = frozenset[int]()
 
 
-class Contributions:
-    """Watches which batches reach a call of backward, where several are handed out before it.
+@dataclass(eq=False)
+class _Handed:
+    """A batch that was handed out while operations are watched.
 
     Attributes:
-        is_open: operations are watched now.
+        backwards: calls of backward before it. step: of the window. reached_by: the first call of whose losses it is.
+    """
+
+    source: Any
+    backwards: int
+    step: int
+    reached_by: int | None = None
+
+
+@dataclass
+class _Window:
+    """Some steps that are watched.
+
+    Attributes:
+        is_short: a step alone, in which a new source is drawn from.
+        steps: that have ended in it. several: those of several batches, by their numbers.
+    """
+
+    is_short: bool = False
+    handed: list[_Handed] = field(default_factory=list)
+    steps: int = 0
+    several: list[int] = field(default_factory=list)
+
+    def is_enough(self) -> bool:
+        return len(self.several) >= ENOUGH and self.steps > self.several[ENOUGH - 1] + LATER
+
+    def settled(self) -> list[_Handed]:
+        """The batches that were trained on by now, if ever."""
+        return [each for each in self.handed if each.step < self.steps - LATER]
+
+
+class Contributions:
+    """Watches which batches reach the losses of which gradients are computed.
+
+    Attributes:
+        is_open: operations are watched in this step.
+        joined: sources that seemed to be evaluated when they were first drawn from, and are trained on.
     """
 
     def __init__(self) -> None:
         self.is_open = False
-        self._seen_before: list[Any] = []  # sources of which several batches came before a call of backward
-        self._found: list[tuple[Any, bool | None]] = []  # sources, and whether each batch is trained on
+        self.joined: list[Any] = []
+        self._evaluated: list[Any] = []
+        self._found: list[tuple[Any, Reach]] = []
+        self._held_back: list[tuple[Any, bool]] = []
         self._window: _Window | None = None
         self._operations = _Operations()
+        self._steps, self._not_before = 0, 2
+        self._in_row = 0  # steps of several batches up to now: the first of a pass alone may read ahead
+        self._is_due = False
+        self._new = 0  # batches of new sources since the last call of backward
 
-    def trains_on_all(self, source: Any) -> bool | None:
-        """True where each batch of several was trained on, False where one was not, None where nobody knows."""
+    def reach(self, source: Any) -> Reach | None:
+        """Which batches of a source were trained on, where several are handed out in a step; None: nobody knows."""
         return next((found for each, found in self._found if each is source), None)
+
+    def holds_back(self, source: Any) -> bool | None:
+        """True where a batch was trained on later than by the first call after it; None: nobody knows."""
+        return next((found for each, found in self._held_back if each is source), None)
 
     def receives(self, one: Pass, trains: bool, batch: Any) -> None:
         """A batch was handed out, and is the last of its pass."""
         if one.in_thread:
             return
-        begins_group = len(one.backwards) < 2 or one.backwards[-1] != one.backwards[-2]
-        if self._window is not None and one.source is self._window.source and trains:
-            if begins_group:
-                self._begins_group(self._window)
-        elif self._window is None and trains and begins_group and self._may_open(one.source):
-            self._window = _Window(one.source)
-            self._window.groups.append([])
-            self.is_open = True
-        elif trains and not begins_group and one.backwards[-1] != one.backwards[0]:  # no first ones, read ahead
-            self._seen_before.append(one.source)
-        if self._window is not None and one.source is self._window.source and trains:
-            number = self._window.add()
-            self._operations.marks(_tensors(batch), number)
-        if self.is_open and trains:
-            self._operations.watch()
-        else:
+        is_new = not trains and torch.is_grad_enabled() and not _is_in(one.source, self._evaluated)
+        if is_new and self._joins_as_before(one.source):
+            self.joined = [*self.joined[-KEPT:], one.source]
+            is_new, trains = False, True
+        if not trains and not is_new:
             self._operations.rest()
-
-    def _may_open(self, source: Any) -> bool:
-        if any(each is source for each, _ in self._found) or _has_compiled():
-            return False
-        return any(each is source for each in self._seen_before)
-
-    def _begins_group(self, window: "_Window") -> None:
-        if window.may_end():
-            self._found.append((window.source, window.verdict()))
-            self.close()
+            return
+        self._new += is_new
+        if self._window is None and (is_new or self._is_due) and not _has_compiled():
+            self._window, self._is_due, self.is_open = _Window(is_short=is_new), False, True
+        if self._window is None:
+            return
+        self._window.handed.append(_Handed(one.source, one.backwards[-1], self._window.steps))
+        self._operations.marks(_tensors(batch), len(self._window.handed) - 1)
+        if self._new > AHEAD:
+            self._operations.rest()
         else:
-            window.groups.append([])
+            self._operations.watch()
 
-    def computes(self, losses: Any) -> None:
-        """Gradients of these are about to be computed."""
+    def _joins_as_before(self, source: Any) -> bool:
+        """True of data that are built anew for each pass, or each step, and were trained on before."""
+        if any(source.is_like(each) for each in self._evaluated):
+            return False
+        return any(source.is_like(each) for each in self.joined)
+
+    def computes(self, losses: Any, call: int) -> None:
+        """Gradients of these are about to be computed, by a call of backward of this number, from 1."""
+        self._new = 0
         if self._window is not None:
-            self._window.reached |= self._operations.batches_of(tree_leaves(losses))
+            for number in self._operations.batches_of(tree_leaves(losses)):
+                handed = self._window.handed[number]
+                if handed.reached_by is None:
+                    handed.reached_by = call
         self._operations.rest()
 
     def computed(self) -> None:
         """They were computed."""
-        if self.is_open:
+        if self._window is not None:
             self._operations.watch()
 
     def rest(self) -> None:
         """Watch nothing before the next batch, as where processes are forked."""
         self._operations.rest()
 
+    def step_ends(self, batches: int, known: Iterable[Any]) -> None:
+        """A step has ended, of so many batches.
+
+        Args:
+            known: the sources of the training. Others whose batches reached a loss join them.
+        """
+        self._steps += 1
+        self._in_row = self._in_row + 1 if batches > 1 else 0
+        window = self._window
+        if window is not None:
+            known = [*known]
+            for handed in window.handed:
+                if not _is_in(handed.source, known):
+                    of_source = self._evaluated if handed.reached_by is None else self.joined
+                    if not _is_in(handed.source, of_source):
+                        of_source.append(handed.source)
+            if batches > 1:
+                window.several.append(window.steps)
+            window.steps += 1
+            if window.is_short:
+                self.close()
+            elif window.is_enough() or window.steps >= LONGEST:
+                self._conclude(window)
+        if self._window is None and self._in_row > 1 and self._steps >= self._not_before:
+            self._is_due = True
+
+    def _conclude(self, window: _Window) -> None:
+        settled, is_enough = window.settled(), window.is_enough()
+        sources = list[Any]()
+        for handed in settled:
+            if not _is_in(handed.source, sources) and not _is_in(handed.source, self._evaluated):
+                sources.append(handed.source)
+        is_any = any(handed.reached_by is not None for handed in settled)  # else operations are hidden
+        for source in sources if is_any else ():
+            calls = [(handed.backwards, handed.reached_by) for handed in settled if handed.source is source]
+            reached = [(before, by) for before, by in calls if by is not None]
+            if reached:
+                self._held_back.append((source, any(by > before + 1 for before, by in reached)))
+            if is_enough:
+                self._finds(source, Reach.of(len(reached), len(calls)))
+        self._not_before = 2 * self._steps
+        self.close()
+
+    def _finds(self, source: Any, reach: Reach) -> None:
+        before = self.reach(source)
+        if before is not None and before is not reach:
+            reach = Reach.unsure
+        self._found = [(each, found) for each, found in self._found if each is not source] + [(source, reach)]
+
     def close(self) -> None:
-        """Watch nothing any more."""
+        """Watch nothing any more, until it is due again."""
         self.is_open, self._window = False, None
         self._operations.rest()
         self._operations.clear()
 
 
-@dataclass
-class _Window:
-    """Groups of batches of a source that were handed out between two calls of backward, while they are watched.
-
-    Attributes:
-        groups: numbers of their batches. reached: of batches from which a loss was computed.
-    """
-
-    source: Any
-    groups: list[list[int]] = field(default_factory=list)
-    reached: set[int] = field(default_factory=set)
-    _count: int = 0
-
-    def add(self) -> int:
-        """Number a further batch of the last group."""
-        self._count += 1
-        self.groups[-1].append(self._count)
-        return self._count
-
-    def may_end(self) -> bool:
-        """True where enough groups have ended long enough ago."""
-        several = [place for place, group in enumerate(self.groups) if len(group) > 1]
-        is_enough = len(several) >= ENOUGH and len(self.groups) > several[ENOUGH - 1] + LATER
-        return is_enough or len(self.groups) >= LONGEST
-
-    def verdict(self) -> bool | None:
-        """As `Contributions.trains_on_all`."""
-        if not self.reached:  # what computes the losses hides what it computes from
-            return None
-        settled = self.groups[: max(0, len(self.groups) - LATER)]
-        return all(number in self.reached for group in settled for number in group)
+def _is_in(source: Any, sources: Iterable[Any]) -> bool:
+    return any(each is source for each in sources)
 
 
 class _Operations(TorchDispatchMode):
-    """Carries the numbers of batches along the operations that read them."""
+    """Carries the numbers of batches along the operations that read them.
+
+    What a model computes of a batch without gradients, or what is detached from it, is a constant: as a teacher's
+    answers, or a threshold. A loss is not of the batches of its constants.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._batches: Any = WeakTensorKeyDictionary()  # numbers, by the tensor that was computed from them
+        self._constants: Any = WeakTensorKeyDictionary()  # true
         self._is_active = False
 
     def watch(self) -> None:
@@ -152,7 +227,7 @@ class _Operations(TorchDispatchMode):
             self.__exit__(None, None, None)
 
     def clear(self) -> None:
-        self._batches = WeakTensorKeyDictionary()
+        self._batches, self._constants = WeakTensorKeyDictionary(), WeakTensorKeyDictionary()
 
     def marks(self, tensors: Iterable[Tensor], number: int) -> None:
         """These are of that batch."""
@@ -166,11 +241,16 @@ class _Operations(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        batches = self.batches_of(tree_leaves((args, kwargs)))
-        if batches:
-            for value in tree_leaves(result):
-                if isinstance(value, Tensor):
-                    self._batches[value] = self._batches.get(value, NO_BATCHES) | batches
+        read = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
+        made = [value for value in tree_leaves(result) if isinstance(value, Tensor)]
+        ends = not torch.is_grad_enabled() or func is torch.ops.aten.detach.default
+        if ends and any(value.requires_grad or value in self._constants for value in read):
+            for value in made:
+                self._constants[value] = True
+            return result
+        batches = self.batches_of(read)
+        for value in made if batches else ():
+            self._batches[value] = self._batches.get(value, NO_BATCHES) | batches
         return result
 
 

@@ -30,6 +30,7 @@ def installed(recorder: Recorder) -> Iterator[None]:
     marks.listen(recorder)
     os.register_at_fork(after_in_child=recorder.leave)
     replaced = _passes(recorder) | _batches(recorder) | _backward(recorder) | _modes(recorder) | _scaler(steps)
+    replaced |= _clearing(recorder, steps)
     try:
         with ExitStack() as patches:
             for (owner, name), measured in replaced.items():
@@ -106,21 +107,50 @@ def _batches(recorder: Recorder) -> Replaced:
 
 def _backward(recorder: Recorder) -> Replaced:
     """Where gradients are computed: that says which batch is trained on."""
-    backward, is_within = torch.autograd.backward, [False]
+    backward, of_inputs, is_within = torch.autograd.backward, torch.autograd.grad, [False]
 
-    def measured_backward(*arguments: Any, **keywords: Any) -> Any:
-        if is_within[0]:  # a checkpoint computes its part within a call
-            return backward(*arguments, **keywords)
-        recorder.contributions.computes((arguments, keywords))
+    def computing(compute: Any, losses: Any, arguments: Any, keywords: Any) -> Any:
+        recorder.contributions.computes(losses, recorder.draws.backwards + 1)
         recorder.draws.backwards += 1
         is_within[0] = True
         try:
-            return backward(*arguments, **keywords)
+            return compute(*arguments, **keywords)
         finally:
             is_within[0] = False
             recorder.contributions.computed()
 
-    return {(torch.autograd, "backward"): measured_backward}
+    def measured_backward(*arguments: Any, **keywords: Any) -> Any:
+        if is_within[0]:  # a checkpoint computes its part within a call
+            return backward(*arguments, **keywords)
+        recorder.draws.calls_backward = True
+        return computing(backward, arguments[0] if arguments else keywords.get("tensors"), arguments, keywords)
+
+    def measured_gradients(*arguments: Any, **keywords: Any) -> Any:
+        if is_within[0] or recorder.draws.calls_backward:  # beside it, as for a penalty, it is no pass of its own
+            return of_inputs(*arguments, **keywords)
+        return computing(of_inputs, arguments[0] if arguments else keywords.get("outputs"), arguments, keywords)
+
+    return {(torch.autograd, "backward"): measured_backward, (torch.autograd, "grad"): measured_gradients}
+
+
+def _clearing(recorder: Recorder, steps: Steps) -> Replaced:
+    """Where gradients are cleared of the optimiser that counts, or of a module that it trains."""
+    clear, clear_module = Optimizer.zero_grad, torch.nn.Module.zero_grad
+
+    def measured_clear(optimizer: Optimizer, *arguments: Any, **keywords: Any) -> Any:
+        if steps.counts(optimizer):
+            recorder.draws.clears()
+        return clear(optimizer, *arguments, **keywords)
+
+    def measured_clear_module(module: torch.nn.Module, *arguments: Any, **keywords: Any) -> Any:
+        if steps.trains(module):
+            recorder.draws.clears()
+        return clear_module(module, *arguments, **keywords)
+
+    return {
+        (Optimizer, "zero_grad"): measured_clear,
+        (torch.nn.Module, "zero_grad"): measured_clear_module,
+    }
 
 
 def _modes(recorder: Recorder) -> Replaced:

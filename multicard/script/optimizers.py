@@ -4,6 +4,7 @@ import weakref
 from collections import Counter
 from typing import Any
 
+from torch.nn import Module
 from torch.optim import Optimizer
 
 from multicard.script.recorder import Recorder
@@ -52,6 +53,18 @@ class Steps:
             self.recorder.skipped += 1
             self.recorder.steps_now()
             self.recorder.end_counted_step()
+
+    def counts(self, optimizer: Optimizer) -> bool:
+        """True of the optimiser whose steps count, or may count as there was none yet."""
+        return self._first() is optimizer or not self.calls
+
+    def trains(self, module: Module) -> bool:
+        """True of a module with the first parameter of that optimiser."""
+        optimizer = self._first()
+        if optimizer is None:
+            return not self.calls
+        first = next(iter(optimizer.param_groups[0]["params"]), None)
+        return any(parameter is first for parameter in module.parameters())
 
     def _is_counted(self, optimizer: Optimizer) -> bool:
         is_next = self._last() is optimizer

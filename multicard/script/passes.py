@@ -2,6 +2,7 @@
 
 from array import array
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,20 @@ NEVER = np.iinfo(np.int64).max  # instead of a call of backward
 
 def _numbers() -> "array[int]":
     return array("q")
+
+
+class Reach(Enum):
+    """Which of the batches that were watched reached a loss."""
+
+    every = auto()
+    some = auto()
+    none = auto()
+    unsure = auto()  # other ones at another time
+
+    @classmethod
+    def of(cls, reached: int, count: int) -> "Reach":
+        """So many of them did."""
+        return cls.every if reached == count else cls.some if reached else cls.none
 
 
 @dataclass(slots=True, eq=False)
@@ -27,7 +42,8 @@ class Pass:
         in_thread: the batches are drawn by another thread than that which trains.
         ended: the calls of backward, and the batches of all loaders, before the loader had no more; None: it was left.
         workers: of a stream, processes that collate its batches, each of which may end with a smaller one.
-        all_train: of several batches between two calls of backward, whether each was trained on; None: nobody knows.
+        reach: which batches were trained on, where several are handed out in a step; None: nobody knows.
+        holds_back: a batch may be trained on later than by the first call after it; None: nobody knows.
     """
 
     source: Any
@@ -38,7 +54,8 @@ class Pass:
     in_thread: bool = False
     ended: tuple[int, int] | None = None
     workers: int | None = None
-    all_train: bool | None = None
+    reach: Reach | None = None
+    holds_back: bool | None = None
 
     def forget_short(self, batch_size: int | None) -> None:
         """Of more smaller batches than workers can end with, the sizes are no numbers of samples: of packed rows, or of
@@ -53,10 +70,14 @@ class Pass:
 
 @dataclass(slots=True)
 class StepEnd:
-    """How far the run was when a step ended: calls of backward, and batches that were handed out."""
+    """How far the run was when a step ended: calls of backward, and batches that were handed out.
+
+    cleared: calls of backward whose gradients were cleared before it, and all before.
+    """
 
     backwards: int
     handed_out: int
+    cleared: int = 0
 
 
 @dataclass

@@ -40,6 +40,11 @@ UNKNOWN_STEPS = 0  # of an epoch
 EXCHANGING = ("horovod.torch", "byteps.torch")  # by which ranks train together without a process group
 
 
+def _is_grouped() -> bool:
+    is_joined = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    return is_joined or any(name in sys.modules for name in EXCHANGING)
+
+
 class EndedError(BaseException):
     """Ends a script after the step at which it is to stop. Frameworks let it pass, as it is no `Exception`."""
 
@@ -285,7 +290,9 @@ class Recorder:
     def _end_step(self, samples: int | None, tokens: int | None, loss: Any) -> None:
         if self._evaluating:
             self._end_evaluation()
-        drawn, resumed = self.draws.take()
+        is_watched = self.contributions.is_open
+        self.contributions.step_ends(self.draws.handed_out(), self.draws.known)
+        drawn, resumed = self.draws.take(self.contributions.joined)
         self._laps.end(Lap.resumed if resumed else Lap.step)
         self._counted.append(True)
         if resumed:
@@ -294,7 +301,7 @@ class Recorder:
         self._told.append((samples, tokens))
         self._samples += sum(one.size or 0 for one in drawn) if samples is None else samples
         self._tokens += tokens or 0
-        if self._evaluated > 0 or self.contributions.is_open:
+        if self._evaluated > 0 or is_watched:
             self._left_out.append(self.steps)
         elif self._gaps.evaluations:
             self._left_out_by_mode.append(self.steps)
@@ -324,11 +331,11 @@ class Recorder:
         if device.type == "cuda" and torch.cuda.is_initialized() and torch.cuda.memory_allocated():
             self._take()
             self._laps = Laps(torch.device("cuda", torch.cuda.current_device()))
-        is_grouped = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-        self._grouped = is_grouped or any(name in sys.modules for name in EXCHANGING)
+        self._grouped = _is_grouped()
 
     def _take(self, wait: bool = False) -> None:
         """Add the laps that are known by now."""
+        self._grouped = self._grouped or _is_grouped()  # ranks may join after steps of their own
         for label, seconds in self._laps.known(wait):
             self._times.add(label, seconds)
 
@@ -426,7 +433,7 @@ class Recorder:
 
     def data(self) -> StepData:
         """What each step trained on, by the batches and as the script's marks tell it."""
-        data = self.draws.of_steps(self.contributions.trains_on_all)
+        data = self.draws.of_steps(self.contributions)
         for number, (samples, _) in enumerate(self._told):
             if samples is not None:
                 data.samples[number], data.unknown[number] = samples, False
@@ -441,7 +448,7 @@ class Recorder:
             stopped_after=self.steps if self._stopped and self.config.steps == self.steps else None,
             others=len(self.others),
             skipped=self.skipped,
-            evaluations=self.evaluations,
+            evaluations=max(0, self.evaluations),
             trained_alone=self.rank.world_size > 1 and not self._grouped,
             loads=self.draws.ever,
             tells_loss=tells_loss,

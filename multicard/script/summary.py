@@ -59,7 +59,8 @@ def summarise(
         record.total_s = max(epoch.ended_s for epoch in own)
         record.evaluate_s = max(rank.evaluate_s for rank in ranks)
         train_s, done = max(epoch.train_s for epoch in own), max(epoch.steps for epoch in own)
-        samples = int(table["samples"].sum()) or None
+        is_known = not any(rank.samples_unknown for rank in ranks)
+        samples = int(table["samples"].sum()) or None if is_known else None
         record.epochs = [Epoch(0, done, train_s, record.total_s, samples=samples)]
         record.test_accuracy, record.logged = ranks[0].test_accuracy, ranks[0].logged
         _judge(record, table)

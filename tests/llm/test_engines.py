@@ -76,6 +76,7 @@ SAME_COLUMNS = ("samples", "tokens", "non_padding", "loss_bearing", "attended", 
     [
         ["method=lora", "lr=3e-3"],
         ["method=full", "gradient_accumulation_steps=2", "epochs=2"],
+        ["method=full", "weight_decay=30", "lr=3e-3", "warmup_steps=0"],  # of norms, too
         ["method=dpo", "lr=3e-3", "activation_checkpointing=true"],
         ["method=dpo", "lr=3e-3", "precision=bf16", "max_steps=4"],
         ["packed=true", "max_seq_len=256"],

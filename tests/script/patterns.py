@@ -354,6 +354,78 @@ def skipping_adversarial(loop: Loop) -> None:
         loop.evaluate()
 
 
+def beside(loop: Loop, weight: Callable[[int], float | None]) -> None:
+    """A second loader, whose loss is added with a weight: from or up to some step, or never (None: it is not drawn)."""
+    further = endless(DataLoader(rows(40), 5))
+    for number in range(40):
+        if number % 7 == 0:
+            batches = iter(loop.loader())
+        batch = next(batches)
+        loss = torch.nn.functional.cross_entropy(loop.model(batch[0]), batch[1])
+        factor, samples = weight(number), len(batch[1])
+        if factor is not None:
+            inputs, labels = next(further)
+            with torch.set_grad_enabled(factor != 0):
+                other = torch.nn.functional.cross_entropy(loop.model(inputs), labels)
+            loss = loss + factor * other if factor else loss * other.clamp(0, 1)
+            samples += len(labels) if factor else 0
+        loss.backward()
+        loop.optimizer.step()
+        loop.optimizer.zero_grad()
+        loop.steps.append(samples)
+
+
+def whole_pass(loop: Loop) -> None:
+    """The losses of a whole pass are added, for one step."""
+    for _ in range(12):
+        batches = list(loop.loader())
+        losses = [torch.nn.functional.cross_entropy(loop.model(inputs), labels) for inputs, labels in batches]
+        sum(losses[1:], losses[0]).backward()
+        loop.optimizer.step()
+        loop.optimizer.zero_grad()
+        loop.steps.append(sum(len(labels) for _, labels in batches))
+
+
+def cleared(loop: Loop, clear: Callable[[Loop], None], every: int) -> None:
+    """Gradients are cleared before an epoch, and those of a rest are in no step."""
+    for _ in range(6):
+        clear(loop)
+        samples = 0
+        for number, batch in enumerate(loop.loader(), 1):
+            loop.backward(batch)
+            samples += len(batch[1])
+            if number % every == 0:
+                loop.optimizer.step()
+                loop.optimizer.zero_grad()
+                loop.steps.append(samples)
+                samples = 0
+
+
+def not_finite(loop: Loop) -> None:
+    """Every second batch's gradients are thrown away."""
+    for _ in range(6):
+        for number, batch in enumerate(loop.loader()):
+            loop.optimizer.zero_grad()
+            loop.backward(batch)
+            if number % 2:
+                loop.optimizer.step()
+                loop.steps.append(len(batch[1]))
+
+
+def gradients_alone(loop: Loop, keeps: int) -> None:
+    """`torch.autograd.grad` in the place of backward, of one in so many batches."""
+    parameters = list(loop.model.parameters())
+    for _ in range(6):
+        for number, batch in enumerate(loop.loader()):
+            if number % keeps:
+                continue
+            loss = torch.nn.functional.cross_entropy(loop.model(batch[0]), batch[1])
+            for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+                parameter.grad = gradient
+            loop.optimizer.step()
+            loop.steps.append(len(batch[1]))
+
+
 def streamed(loop: Loop) -> None:
     for _ in range(3):
         for batch in one_ahead(DataLoader(Stream(5 * BATCH + 2), BATCH)):
@@ -493,6 +565,16 @@ COUNTING: dict[str, Callable[[Loop], None]] = {
     "ahead-skipping": skipping(one_ahead, lambda number: number % 2 == 0),
     "three-ahead-skipping": skipping(three_ahead, lambda number: number % 2 == 0),
     "adversarial-skipping": skipping_adversarial,
+    "joining-late": lambda loop: beside(loop, lambda number: 1.0 if number >= 10 else None),
+    "ending": lambda loop: beside(loop, lambda number: 1.0 if number < 20 else 0.0),
+    "beginning": lambda loop: beside(loop, lambda number: 1.0 if number >= 20 else 0.0),
+    "constant": lambda loop: beside(loop, lambda number: 0.0),
+    "whole-pass": whole_pass,
+    "cleared": lambda loop: cleared(loop, lambda loop: loop.optimizer.zero_grad(), 4),
+    "cleared-by-module": lambda loop: cleared(loop, lambda loop: loop.model.zero_grad(), 4),
+    "cleared-by-turns": not_finite,
+    "gradients-alone": lambda loop: gradients_alone(loop, 1),
+    "gradients-alone-skipping": lambda loop: gradients_alone(loop, 2),
 }
 
 # ---- evaluations

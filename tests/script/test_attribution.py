@@ -5,7 +5,7 @@ from array import array
 import pytest
 
 from multicard.script.attribution import attribute
-from multicard.script.passes import Pass, StepEnd
+from multicard.script.passes import Pass, Reach, StepEnd
 
 
 def whole_pass(source: object, first_place: int, first_backward: int, seen_end_at: int) -> Pass:
@@ -72,16 +72,16 @@ def test_beside_a_skipped_batch_samples_are_not_known():
 def test_losses_that_a_script_usually_adds_are_of_one_step():
     passes, ends = passes_of([[0, 0, 1, 1, 2], [3, 3, 4, 4, 5]], [3, 6])
     for one in passes:
-        one.all_train = True
+        one.reach = Reach.every
     found = attribute(passes, ends)
     assert found.samples.tolist() == [16, 16, 2] * 2 and not found.unknown.any()
 
 
-@pytest.mark.parametrize("all_train", [False, None])
-def test_of_several_batches_before_a_call_some_may_be_skipped(all_train: bool | None):
+@pytest.mark.parametrize("reach", [Reach.some, None])
+def test_of_several_batches_before_a_call_some_may_be_skipped(reach: Reach | None):
     passes, ends = passes_of([[0, 0, 1, 1, 2], [3, 3, 4, 4, 5]], [3, 6])
     for one in passes:
-        one.all_train = all_train
+        one.reach = reach
     found = attribute(passes, ends)
     assert found.unknown.tolist() == [True, True, False] * 2
     assert found.samples.tolist() == [0, 0, 2] * 2

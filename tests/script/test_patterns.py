@@ -36,9 +36,13 @@ def test_a_step_never_has_the_samples_of_a_batch_that_was_skipped(tmp_path: Path
     assert [samples for samples, true in zip(found, by_hand, strict=True) if samples not in (0, true)] == []
 
 
-def test_inputs_that_are_mixed_of_two_batches_are_of_both(tmp_path: Path):
+KNOWN = ("mixed", "joining-late", "whole-pass", "cleared", "cleared-by-module", "cleared-by-turns", "gradients-alone")
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_what_is_trained_on_is_known_where_operations_and_cleared_gradients_show_it(tmp_path: Path, name: str):
     with recorded(tmp_path):
-        by_hand = patterns.main("mixed")
+        by_hand = patterns.main(name)
     assert column(tmp_path, "samples") == by_hand
 
 

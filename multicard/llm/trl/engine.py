@@ -106,6 +106,10 @@ def trainer_class(base: type, probe: Probe, feed: Feed) -> type:
         def get_train_dataloader(self) -> Any:
             return feed
 
+        def get_decay_parameter_names(self, model: torch.nn.Module) -> list[str]:
+            """All of them, as torchtune's recipes have it: transformers leaves out norms and biases."""
+            return [name for name, _ in model.named_parameters()]
+
         def _run_epoch(self, **arguments: Any) -> None:
             if self.arguments is None:
                 self.arguments, self.control.should_training_stop = arguments, True
