@@ -312,6 +312,8 @@ class Recorder:
         self.steps += 1
         if self.steps == 1:
             self._see_model()
+        elif not self._grouped:  # ranks may join after steps of their own
+            self._grouped = _is_grouped()
         if self.steps % TAKEN == 0:
             self._take()
         if self.window.recording:
@@ -335,7 +337,6 @@ class Recorder:
 
     def _take(self, wait: bool = False) -> None:
         """Add the laps that are known by now."""
-        self._grouped = self._grouped or _is_grouped()  # ranks may join after steps of their own
         for label, seconds in self._laps.known(wait):
             self._times.add(label, seconds)
 

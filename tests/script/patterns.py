@@ -356,10 +356,8 @@ def skipping_adversarial(loop: Loop) -> None:
 
 def beside(loop: Loop, weight: Callable[[int], float | None]) -> None:
     """A second loader, whose loss is added with a weight: from or up to some step, or never (None: it is not drawn)."""
-    further = endless(DataLoader(rows(40), 5))
+    further, batches = endless(DataLoader(rows(40), 5)), endless(loop.loader())
     for number in range(40):
-        if number % 7 == 0:
-            batches = iter(loop.loader())
         batch = next(batches)
         loss = torch.nn.functional.cross_entropy(loop.model(batch[0]), batch[1])
         factor, samples = weight(number), len(batch[1])

@@ -349,3 +349,12 @@ def test_two_threads_that_close_wait_for_the_report(tmp_path: Path, monkeypatch:
     assert begun.wait(60)
     recorder.close()  # by the script's end
     assert rank_files.read(tmp_path)[0].epochs[0].steps == 6
+
+
+def test_ranks_may_join_after_steps_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    training = Training()
+    with recorded(tmp_path) as reports:
+        training.train()
+        monkeypatch.setattr("multicard.script.recorder._is_grouped", lambda: True)
+        training.train()
+    assert reports[0].grouped

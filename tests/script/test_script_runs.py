@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from analysis.answers import answers
 from analysis.runs import load
 from multicard.records import run_folder
 from multicard.records.content import fingerprint
+from multicard.records.schema import ScriptRecord
 from multicard.run import controller
 from multicard.script.workload import WORKLOAD, code
 from tests.conftest import ROOT, command, composed
@@ -91,6 +93,19 @@ def test_runs_are_repeated_until_sure_and_the_advice_can_be_followed(script: Scr
     assert answer.limit.command and answer.limit.command.endswith("profile=kineto profile.window=start")
     advised = " ".join(str(advice) for advice in (answer.limit, answer.next, answer.elsewhere))
     assert "diagnose" not in advised and "epochs=" not in advised and "batch_size=" not in advised
+
+
+def test_of_a_script_that_skips_batches_no_samples_are_told(script: Script):
+    body = """
+    for number, batch in enumerate(DataLoader(data, 8)):
+        if number % 2 == 0:
+            loss_of(batch).backward()
+            optimizer.step()
+    """
+    record = measured(script(textwrap.dedent(body)), "gpus=1", "warmup_steps=1").record
+    assert isinstance(record, ScriptRecord) and record.status == "ok"
+    assert record.samples_per_s is None and record.epochs[0].samples is None
+    assert "script.samples-unknown" in record.seen_codes and "script.accumulated" not in record.seen_codes
 
 
 def test_ranks_without_a_group_are_said(script: Script):
