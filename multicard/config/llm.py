@@ -220,13 +220,13 @@ class LlmConfig(TrainingConfig):
         Attention.auto,
         "engine=trl: what computes attention; auto: what transformers takes for the model; flash: FlashAttention 2",
         Role.identity | Role.learning | Role.memory | Role.speed,
-        since=("compile", "auto"),
+        since=("weight_decay", "auto"),
     )
     kernels: Kernels = key(
         Kernels.torch,
         "engine=trl: torch's own, or Liger's for norms, rotary embedding and the gated part of the MLP",
         Role.identity | Role.learning | Role.memory | Role.speed,
-        since=("compile", "torch"),
+        since=("weight_decay", "torch"),
     )
     clip_grad_norm: Optional[float] = key(
         None,

@@ -154,8 +154,9 @@ def setting(config: Mapping[str, Any]) -> dict[str, str]:
     measured = flat({key: value for key, value in config.items() if key not in beside})
     for key, came_after in schema.since().items():
         for before, value in came_after:
-            if before in measured and key not in measured:
-                measured[key] = value
+            came = flat({key: value}) if value else {key: value}  # a group came with its keys
+            if before in measured and not came.keys() & measured.keys():
+                measured |= came
     return {key: msgspec.json.encode(value).decode() for key, value in measured.items()}
 
 
