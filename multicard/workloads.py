@@ -27,6 +27,7 @@ def register() -> None:
     store = ConfigStore.instance()
     store.store(group="hydra", name="config", node=HydraWithExperiment)
     OmegaConf.register_new_resolver("of_weights", trial.of_weights, replace=True)
+    OmegaConf.register_new_resolver("own_groups", lambda entry: f"file://{CONF / entry}", replace=True)
     for workload in WORKLOADS:
         schema = OmegaConf.structured(workload.schema)
         for key in workload.free:
@@ -105,7 +106,13 @@ def options(workload: Workload, group: str) -> list[str]:
     """The options of a group that the entry accepts."""
     if group == "experiment":
         return [*experiments(workload), ALL]
-    return list(workload.options.get(group) or sorted(path.stem for path in (CONF / group).glob("*.yaml")))
+    return list(workload.options.get(group) or files(workload, group))
+
+
+def files(workload: Workload, group: str) -> list[str]:
+    """The options of a group that are files: the entry's own, as of `preset`, or those that entries share."""
+    own = _file(workload).with_suffix("") / group
+    return sorted(path.stem for path in (own if own.is_dir() else CONF / group).glob("*.yaml"))
 
 
 def every_option(workload: Workload, group: str) -> list[str]:

@@ -332,7 +332,7 @@ def _explain_value(match: re.Match[str], lines: list[str], _: Workload) -> Refus
 
 def _explain_option(match: re.Match[str], lines: list[str], workload: Workload) -> Refusal:
     group, _, option = match[1].rpartition("/")
-    options = sorted(path.stem for path in (workloads.CONF / group).glob("*.yaml"))
+    options = workloads.files(workload, group)
     if group in workloads.groups(workload):
         options = workloads.options(workload, group)
     if not options:

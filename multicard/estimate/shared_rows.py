@@ -112,7 +112,7 @@ def _schema(kind: str) -> tuple[frozenset[str], frozenset[str]]:
     types = {key: own for key, own in types.items() if own and not any(map(is_dataclass, own))}  # no groups
     enums = [each for own in types.values() for each in own if isinstance(each, type) and issubclass(each, Enum)]
     words = {str(word) for each in enums for word in each}
-    for file in CONF.glob("*/*.yaml"):
+    for file in CONF.glob("**/*.yaml"):
         words |= {file.stem, *_strings(yaml.safe_load(file.read_text()))}
     words |= {models.RANDOM, models.PRETRAINED}  # of model.weights, which may be a path too
     names = {key for key in types if key.partition(".")[0] not in schema.beside()}

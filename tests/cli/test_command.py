@@ -265,7 +265,7 @@ def test_answers_that_need_no_torch_do_not_wait_for_it(entry: str, words: list[s
         ("train_vision.py", "-m optimizer=adam,sgd gpus=3,4", "strategy=ddp_ds fp32_ieee table2, gpus=3 "
          "optimizer.betas=[0.9,0.999]", "schema method tokenizer template llama3 optimizer.momentum"),
         ("tune_llm.py", "method=qat", "method=qat template=null peak_memory method.groupsize=256",
-         "schema strategy layout preset mobilenet_v2 digits table2 method.lora_rank fp64"),
+         "schema strategy layout mobilenet_v2 digits table2 method.lora_rank fp64"),
     ],
 )  # fmt: skip
 def test_help_shows_what_the_entry_accepts_and_of_a_sweep_the_first_cell(

@@ -76,6 +76,15 @@ def test_a_preset_changes_what_was_not_chosen():
     assert advised.pin_memory and typed("preset=recommended", "loader=dali").layout.name == "nhwc"
 
 
+def test_a_preset_of_tuning_changes_what_was_not_chosen():
+    fast = typed_llm("preset=fast")
+    assert (fast.precision.name, fast.packed, fast.max_seq_len, fast.compile) == ("bf16", True, 2048, True)
+    assert fast.batch_size == 4 and not fast.activation_checkpointing
+    mine = typed_llm("preset=fast", "precision=fp32", "packed=false", "method=qlora", "engine=trl", "compile=false")
+    assert (mine.precision.name, mine.packed, mine.compile, mine.batch_size) == ("fp32", False, False, 4)
+    assert typed_llm("preset=papers").identity() == typed_llm().identity()
+
+
 def test_half_is_bf16_where_there_is_bf16(monkeypatch: pytest.MonkeyPatch):
     assert choose("half", torch.device("cpu")).autocast == "bfloat16"
     for there, expected in ((True, "bfloat16"), (False, "float16")):
