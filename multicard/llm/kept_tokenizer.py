@@ -1,4 +1,4 @@
-"""The tokenizer of a tuning run in Hugging Face's form, beside what it kept. No torch.
+"""The tokenizer of a tuning run in Hugging Face's form, beside what it kept.
 
 torchtune's tokenizers come from files of other forms: those of Llama 3 from tiktoken's, which have ranks of tokens and
 no merges, and Qwen 2.5's from vocab.json and merges.txt.
@@ -16,7 +16,7 @@ from multicard.config.llm_models import HfConfig
 from multicard.config.llm_texts import ChatConfig
 from multicard.config.llm_tokenizers import Llama3TokenizerConfig, Qwen25TokenizerConfig
 from multicard.llm.data import chat
-from multicard.llm.data.tokenizer import FILE, LLAMA3_VOCABULARY, PATTERN, SPECIAL, byte_level_alphabet
+from multicard.llm.data.tokenizer import FILE, LLAMA3_VOCABULARY, PATTERN, SPECIAL, byte_level_alphabet, of_folder
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -41,6 +41,7 @@ def write(config: LlmConfig, inputs: Path, place: Path) -> None:
         folder = Path(str(config.model.path)).expanduser()
         for path in {path for pattern in COPIED for path in folder.glob(pattern) if path.is_file()}:
             shutil.copyfile(path, place / path.name)
+        _name_class(folder, place)
     else:
         numbers = special_numbers(config, inputs)
         if isinstance(config.tokenizer, Qwen25TokenizerConfig):
@@ -57,6 +58,19 @@ def write(config: LlmConfig, inputs: Path, place: Path) -> None:
     elif isinstance(config.model, HfConfig):
         own = Path(str(config.model.path)).expanduser() / chat.ADDITIONAL
         _write_others({path.stem: path.read_text("utf-8") for path in own.glob("*.jinja")}, place)
+
+
+def _name_class(folder: Path, place: Path) -> None:
+    """Have the kept settings name the class that reads a folder's tokenizer.
+
+    transformers also looks for it in config.json, and adapters are kept without one.
+    """
+    name = type(of_folder(str(folder))).__name__
+    name = "PreTrainedTokenizerFast" if name == "TokenizersBackend" else name  # which transformers 4 knows too
+    stored = place / SETTINGS
+    settings = json.loads(stored.read_text("utf-8")) if stored.is_file() else {}
+    if str(settings.get("tokenizer_class")).removesuffix("Fast") != name.removesuffix("Fast"):
+        stored.write_text(json.dumps(settings | {"tokenizer_class": name}, indent=2) + "\n", "utf-8")
 
 
 def _write_others(templates: Mapping[str, str], place: Path) -> None:

@@ -284,7 +284,8 @@ def data_parts(config: LlmConfig) -> dict[str, list[Blob]]:
     elif isinstance(config.tokenizer, Qwen25TokenizerConfig):
         files = {"vocab.json": config.tokenizer.path, "merges.txt": config.tokenizer.merges_file}
     elif isinstance(config.model, HfConfig):
-        files = {name: f"{config.model.path}/{name}" for name in ("config.json", tokenizer.FILE)}
+        folder = Path(str(config.model.path)).expanduser()
+        files = {name: str(folder / name) for name in tokenizer.FILES if (folder / name).is_file()}
     named: list[Blob] = [(name, Path(str(path)).expanduser()) for name, path in files.items()]
     if isinstance(config.dataset, ChatConfig) or isinstance(config.model, HfConfig):
         named.append(text_blob("chat_template", chat.template(config).text))

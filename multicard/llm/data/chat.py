@@ -1,4 +1,4 @@
-"""`dataset=chat`: conversations as the text that the model's own chat template, a Jinja program, writes. No torch.
+"""`dataset=chat`: conversations as the text that the model's own chat template, a Jinja program, writes.
 
 Templates find the functions, filters and settings of `transformers.apply_chat_template`. Only the date is fixed, so
 that a run can be repeated.
@@ -7,9 +7,9 @@ that a run can be repeated.
 import json
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from functools import lru_cache, partial
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -21,10 +21,13 @@ from multicard.config.llm_tokenizers import Qwen25TokenizerConfig
 from multicard.llm.data import result_roles, templates, turns
 from multicard.llm.data.answers import MARK, Writer, Written, for_training, marked, reads_parts
 from multicard.llm.data.forms import Conversation
-from multicard.llm.data.tokenizer import FILE, SPECIAL
+from multicard.llm.data.tokenizer import SPECIAL, check_folder, special_of
 from multicard.llm.data.turns import FORM
 from multicard.llm.data.written import Checked, arguments_as_text, calls_of, has_python
 from multicard.messages import Refusal
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 Row = dict[str, Any]
 
@@ -41,6 +44,23 @@ JINJA = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, exte
 JINJA.globals |= {"raise_exception": raise_exception, "strftime_now": datetime(2024, 7, 26).strftime}
 JINJA.filters["generation"] = f"{MARK}{{}}{MARK}".format
 JINJA.filters["tojson"] = lambda value, **options: json.dumps(value, **{"ensure_ascii": False, **options})
+
+
+class Tokens(NamedTuple):
+    """The special tokens of a model.
+
+    special: as text has them. named: those with a role, which templates write, as `bos_token`; one that the model
+    lacks is absent, and so is written as nothing. around: those before and after a text without any.
+    """
+
+    special: tuple[str, ...]
+    named: Mapping[str, str]
+    around: Callable[[], tuple[str, str]]
+
+    def named_beside(self, others: Mapping[str, str]) -> "Tokens":
+        """With the roles that files beside a template give to tokens of this model. Others are only letters to it."""
+        named = {**self.named, **{role: token for role, token in others.items() if token in self.special}}
+        return self._replace(named=named, around=partial(_between, named))
 
 
 class ChatTemplate(NamedTuple):
@@ -89,22 +109,18 @@ def template(config: LlmConfig) -> ChatTemplate:
     path = getattr(config.tokenizer, "path", None)
     folders = [path and Path(path).parent, config.model.folder, QWEN25 if is_qwen else LLAMA3]
     own = [config.model.path] if isinstance(config.model, HfConfig) else folders
-    tokens = {"bos_token": "" if is_qwen else "<|begin_of_text|>"}
-    tokens["eos_token"] = "<|im_end|>" if is_qwen else "<|end_of_text|>"
+    tokens = _tokens_of(config)
     key = "dataset.chat_template"
     for place in filter(None, [asked] if asked else own):
         try:
             stored = _read(Path(place).expanduser())
-            source, named = stored.source, stored.tokens
-            if source is not None:
-                special = tokens | named
-                around: Any = partial(tuple[str, str], (special["bos_token"], special["eos_token"]))
-                if isinstance(config.model, HfConfig):
-                    around = partial(_around_text, str(config.model.path), named.get("eos_token", ""))
-                made = partial(_made, special=special, around=around, tokens=(*_special(config), *special.values()))
+            if stored.source is not None:
+                of_model = tokens
+                if not isinstance(config.model, HfConfig):
+                    of_model = tokens.named_beside(stored.tokens)
                 tool_use = stored.others.get("tool_use")
-                with_tools = None if tool_use is None else made(tool_use)
-                return made(source, with_tools=with_tools)._replace(others=stored.others)
+                with_tools = None if tool_use is None else _made(tool_use, of_model)
+                return _made(stored.source, of_model, with_tools)._replace(others=stored.others)
         except (OSError, ValueError, LookupError, TypeError, AttributeError, jinja2.TemplateError) as error:
             raise Refusal(
                 "llm.chat-template-unread",
@@ -131,33 +147,31 @@ def template(config: LlmConfig) -> ChatTemplate:
     )
 
 
-def _made(
-    source: str,
-    special: dict[str, str],
-    around: Callable[[], tuple[str, str]],
-    tokens: tuple[str, ...],
-    with_tools: ChatTemplate | None = None,
-) -> ChatTemplate:
+def _made(source: str, tokens: Tokens, with_tools: ChatTemplate | None = None) -> ChatTemplate:
     """A template of this source."""
     training = for_training(source)
-    training_form = None if training is None else _renders(training, special)
-    return ChatTemplate(source, _renders(source, special), around, tokens, training_form, {}, with_tools)
+    training_form = None if training is None else _renders(training, tokens.named)
+    render = _renders(source, tokens.named)
+    return ChatTemplate(source, render, tokens.around, tokens.special, training_form, {}, with_tools)
 
 
-def _renders(source: str, special: dict[str, str]) -> Callable[..., str]:
+def _renders(source: str, named: Mapping[str, str]) -> Callable[..., str]:
     """A template that writes messages, with marks around what it marks as answers."""
-    return reads_parts(JINJA.from_string(marked(source), globals=special).render)
+    return reads_parts(JINJA.from_string(marked(source), globals=dict(named)).render)
 
 
-def _special(config: LlmConfig) -> tuple[str, ...]:
-    """The special tokens of the run's tokenizer, as text writes them."""
+def _tokens_of(config: LlmConfig) -> Tokens:
+    """The special tokens of the run's tokenizer. Refuses (ValueError) a folder whose tokenizer cannot be read."""
+    if isinstance(config.model, HfConfig):
+        own = check_folder(config.model)
+        return Tokens(tuple(special_of(own)), own.special_tokens_map, cache(partial(_around_text, own)))
     if isinstance(config.tokenizer, Qwen25TokenizerConfig):
-        return ("<|im_end|>", "<|endoftext|>", "<|im_start|>")
-    if not isinstance(config.model, HfConfig):
-        return SPECIAL
-    file = Path(str(config.model.path)).expanduser() / FILE
-    added = json.loads(file.read_text("utf-8")).get("added_tokens") or [] if file.is_file() else []
-    return tuple(token["content"] for token in added if token.get("special"))
+        named = {"eos_token": "<|im_end|>"}
+        special = ("<|im_end|>", "<|endoftext|>", "<|im_start|>")
+    else:
+        named = {"bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>"}
+        special = SPECIAL
+    return Tokens(special, named, partial(_between, named))
 
 
 class StoredTemplates(NamedTuple):
@@ -173,8 +187,8 @@ def _read(place: Path) -> StoredTemplates:
     file = place if place.is_file() else place / "chat_template.jinja"
     settings_file = file.with_name("tokenizer_config.json")
     settings = json.loads(settings_file.read_text("utf-8")) if settings_file.is_file() else {}
-    tokens = {name: value for name, value in settings.items() if name.endswith("_token") and value}
-    tokens = {name: value["content"] if isinstance(value, dict) else value for name, value in tokens.items()}
+    tokens = {name: _content(value) for name, value in settings.items() if name.endswith("_token")}
+    tokens = {name: token for name, token in tokens.items() if token is not None}
     source = settings.get("chat_template")
     others = dict[str, str]()
     if isinstance(source, list):  # several, with names
@@ -187,6 +201,13 @@ def _read(place: Path) -> StoredTemplates:
         return StoredTemplates(source, tokens, others)
     beside = sorted((file.parent / ADDITIONAL).glob("*.jinja")) if file.name == "chat_template.jinja" else []
     return StoredTemplates(file.read_text("utf-8"), tokens, {path.stem: path.read_text("utf-8") for path in beside})
+
+
+def _content(value: Any) -> str | None:
+    """The text of a token, which stands alone or among its properties; None of what is no token, as a switch."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) and value else None
 
 
 def converted(said: Conversation, chat_template: ChatTemplate, loss: ChatLoss) -> tuple[Row, list[str]]:
@@ -258,16 +279,16 @@ def _pieces_of(
     return messages, found
 
 
-@lru_cache(maxsize=1)
-def _around_text(folder: str, end: str) -> tuple[str, str]:
+def _around_text(own: "PreTrainedTokenizerFast") -> tuple[str, str]:
     """What a folder's own tokenizer puts before a text, and the token that ends one."""
-    from tokenizers import Tokenizer
-
-    whole = Tokenizer.from_file(str(Path(folder).expanduser() / FILE))
-    tokens: list[str] = whole.encode("x").tokens
-    plain: list[str] = whole.encode("x", add_special_tokens=False).tokens
+    tokens: list[str] = own.backend_tokenizer.encode("x").tokens
+    plain: list[str] = own.backend_tokenizer.encode("x", add_special_tokens=False).tokens
     before = next((place for place in range(len(tokens)) if tokens[place : place + len(plain)] == plain), 0)
-    return "".join(tokens[:before]), end
+    return "".join(tokens[:before]), own.special_tokens_map.get("eos_token", "")
+
+
+def _between(named: Mapping[str, str]) -> tuple[str, str]:
+    return named.get("bos_token", ""), named.get("eos_token", "")
 
 
 def _whole(text: str, chat_template: ChatTemplate, loss: ChatLoss) -> Row:

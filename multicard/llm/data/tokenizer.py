@@ -1,4 +1,4 @@
-"""The tokenizers: one trained on the run's own text, Llama 3's and Qwen 2.5's, and those of folders. No torch.
+"""The tokenizers: one trained on the run's own text, Llama 3's and Qwen 2.5's, and those of folders.
 
 The first two are files in tiktoken's form (a line a token: base64 and rank), which torchtune's Llama3Tokenizer reads.
 """
@@ -7,13 +7,17 @@ import base64
 import json
 import re
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from multicard.config.base import Option
 from multicard.config.llm_models import HfConfig
 from multicard.config.llm_tokenizers import Llama3TokenizerConfig, Qwen25TokenizerConfig
 from multicard.messages import Refusal
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 # How Llama 3 splits text before it merges bytes (llama-models, tokenizer.py); torchtune has the same
 PATTERN = (
@@ -30,6 +34,8 @@ SPECIAL = tuple(
 )
 ROLES = ("user\n\n", "assistant\n\n", "system\n\n")  # a message's header, which rows need not contain
 FILE = "tokenizer.json"  # of a folder in Hugging Face's form
+# All of it that says which tokens a text has: tokens of their own, and which of all have a role
+FILES = ("config.json", FILE, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 LLAMA3_RANKS = 128_000
 LLAMA3_VOCABULARY = 128_256  # with the special tokens that text uses
 QWEN25_TOKENS = 151_643
@@ -101,10 +107,7 @@ class FolderTokenizer:
     pad_id = -1
 
     def __init__(self, path: str, max_seq_len: int | None = None) -> None:
-        from tokenizers import Tokenizer
-
-        self._tokenizer, self.max_seq_len = Tokenizer.from_file(str(Path(_expand(path)) / FILE)), max_seq_len
-        self.vocabulary = 1 + max(self._tokenizer.get_vocab().values())  # its numbers may have gaps
+        self._tokenizer, self.max_seq_len = of_folder(path).backend_tokenizer, max_seq_len
 
     def encode(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """The tokens of a text in which special tokens are written, and the characters of each, from and to."""
@@ -112,8 +115,47 @@ class FolderTokenizer:
         return encoded.ids, encoded.offsets
 
 
-def check_folder(model: HfConfig) -> None:
-    """Refuse (ValueError) a folder whose tokenizer is missing, broken, or another model's."""
+def of_folder(path: str) -> "PreTrainedTokenizerFast":
+    """A folder's tokenizer as transformers makes it of all its files, which is read once.
+
+    Some tokens stand in tokenizer_config.json or special_tokens_map.json alone. Texts are neither cut nor padded,
+    whatever tokenizer.json says: transformers does neither unless it is asked to.
+    """
+    folder = Path(_expand(path))
+    files = [file for pattern in FILES for file in sorted(folder.glob(pattern))]
+    return _read_folder(str(folder), tuple((file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in files))
+
+
+@lru_cache(maxsize=2)
+def _read_folder(folder: str, _files: tuple[tuple[str, int, int], ...]) -> "PreTrainedTokenizerFast":
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    own = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    if not isinstance(own, PreTrainedTokenizerFast):  # one in Python, which does not say where tokens are in a text
+        own = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+    own.backend_tokenizer.no_truncation()
+    own.backend_tokenizer.no_padding()
+    return own
+
+
+def vocabulary_of(own: "PreTrainedTokenizerFast") -> int:
+    """How many rows of an embedding the tokens of texts need, whose numbers may have gaps.
+
+    A token for padding alone counts for nothing: files declare it beyond the model's vocabulary, and no text has it.
+    """
+    roles = [token for role, token in own.special_tokens_map.items() if role != "pad_token"]
+    numbers = (number for token, number in own.get_vocab().items() if token != own.pad_token or token in roles)
+    return 1 + max(numbers)
+
+
+def special_of(own: "PreTrainedTokenizerFast") -> list[str]:
+    """The special tokens of a tokenizer, as text writes them."""
+    added = [token.content for token in own.added_tokens_decoder.values() if token.special]
+    return [*dict.fromkeys([*added, *own.special_tokens_map.values()])]
+
+
+def check_folder(model: HfConfig) -> "PreTrainedTokenizerFast":
+    """The tokenizer of a model's folder. Refuses (ValueError) one that is missing, broken, or another model's."""
     key = "model.path"
     remedy = "save the model's own there (AutoTokenizer.from_pretrained(...).save_pretrained)"
     if not (Path(_expand(model.path)) / FILE).is_file():
@@ -124,11 +166,12 @@ def check_folder(model: HfConfig) -> None:
             value=model.path,
         )
     try:
-        tokens = FolderTokenizer(str(model.path)).vocabulary
+        own = of_folder(str(model.path))
+        tokens = vocabulary_of(own)
     except Exception as error:  # of tokenizers, which has no class of its own for it
         raise Refusal(
             "llm.folder-tokenizer-unread",
-            f"{key}={model.path}: {FILE} cannot be read ({error}); {remedy}",
+            f"{key}={model.path}: its tokenizer cannot be read ({error}); {remedy}",
             key=key,
             value=model.path,
             reason=str(error),
@@ -136,13 +179,14 @@ def check_folder(model: HfConfig) -> None:
     if model.vocab_size and tokens > model.vocab_size:
         raise Refusal(
             "llm.folder-tokens",
-            f"{key}={model.path}: {FILE} has {tokens} tokens, "
+            f"{key}={model.path}: its tokenizer has {tokens} tokens, "
             f"more than config.json's vocab_size={model.vocab_size}; {remedy}",
             key=key,
             value=model.path,
             tokens=tokens,
             vocab_size=model.vocab_size,
         )
+    return own
 
 
 def check_files(config: Option) -> None:
