@@ -50,6 +50,7 @@ BY_THE_NEXT = """{%- set last = namespace(user=-1) %}
 BEGINS_ANOTHER = """{{- bos_token + '<|start_header_id|><|eom_id|>Be.<|eot_id|>' }}
 {%- for m in messages %}
 {{- '<|start_header_id|>' + ('<|python_tag|>' if m.role == 'assistant' else '<|end_header_id|>') }}
+{%- for call in m.tool_calls %}{{- '(' + call.function.name + ')<|eom_id|>' }}{%- endfor %}
 {{- m.content + '<|eot_id|>' }}
 {%- endfor %}
 {{- '<|start_header_id|><|python_tag|>' }}"""
@@ -126,6 +127,9 @@ def text(row: dict[str, Any]) -> str:
         (BY_THE_NEXT, [Q, A, A], ["<think></think>Answer", "<think></think>Answer<|eot_id|>"]),
         (BEGINS_ANOTHER, [Q, A], ["Answer<|eot_id|>"]),
         (BEGINS_ANOTHER, [Q, A, Q, A], ["Answer<|eot_id|>"] * 2),
+        (BEGINS_ANOTHER, [Q, CALL], ["(add)<|eom_id|><|eot_id|>"]),
+        (BEGINS_ANOTHER, [Q, A, Q, CALL], ["Answer<|eot_id|>", "(add)<|eom_id|><|eot_id|>"]),
+        (BEGINS_ANOTHER, [Q, CALL, RESULT, A], ["(add)<|eom_id|><|eot_id|>", "Answer<|eot_id|>"]),
         (READS_FIRST, [A, Q, A], ["Answer<|eom_id|>"] * 2),
         (READS_FIRST, [A], ["Answer<|eom_id|>"]),
     ],

@@ -206,9 +206,11 @@ class Writer:
             return None
         answer = text[len(prompt) :]
         if around is None or len(around) != 2 or not answer.endswith(around[1]):
+            behind = self._behind(turn)
+            answer = answer.removesuffix(self._special.beginning_another(behind))
             end = self._special.at_end.search(answer)
             if end is None:
-                return Found(prompt, answer, ends=around is not None or self._ends_texts(turn))
+                return Found(prompt, answer, ends=around is not None or bool(behind.strip()))
             return Found(prompt, answer[: end.start() + self._special.ending(end[1])], ends=True)
         behind = around[1]
         content = answer.removesuffix(behind)
@@ -217,10 +219,13 @@ class Writer:
             return Found(prompt, content + behind[: end.start() + self._special.ending(end[0])], ends=True)
         return Found(prompt, content + (behind.rstrip() or behind), ends=bool(behind.strip()))
 
-    def _ends_texts(self, turn: int) -> bool:
-        """True where the template itself writes something behind an answer without calls."""
+    def _behind(self, turn: int) -> str:
+        """What the template itself writes behind an answer without calls; nothing where it refuses one."""
         plain = {"role": "assistant", "content": CONTENT}
-        return bool(self._text([*self._messages[:turn], plain]).rpartition(CONTENT)[2].strip())
+        try:
+            return self._text([*self._messages[:turn], plain]).rpartition(CONTENT)[2]
+        except jinja2.TemplateError:
+            return ""
 
     def _prompt(self, turn: int, text: str) -> str | None:
         """What stands before an answer, in the text that ends with it; None where that cannot be told."""

@@ -37,6 +37,12 @@ class SpecialTokens:
                 return token.start()
         return len(run)
 
+    def beginning_another(self, behind: str) -> str:
+        """The part of what is behind an answer that begins another, if it has a special token."""
+        run = self.run.search(behind)
+        rest = "" if run is None else behind[run.start() + self.ending(run[0]) :]
+        return rest if self.one.search(rest) else ""
+
     def ends(self, text: str) -> bool:
         """True of a text that ends with a special token."""
         return any(run.end() == len(text) for run in self.run.finditer(text))
