@@ -14,6 +14,7 @@ from multicard.messages import Refusal
 from multicard.records import part_names
 from multicard.records.part_names import Kind
 from multicard.vision.data.data_parts import (
+    AS_CLASSES,
     FORMS,
     IN_A_TABLE,
     WHOLE,
@@ -31,6 +32,7 @@ from multicard.vision.data.folder_contents import (
     count_files,
     filled_names,
     holds_images,
+    holds_notes,
     images_in,
     in_words,
     look,
@@ -51,9 +53,6 @@ from multicard.vision.data.not_classes import (
     sets_inside,
     shared_folders,
 )
-
-AS_CLASSES = "dataset.parts=[] dataset.split=0.2"  # whatever the folders are called
-
 
 # ---- the parts
 
@@ -92,7 +91,9 @@ def _parts(root: Path) -> Source:
         (only,) = filled
         if only in split:
             return _by_name(root, split, looks)
-        if _holds_parts(only):  # the data set itself, beside folders of other things
+        others = [folder for folder in folders if folder != only]
+        # the data set itself, beside folders of other things
+        if _holds_parts(only) or (_holds_classes(only) and others and all(map(holds_notes, others))):
             found = _parts(only)
             return replace(found, ignored=found.ignored + _beside_folder(root, only))
     _refuse_what_looks_like_parts(root, filled, [*split])

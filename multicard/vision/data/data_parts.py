@@ -15,6 +15,9 @@ WHOLE = "all"  # the name of samples that are not split into parts
 FORMS = "give a folder of train/<class>/ and val/<class>/, or another form of docs/own.md (images)"
 IN_A_TABLE = "or name the images and their classes in a .csv of the columns path and label (docs/own.md, images)"
 
+AS_CLASSES = "dataset.parts=[] dataset.split=0.2"  # whatever the folders are called
+TABLE = "write a .csv of the columns path and label, a row an image, and give `dataset.root=TABLE dataset.split=0.2`"
+
 
 class Samples(NamedTuple):
     """The samples of a part: images, the class of each, and all classes in the order of their numbers.

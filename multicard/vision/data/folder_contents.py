@@ -11,6 +11,8 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".
 # What systems and programs leave in folders; it counts as hidden, as all whose name begins with a dot does
 LEFT_BY_OTHERS = {"__macosx", "@eadir", "$recycle.bin", "system volume information", "lost+found", "__pycache__"}
 LEFT_BY_OTHERS |= {"thumbs.db", "desktop.ini", "icon\r"}
+NOTES = {".txt", ".md", ".csv", ".tsv", ".json", ".jsonl", ".xml", ".mat", ".yaml", ".yml", ".pdf", ".html", ".py"}
+NOTES |= {".ipynb", ".xlsx", ".xls", ".rst", ".npy", ".pkl", ".names", ".cfg"}
 OWN = ".multicard"  # holds decoded images
 LONGEST_ENDING = 8  # letters; what is longer is a part of a name
 
@@ -99,6 +101,13 @@ def holds_images(folder: Path) -> bool:
         if any(name.lower().endswith(SUFFIXES) and not is_hidden(name) for name in files):
             return True
     return False
+
+
+def holds_notes(folder: Path) -> bool:
+    """True of a folder of files about images alone, as meta/ of Food-101: neither an empty one, nor one with images of
+    a form that is not read."""
+    files = [name for _, _, names in os.walk(folder) for name in names if not is_hidden(name)]
+    return bool(files) and all(Path(name).suffix.lower() in NOTES for name in files)
 
 
 def beside(folder: Path) -> Counter[str]:

@@ -20,7 +20,9 @@ LABELS = ("label", "labels", "class", "target")
 SPLITS = ("split", "set", "subset", "partition", "is_valid", "is_val", "is_test")
 BOOLEANS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
 HOLDS_BYTES = re.compile("struct<.*bytes: |(large_)?binary")  # types of encoded images
-OF_CLASSES = re.compile("label|class|categor|species|breed|target|diagnos", re.IGNORECASE)  # in the names of others
+OF_CLASSES = re.compile(
+    "label|class|categor|species|breed|target|diagnos|^dx$", re.IGNORECASE
+)  # in the names of others
 
 KEY = "dataset.columns"
 Named = Mapping[str, str | None]  # `dataset.columns`: by image, label or split the file's own name

@@ -204,6 +204,17 @@ def _columns(paths: list[Path], by_split: bool, named: Named, to_test: str | Non
     return Columns(images, labels, parts, classes, ignored, files.several)
 
 
+def text_columns(path: Path) -> dict[str, list[str]]:
+    """The columns of a .csv, .tsv or .jsonl that hold texts or numbers, as texts.
+
+    Raises:
+        Refusal, ValueError: it cannot be read.
+    """
+    table = _text_table(path)
+    plain = [field.name for field in table.schema if not field.type.num_fields]
+    return {name: class_names.texts(table[name].to_pylist(), []) for name in plain}
+
+
 def _text_table(path: Path) -> Any:
     """The table of a .csv or .tsv, all of whose cells are texts, or of a .jsonl."""
     import pyarrow as pa

@@ -10,13 +10,13 @@ from multicard.config.pasting import override
 from multicard.messages import Message, Refusal
 from multicard.records import part_names
 from multicard.records.part_names import Kind
-from multicard.vision.data.data_parts import WHOLE, Part, Samples, Source
+from multicard.vision.data.data_parts import TABLE, WHOLE, Part, Samples, Source
 from multicard.vision.data.folder_contents import beside, class_folders, count_files, is_hidden
 from multicard.vision.data.image_tables import LINES, table_parts
+from multicard.vision.data.label_tables import is_submission
 
 ARCHIVES = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".zip")
 ONE_HOT = "_classes.csv"  # of Roboflow's export, in each part
-TABLE = "write a .csv of the columns path and label, a row an image, and give `dataset.root=TABLE dataset.split=0.2`"
 
 LISTS = ("images.txt", "image_class_labels.txt")  # of CUB-200, a line an image: its number, and what it has
 SPLIT = "train_test_split.txt"
@@ -130,7 +130,7 @@ def _tables(root: Path) -> list[NearTable]:
     paths = [path for path in sorted(root.iterdir()) if path.suffix.lower() in (".csv", ".tsv", LINES)]
     found = []
     for path in sorted(paths, key=lambda path: part_names.parsed(path.stem) is None):
-        if is_hidden(path.name):
+        if is_hidden(path.name) or is_submission(path):
             continue
         with suppress(OSError):
             try:

@@ -26,13 +26,15 @@ def kinds_within(inside: Look) -> set[Kind]:
 def shared_folders(filled: Mapping[Path, Look]) -> list[str]:
     """The names that folders have in each of these folders, where they are several: those of classes, as it seems.
 
+    Where a folder holds nothing but another one, as amazon/images/, it is looked for in that.
+
     Folders of images and of their masks, which a class may hold, do not count.
     """
     if len(filled) < 2:
         return []
     within = [
-        {each.name for each in inside.folders if not (called_as_images(each) or called_as_masks(each))}
-        for inside in filled.values()
+        {each.name for each in look(unwrapped(folder)).folders if not (called_as_images(each) or called_as_masks(each))}
+        for folder in filled
     ]
     shared = sorted(set.intersection(*within))
     return shared if len(shared) > 1 else []

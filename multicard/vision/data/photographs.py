@@ -16,7 +16,15 @@ from multicard.measure import memory, timing
 from multicard.messages import Message, Refusal, in_one_line, say
 from multicard.records.schema_parts import Ignored, Repeated
 from multicard.records.text_table import in_bytes
-from multicard.vision.data import class_folders, class_names, decoded_cache, decoding, repeated_images, sample_sources
+from multicard.vision.data import (
+    class_folders,
+    class_names,
+    decoded_cache,
+    decoding,
+    label_tables,
+    repeated_images,
+    sample_sources,
+)
 from multicard.vision.data.data_parts import Part, Samples, train_and_tests, train_on
 from multicard.vision.data.splits import Data, Split, held_out
 from multicard.vision.data.stored_images import files_of
@@ -40,6 +48,9 @@ def read(config: ImagesConfig, seed: int) -> Data:
         while tests and not tests[0].has_labels:
             unlabelled.append(tests.pop(0))
         taken = [train_part, *tests[:1]]
+        if root.is_dir() and config.parts is None:
+            test_part = tests[0] if tests else None
+            label_tables.require_folders_are_classes(root, train_part.read(), train_part, test_part)
         _require_a_test(taken, config, root, [*(part.name for part in unlabelled), *source.unlabelled])
         samples = [part.read() for part in taken]
     except OSError as error:

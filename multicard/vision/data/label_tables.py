@@ -1,0 +1,184 @@
+"""Tables beside folders of images that say other classes than the folders do: parts of an archive are no classes."""
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from multicard.config.pasting import override
+from multicard.messages import Refusal
+from multicard.vision.data.data_parts import AS_CLASSES, TABLE, Part, Samples, train_on
+from multicard.vision.data.folder_contents import is_hidden
+from multicard.vision.data.image_columns import KEY, LABELS, OF_CLASSES
+from multicard.vision.data.image_tables import LINES, table_parts, text_columns
+
+TABLES = (".csv", ".tsv", LINES)
+SHARE = 0.5  # of the images, or of the rows: a table that names as many is of these images
+SUBMISSION = "submission"  # in the name of a table whose classes are to be guessed (Kaggle)
+
+
+class LabelTable(NamedTuple):
+    """A table that names images of a folder.
+
+    image: the column that does. strong, weak: columns that are called as classes are, and others whose values repeat.
+    """
+
+    path: Path
+    columns: list[str]
+    image: str
+    strong: list[str]
+    weak: list[str]
+    agrees: frozenset[str]
+
+    @property
+    def label(self) -> str | None:
+        """The column that holds the classes, as it seems."""
+        own = [name for name in self.strong if name.strip().lower() in LABELS]
+        return next(iter([*own, *self.strong, *self.weak]), None)
+
+
+def require_folders_are_classes(root: Path, samples: Samples, train: Part, test: Part | None) -> None:
+    """Refuse folders that are taken for classes where a table beside them gives their images other ones.
+
+    Args:
+        root: `dataset.root`. samples: of the part to train on. test: the part to test on, if there is one.
+    """
+    images = [image for image in samples.images if isinstance(image, Path)]
+    if not images or len(images) < len(samples.images):
+        return
+    alone = len(samples.classes) == 1
+    numbered = len({re.sub(r"\d+", "", name) for name in samples.classes}) == 1
+    for path in _files(root, images, TABLES):
+        table = None
+        with suppress(
+            Refusal, OSError, ValueError, LookupError, NotImplementedError
+        ):  # of another form, which says nothing of images
+            table = _of_images(path, images, samples.labels)
+        if table is None:
+            continue
+        said = table.strong or (table.weak if alone or (numbered and test is None) else [])
+        if said and (alone or not table.agrees & {*said}):
+            as_classes = AS_CLASSES
+            if train.kind is not None:
+                as_classes = train_on(train.name, None if test is None else test.name)
+            raise _other_classes(root, table, samples.classes, as_classes)
+    for path in _files(root, images, (".json",)) if alone else []:
+        if _labels_images(path, images):
+            raise Refusal(
+                "photographs.labels-in-json",
+                f"dataset.root={root}: {path.relative_to(root).as_posix()} names these images and their classes, as "
+                f"FiftyOne writes them, and is not read; {TABLE}",
+                key="dataset.root",
+                file=str(path),
+            )
+
+
+def is_submission(path: Path) -> bool:
+    """True of a form to be filled in, whose classes mean nothing."""
+    return SUBMISSION in path.stem.lower()
+
+
+def _files(root: Path, images: Sequence[Path], endings: Sequence[str]) -> list[Path]:
+    """The files of these endings in a folder, and on the way to where its images part; those called train first."""
+    below = Path(os.path.commonpath([image.parent for image in images]))
+    places = [place for place in (*reversed(below.parents), below) if place == root or root in place.parents]
+    found = list[Path]()
+    for place in places:
+        for path in sorted(place.iterdir(), key=lambda path: ("train" not in path.stem.lower(), path.name)):
+            if path.suffix.lower() in endings and not is_hidden(path.name) and not is_submission(path):
+                found.append(path)
+    return found
+
+
+def _labels_images(path: Path, images: Sequence[Path]) -> bool:
+    """True of a JSON object whose `labels` are by the names of these images, or by these without their endings."""
+    with suppress(OSError, ValueError, RecursionError):
+        held = json.loads(path.read_bytes())
+        labels = held.get("labels") if isinstance(held, dict) else None
+        if isinstance(labels, dict):
+            return sum(image.name in labels or image.stem in labels for image in images) >= SHARE * len(images)
+    return False
+
+
+def _of_images(path: Path, images: Sequence[Path], labels: Sequence[str]) -> LabelTable | None:
+    """What a table says of these images; None where it names too few of them."""
+    columns = text_columns(path)
+    rows = max(map(len, columns.values()), default=0)
+    folders = dict[str, str]()
+    for image, label in zip(images, labels, strict=True):
+        folders[image.name] = label
+        folders[image.stem] = label
+    named = {name: [_name_of(value) in folders for value in values] for name, values in columns.items()}
+    image = max(named, key=lambda name: sum(named[name]), default=None)
+    if image is None or sum(named[image]) < SHARE * min(len(images), rows):
+        return None
+    strong, weak, agrees = list[str](), list[str](), set[str]()
+    for name, values in columns.items():
+        if name == image or not name.strip():
+            continue
+        by_folder = dict[str, set[str]]()
+        for key, value, is_there in zip(columns[image], values, named[image], strict=True):
+            if is_there:
+                by_folder.setdefault(folders[_name_of(key)], set()).add(value)
+        different = set[str]().union(*by_folder.values())
+        if name.strip().lower() in LABELS or OF_CLASSES.search(name):
+            strong += [name] if len(different) > 1 else []
+        elif 1 < len(different) <= rows / 2:
+            weak.append(name)
+        if all(len(own) == 1 for own in by_folder.values()) and len(different) > 1:
+            agrees.add(name)
+    weak.sort(key=lambda name: _is_number(columns[name]))
+    return LabelTable(path, [*columns], image, strong, weak, frozenset(agrees))
+
+
+def _name_of(value: str) -> str:
+    return value.replace("\\", "/").rpartition("/")[2]
+
+
+def _is_number(values: Sequence[str]) -> bool:
+    return all(re.fullmatch(r"-?\d*\.?\d*", value) for value in values)
+
+
+def _other_classes(root: Path, table: LabelTable, folders: Sequence[str], as_classes: str) -> Refusal:
+    """The refusal of folders that are no classes by a table.
+
+    Args:
+        as_classes: the overrides that take them for classes all the same.
+    """
+    shown = f"{', '.join(folders[:3])}{f' and {len(folders) - 3} more' if len(folders) > 3 else ''}"
+    remedy = _remedy(table)
+    use = "" if remedy is None else f"Use `{remedy}`, or"
+    kept = f"{use or 'Use'} `{as_classes}` if the folders are the classes"
+    if len(folders) == 1:
+        kept = f"Use `{remedy}`" if remedy else f"Give the table, as `{override('dataset.root', table.path)}`"
+    columns = ", ".join(table.columns)
+    return Refusal(
+        "photographs.table-of-classes",
+        f"dataset.root={root}: {table.path.relative_to(root).as_posix()} (with the columns {columns}) names these "
+        f"images, and gives them other classes than their folders do ({shown}). {kept}",
+        key="dataset.root",
+        table=str(table.path),
+        columns=table.columns,
+        folders=[*folders[:20]],
+        remedy=remedy,
+    )
+
+
+def _remedy(table: LabelTable) -> str | None:
+    """The overrides that read a table; None where it cannot be read."""
+    named: list[Mapping[str, str | None]] = [{}]
+    if table.label is not None:
+        named.append({"image": table.image, "label": table.label})
+    for columns in named:
+        with suppress(Refusal, OSError):
+            parts = table_parts([table.path], named=columns).parts
+            words = [override("dataset.root", table.path)]
+            if columns:
+                words.append(override(KEY, dict[str, Any](columns)))
+            if len(parts) == 1:
+                words.append("dataset.split=0.2")
+            return " ".join(words)
+    return None

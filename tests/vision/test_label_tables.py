@@ -1,0 +1,166 @@
+"""Folders that divide an archive or a domain, and no classes: what tables and deeper folders say of their images."""
+
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from multicard.vision.data import datasets
+from tests.helpers.messages import refused, remedies
+from tests.vision.test_class_folders import left, options, parts, put
+
+CLASSES = ["mel", "nv"]
+Row = Callable[[Path, int], str]
+
+
+def table(root: Path, name: str, head: str, row: Row) -> Path:
+    """A table of the images in a folder, in turn of both classes, whichever folder they lie in."""
+    images = sorted(root.rglob("*.png"), key=lambda path: path.name)
+    lines = [head, *(row(image, number) for number, image in enumerate(images))]
+    (root / name).write_text("\n".join(lines) + "\n")
+    return root
+
+
+def archive(root: Path, *folders: str, count: int = 6) -> Path:
+    """Folders of images, each with a name of its own."""
+    put(root, *folders, count=count)
+    for place, folder in enumerate(folders):
+        for image in [*(root / folder).glob("*.png")]:
+            image.rename(image.with_name(f"{place}{int(image.stem):04d}.png"))
+    return root
+
+
+NUMBERED = ("set_part_1", "set_part_2")
+# Folders, the table's name and columns, a row of it, and the classes that the first remedy reads
+ARCHIVES: dict[str, tuple[tuple[str, ...], str, str, Row, list[str]]] = {
+    "ids and labels": (NUMBERED, "a.csv", "image_id,label", lambda p, n: f"{p.stem},{CLASSES[n % 2]}", CLASSES),
+    "a diagnosis": (
+        NUMBERED,
+        "meta.csv",
+        "lesion_id,image_id,dx,age",
+        lambda p, n: f"L{n},{p.stem},{CLASSES[n % 2]},{40 + n}",
+        CLASSES,
+    ),
+    "names and findings": (
+        ("images_001/images", "images_002/images"),
+        "Data_Entry.csv",
+        "Image Index,Finding Labels,Patient ID",
+        lambda p, n: f"{p.name},{CLASSES[n % 2]},{n}",
+        CLASSES,
+    ),
+    "numbers of classes": (
+        ("train/0", "train/1", "train/2"),
+        "train.csv",
+        "id,landmark_id",
+        lambda p, n: f"{p.stem},{n % 2}",
+        ["0", "1"],
+    ),
+    "tabs": (NUMBERED, "a.tsv", "file\tspecies", lambda p, n: f"{p.name}\t{CLASSES[n % 2]}", CLASSES),
+    "lines": (
+        ("part1", "part2"),
+        "a.jsonl",
+        "",
+        lambda p, n: json.dumps({"file_name": f"{p.parent.name}/{p.name}", "label": CLASSES[n % 2]}),
+        CLASSES,
+    ),
+    "one folder": (("images",), "train.csv", "filename,label", lambda p, n: f"{p.name},{CLASSES[n % 2]}", CLASSES),
+    "one folder, another word": (
+        ("data",),
+        "about.csv",
+        "image_id,colour,width",
+        lambda p, n: f"{p.stem},{CLASSES[n % 2]},{n}",
+        CLASSES,
+    ),
+}
+
+
+@pytest.mark.parametrize("words", [[], ["dataset.split=0.2"]], ids=str)
+@pytest.mark.parametrize("name", ARCHIVES)
+def test_folders_of_an_archive_are_no_classes_where_a_table_has_others(name: str, words: list[str], tmp_path: Path):
+    folders, file, head, row, classes = ARCHIVES[name]
+    root = table(archive(tmp_path / "data set", *folders), file, head, row)
+    with refused("photographs.table-of-classes", key="dataset.root", table=str(root / file)) as refusal:
+        datasets.check(options(root, *words))
+    offered = remedies(refusal.value)
+    assert parts(root, *shlex.split(offered[0]))[4] == classes
+    assert [parts(root, *shlex.split(word))[4] for word in offered[1:]] == (
+        [] if folders[1:] == () else [sorted(path.name for path in _folders(root, folders))]
+    )
+
+
+def _folders(root: Path, folders: tuple[str, ...]) -> list[Path]:
+    """The folders that are the classes if they are taken for these."""
+    return [root / (folder if folder.startswith("train/") else folder.partition("/")[0]) for folder in folders]
+
+
+# A table that says the same as the folders, says nothing of classes, or is of other images
+AGREEING: dict[str, tuple[str, Row]] = {
+    "the folder itself": ("filename,label", lambda p, n: f"{p.name},{p.parent.name}"),
+    "a name of the folder": ("path,class_name", lambda p, n: f"{p.parent.name}/{p.name},the {p.parent.name}"),
+    "one of several": ("name,category,labels", lambda p, n: f"{p.stem},{n % 2},{p.parent.name}"),
+    "no column of classes": ("filename,width,height", lambda p, n: f"{p.name},{n},{n}"),
+    "a camera": ("filename,camera", lambda p, n: f"{p.name},{CLASSES[n % 2]}"),
+    "the names alone": ("filename", lambda p, n: p.name),
+    "other images": ("image_id,label", lambda p, n: f"other{n},{CLASSES[n % 2]}"),
+}
+
+
+@pytest.mark.parametrize("name", AGREEING)
+def test_folders_are_classes_where_no_table_has_others(name: str, tmp_path: Path):
+    root = table(archive(tmp_path / "root", "cat", "dog"), "about.csv", *AGREEING[name])
+    assert parts(root, "dataset.split=0.5")[4] == ["cat", "dog"]
+
+
+def test_a_form_to_be_filled_in_is_no_table_of_classes(tmp_path: Path):
+    """Kaggle's of cats and dogs: images of both in train/, and a form for those of test1/."""
+    root = archive(tmp_path / "root", "train", "test1")
+    (root / "sampleSubmission.csv").write_text("id,label\n" + "".join(f"1000{n},0\n" for n in range(6)))
+    with refused("photographs.part-without-classes", key="dataset.root") as refusal:
+        datasets.check(options(root))
+    assert remedies(refusal.value) == []
+
+
+@pytest.mark.parametrize("ending", ["", ".png"])
+def test_labels_in_json_beside_one_folder_are_named(ending: str, tmp_path: Path):
+    root = archive(tmp_path / "root", "data")
+    labels = {f"{path.stem}{ending}": 0 for path in root.rglob("*.png")}
+    (root / "labels.json").write_text(json.dumps({"classes": CLASSES, "labels": labels}))
+    with refused("photographs.labels-in-json", key="dataset.root", file=str(root / "labels.json")):
+        datasets.check(options(root))
+
+
+DOMAINS = {
+    "a folder between": [f"{name}/images/{each}" for name in ("amazon", "dslr") for each in ("mug", "pen")],
+    "the name again": [f"{name}/{name}/{each}" for name in ("Art", "Real World") for each in ("mug", "pen")],
+    "in one alone": ["amazon/images/mug", "amazon/images/pen", "dslr/mug", "dslr/pen"],
+}
+
+
+@pytest.mark.parametrize("name", DOMAINS)
+def test_domains_are_no_classes_whatever_lies_between_them_and_these(name: str, tmp_path: Path):
+    root = put(tmp_path / "root", *DOMAINS[name], count=5)
+    with refused("photographs.like-parts", key="dataset.root", shared=["mug", "pen"]) as refusal:
+        datasets.check(options(root))
+    assert parts(root, *shlex.split(remedies(refusal.value)[0]))[4] == ["mug", "pen"]
+
+
+@pytest.mark.parametrize("notes", [["meta/train.txt", "meta/classes.txt"], ["Annotations/ant/annotation_1.mat"]])
+def test_a_folder_of_notes_beside_that_of_the_images_is_no_class(notes: list[str], tmp_path: Path):
+    root = put(tmp_path / "root", "101_images/ant", "101_images/bee", count=5)
+    for note in notes:
+        (root / note).parent.mkdir(parents=True, exist_ok=True)
+        (root / note).write_text("ant/0\n")
+    assert parts(root, "dataset.split=0.2")[4] == ["ant", "bee"]
+    assert left(root, "dataset.split=0.2") == {f"{notes[0].partition('/')[0]}/": len(notes)}
+
+
+@pytest.mark.parametrize("file", [None, "0.heic"])
+def test_a_class_without_an_image_that_can_be_read_is_no_folder_of_notes(file: str | None, tmp_path: Path):
+    root = put(tmp_path / "root", "cat/front", "cat/side", count=5)
+    (root / "dog").mkdir()
+    if file:
+        (root / "dog" / file).write_bytes(b"image")
+    with refused("photographs.empty-class", key="dataset.root", name="dog"):
+        datasets.check(options(root, "dataset.split=0.2"))
