@@ -564,7 +564,11 @@ def test_pairs_with_the_same_answers_are_left_out_and_counted(tmp_path: Path):
     ("words", "row", "expected"),
     [
         (ALPACA, {"question": "Q", "answer": "A", "id": 1}, INSTRUCTED),
+        (ALPACA, {"instruction": "Q", "context": "C", "response": "A"}, INSTRUCTED | {"input": "C"}),
+        (ALPACA, {"question": "Q", "passage": "C", "answer": "A", "id": 1}, INSTRUCTED | {"input": "C"}),
         (CHAT, {"my question": "Q", "what, said": "A", "id": 1}, None),
+        (CHAT, {"ask": "Q", "passage": "C", "reply": "A"}, None),
+        (CHAT, {"ask": "Q", "context": "C", "reply": "A"}, None),
         (("dataset=samsum",), {"text": "Q", "tldr": "A"}, {"dialogue": "Q", "summary": "A"}),
         (GRAMMAR, {"src": "Q", "tgt": "A"}, {"input": "Q", "output": "A"}),
         (PREFERENCE, {"ask": "Q", "good": "A", "bad": "B"}, {"chosen": [Q, A], "rejected": [Q, B]}),
@@ -597,6 +601,10 @@ def test_columns_of_other_names_are_refused_with_the_words_that_name_them(
         (CHAT, {"source": "web", "reply": "A"}),
         (CHAT, {"tasks": "sum", "bottom": "x", "body": "y"}),
         (CHAT, {"ask": "Q", "answers": {"text": ["A"]}}),
+        (CHAT, {"context": "C", "question": "Q", "answers": {"text": ["A"], "answer_start": [3]}}),  # SQuAD
+        (CHAT, {"body": "C", "question": "Q", "answers": ["A"]}),
+        (CHAT, {"question": "Q", "passage": "C"}),
+        (ALPACA, {"instruction": "Q", "context": "C"}),
         (CHAT, {"a": "Q", "b": "A"}),
         (ALPACA, {"instruction": "Q", "score": "A"}),
         (PREFERENCE, {"prompt": "Q", "a": "A", "b": "B"}),

@@ -201,12 +201,20 @@ ABOUT |= {"score", "scores", "rating", "type", "kind", "category", "name", "mode
 ABOUT |= {"language", "date", "time", "timestamp", "label", "labels", "tag", "tags", "split", "version"}
 
 
-def guessed(row: Mapping[str, Any], wanted: Sequence[str]) -> str | None:
+# Words of columns with what a question is about, which is neither asked nor answered
+CONTEXTS = ("context", "passage", "paragraph", "document", "background", "evidence")
+
+
+def guessed(row: Mapping[str, Any], wanted: Sequence[str], beside: bool = False) -> str | None:
     """An override that names the columns of a row that look like those that are wanted, by our names for them; None
     where they cannot be told.
 
     Texts alone are guessed, and no column that says something about the row. A column without a telling name is
-    guessed only if it is the last text and the last name.
+    guessed only if it is the last text and the last name. An answer is no context, and none is guessed beside a column
+    that is called as answers are and holds no text.
+
+    Args:
+        beside: the only context of a question is named too, as `input`, which the row does not have.
     """
     left = [name for name, value in row.items() if isinstance(value, str) and value and not _is_about(name)]
     if not any(_has_sign(name, sign) for name in left for sign in TARGETS):
@@ -219,11 +227,20 @@ def guessed(row: Mapping[str, Any], wanted: Sequence[str]) -> str | None:
         for theirs in near:
             left.remove(theirs)
             found[ours] = theirs
+    contexts = [name for name in left if any(_has_sign(name, sign) for sign in CONTEXTS)]
     lacking = [ours for ours in wanted if ours not in found]
     if len(lacking) == len(left) == 1 and lacking[0] not in ("chosen", "rejected"):
+        of_answers = lacking[0] in ("output", "summary")
+        textless = [name for name, value in row.items() if is_filled(value) and not isinstance(value, str)]
+        if of_answers and (contexts or _like(textless, SIGNS[lacking[0]])):
+            return None
         found[lacking[0]] = left[0]
     other = {ours: found[ours] for ours in wanted if ours in found and ours != found[ours]}
-    return override(other) if other and len(found) == len(wanted) else None
+    if not other or len(found) < len(wanted):
+        return None
+    if beside and len(contexts) == 1 and contexts[0] not in found.values():
+        other["input"] = contexts[0]
+    return override(other)
 
 
 def _is_about(name: str) -> bool:

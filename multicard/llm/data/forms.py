@@ -83,7 +83,8 @@ def conversation(row: Columns) -> Conversation:
 
 
 def _unknown(row: Columns) -> Refusal:
-    remedy = guessed(row.values(), ("instruction", "output"))
+    is_read = bool(row.there(names.CONTEXT))  # whatever its name, beside a question and its answer
+    remedy = guessed(row.values(), ("instruction", "output"), beside=not is_read)
     hint = f", or name the columns, as `{remedy}`" if remedy else ""
     return Refusal(
         "llm.chat-no-messages",
@@ -335,15 +336,18 @@ def unanswered(column: str) -> Refusal:
     )
 
 
-def missing_columns(row: Columns, missing: Sequence[str], reader: str, also: Sequence[str] = ()) -> Refusal:
+def missing_columns(
+    row: Columns, missing: Sequence[str], reader: str, also: Sequence[str] = (), reads_input: bool = False
+) -> Refusal:
     """The refusal of a row without the columns that its reader needs, with those that it has.
 
     Args:
-        also: others that it may need, to be guessed with them.
+        also: others that it may need, to be guessed with them. reads_input: it reads an `input` that may be absent.
     """
     read = (*names.CHOSEN, *names.REJECTED, "instruction", "output", *names.DIALOGUE)
     free = {name: value for name, value in row.values().items() if name in missing or name not in read}
-    remedy = guessed(free, [*also, *missing]) or guessed(free, missing)
+    beside = reads_input and not row.there(("input",))
+    remedy = guessed(free, [*also, *missing], beside) or guessed(free, missing, beside)
     hint = f"name the columns, as `{remedy}`" if remedy else "rename the columns"
     return Refusal(
         "llm.row-columns",

@@ -165,7 +165,8 @@ class RowReader:
         wanted = self._template.columns
         missing = [name for name in wanted if not columns.present((name,))]
         if missing:
-            raise forms.missing_columns(columns, missing, self._reader)
+            reads_input = "instruction" in wanted
+            raise forms.missing_columns(columns, missing, self._reader, reads_input=reads_input)
         row: Row = {name: columns.peek(name) for name in wanted}
         textless = [name for name, value in row.items() if not isinstance(value, str)]
         if textless:
