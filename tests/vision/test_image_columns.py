@@ -227,3 +227,20 @@ def test_files_beside_folders_of_classes_are_no_configurations(tmp_path: Path):
     root = hub_files(fill(tmp_path / "root"), "features/a.parquet")
     with refused("photographs.empty-class"):
         loaded(root, SPLIT)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "label,1x1,1x2,2x1,2x2",
+        "label," + ",".join(f"pixel{number}" for number in range(20)),
+        "emotion,pixels,Usage",
+        ",".join(["5", *("0" for _ in range(20))]),  # without names
+        ",".join(map(str, range(20))),
+    ],
+)
+def test_a_table_of_pixels_is_called_so(head: str, tmp_path: Path):
+    row = ",".join("1" for _ in head.split(","))
+    with refused("photographs.pixels", key="dataset.root") as refusal:
+        loaded(write(tmp_path / "a.csv", head, row))
+    assert remedies(refusal.value) == []

@@ -24,6 +24,10 @@ OF_CLASSES = re.compile(
     "label|class|categor|species|breed|target|diagnos|^dx$", re.IGNORECASE
 )  # in the names of others
 
+# Names of columns that hold a pixel each: 1x1 and pixel0 of MNIST's tables; or all of them, as of FER2013
+PIXELS = re.compile(r"\d+x\d+|(pixel|px)s?[ _.-]?\d*", re.IGNORECASE)
+NUMBERS, MANY = re.compile(r"\d+"), 16
+
 KEY = "dataset.columns"
 Named = Mapping[str, str | None]  # `dataset.columns`: by image, label or split the file's own name
 NONE_NAMED: Named = {}
@@ -98,6 +102,7 @@ def _given(fields: Mapping[str, Any], ours: str, theirs: str, place: str) -> str
 
 def no_columns(schema: Any, found: Usable, named: Named, place: str) -> Refusal:
     """The refusal of a table without a column of images, or of classes, with names for those that look like them."""
+    require_no_pixels(schema.names, place)
     shown = list[str]()
     for each in schema:
         kind = "" if each in found.fields.values() else f" ({str(each.type).partition('<')[0]})"
@@ -112,6 +117,21 @@ def no_columns(schema: Any, found: Usable, named: Named, place: str) -> Refusal:
         columns=shown,
         remedy=remedy,
     )
+
+
+def require_no_pixels(columns: Sequence[str], place: str) -> None:
+    """Refuse columns that hold the pixels of images as numbers, by their names."""
+    named = [name for name in columns if PIXELS.fullmatch(name.strip())]
+    numbered = [name for name in columns if NUMBERS.fullmatch(name.strip())]  # a first row without names
+    pixels = named or (numbered if len(numbered) >= MANY else [])
+    if pixels:
+        raise Refusal(
+            "photographs.pixels",
+            f"{place}: holds the pixels of its images as numbers ({', '.join(pixels[:3])}), which are not read; "
+            "write each row as an image file into a folder of its class",
+            key="dataset.root",
+            columns=pixels[:20],
+        )
 
 
 def _guessed(found: Usable, named: Named) -> str | None:

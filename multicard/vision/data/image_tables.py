@@ -21,6 +21,7 @@ from multicard.vision.data.image_columns import (
     named_parts,
     no_columns,
     require_bytes,
+    require_no_pixels,
     require_same_columns,
     splits_of,
     usable,
@@ -230,6 +231,7 @@ def _text_table(path: Path) -> Any:
     counted = Counter(name.strip().lower() for name in table.column_names if name.strip())
     twice = [name for name, count in counted.items() if count > 1]
     if twice:
+        require_no_pixels(table.column_names, f"dataset.root={path}")
         raise Refusal(
             "photographs.column-twice",
             f"dataset.root={path}: has the column {twice[0]} twice; name each once",
