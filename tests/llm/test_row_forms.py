@@ -215,6 +215,15 @@ PAIRS: dict[str, tuple[Any, str]] = {
         "system: S | user: Q | assistant: A",
     ),
     "swift": ({"messages": [S, Q, A], "rejected_response": "B"}, "system: S | user: Q | assistant: A"),
+    "swift's messages": ({"messages": [Q, A], "rejected_messages": [Q, B]}, "user: Q | assistant: A"),
+    "parts with what a service keeps": (
+        {
+            "prompt": [Q | {"content": [{"type": "text", "text": "Q", "cache_control": {"type": "ephemeral"}}]}],
+            "chosen": [A],
+            "rejected": [B],
+        },
+        "user: Q | assistant: A",
+    ),
     "zephyr, whole": (
         {"prompt": " Q ", "question": "Q", "chosen": [Q, A], "rejected": [Q, B]},
         "user: Q | assistant: A",

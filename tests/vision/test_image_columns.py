@@ -244,3 +244,14 @@ def test_a_table_of_pixels_is_called_so(head: str, tmp_path: Path):
     with refused("photographs.pixels", key="dataset.root") as refusal:
         loaded(write(tmp_path / "a.csv", head, row))
     assert remedies(refusal.value) == []
+
+
+def test_a_class_that_looks_like_a_date_keeps_its_name(tmp_path: Path):
+    fill(tmp_path)
+    lines = [{"path": str(path), "label": f"2021-01-0{number % 2 + 1}"} for number, path in enumerate(images(tmp_path))]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert loaded(tmp_path / "a.jsonl", SPLIT).facts["classes"] == ["2021-01-01", "2021-01-02"]
+
+
+def images(root: Path) -> list[Path]:
+    return sorted(root.rglob("*.png")) + sorted(root.rglob("*.jpg"))

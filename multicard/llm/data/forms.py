@@ -348,7 +348,10 @@ def missing_columns(
     free = {name: value for name, value in row.values().items() if name in missing or name not in read}
     beside = reads_input and not row.there(("input",))
     remedy = guessed(free, [*also, *missing], beside) or guessed(free, missing, beside)
-    hint = f"name the columns, as `{remedy}`" if remedy else "rename the columns"
+    unread = [name for name in row.all() if name not in (*names.CHOSEN, *names.REJECTED)]
+    hint = "rename the columns" if unread else "add it to each row"
+    if remedy:
+        hint = f"name the columns, as `{remedy}`"
     return Refusal(
         "llm.row-columns",
         f"has no column {', '.join(missing)} for {reader} (found: {', '.join(row.all()) or 'none'}); "

@@ -33,6 +33,8 @@ ROLES: dict[str, str] = {
 }
 FORM = 'write {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}'
 
+# Of a part of a content; the last says how long a service keeps what it has read
+PART_KEYS = ("type", "text", "cache_control")
 ROLE_KEYS, CONTENT_KEYS = ("role", "from"), ("content", "value")
 # A turn of two: a question and its answer
 EXCHANGES = (("input", "output"), ("human", "assistant"), ("user", "assistant"), ("question", "answer"))
@@ -174,14 +176,16 @@ def _checked(said: Message, number: int) -> Message:
 
 def _text_of(part: Any, number: int, role: str) -> str:
     """The text of a part of a content; parts that hold anything else are refused."""
+    others = list[str]()
     if isinstance(part, dict) and part.get("type", "text") in ("text", "input_text", "output_text"):
-        others = [name for name, value in part.items() if name not in ("type", "text") and is_filled(value)]
+        others = [name for name, value in part.items() if name not in PART_KEYS and is_filled(value)]
         if isinstance(part.get("text"), str) and not others:
             return part["text"]
     kind = part.get("type") if isinstance(part, dict) else None
+    stated = f"{kind} with {', '.join(others)}" if others else kind or str(part)[:40]
     raise Refusal(
         "llm.chat-part",
-        f"message {number} ({role}) has a part that is not text ({kind or str(part)[:40]}); leave the row out",
+        f"message {number} ({role}) has a part that is not text alone ({stated}); leave the row out",
         message=number,
         role=role,
         part=kind,

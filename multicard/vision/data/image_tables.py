@@ -223,7 +223,12 @@ def _text_table(path: Path) -> Any:
     from pyarrow import json as json_lines
 
     if path.suffix.lower() == LINES:
-        return json_lines.read_json(path)
+        table = json_lines.read_json(path)
+        times = [field.name for field in table.schema if pa.types.is_timestamp(field.type)]
+        if not times:
+            return table
+        as_texts = pa.schema([(name, pa.string()) for name in times])  # a class may be called 2021-01-01
+        return json_lines.read_json(path, parse_options=json_lines.ParseOptions(explicit_schema=as_texts))
     found = separated_text(path.read_bytes())
     convert = csv.ConvertOptions(default_column_type=pa.string(), null_values=[""], strings_can_be_null=True)
     parse = csv.ParseOptions(delimiter=found.delimiter, newlines_in_values=True)
