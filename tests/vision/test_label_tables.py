@@ -57,6 +57,20 @@ ARCHIVES: dict[str, tuple[tuple[str, ...], str, str, Row, list[str]]] = {
         lambda p, n: f"{p.stem},{n % 2}",
         ["0", "1"],
     ),
+    "digits and letters": (
+        ("train/0", "train/9", "train/a", "train/f"),
+        "train.csv",
+        "id,landmark_id",
+        lambda p, n: f"{p.stem},{n % 2}",
+        ["0", "1"],
+    ),
+    "letters": (
+        ("part_a", "part_b"),
+        "about.csv",
+        "image_id,colour",
+        lambda p, n: f"{p.stem},{CLASSES[n % 2]}",
+        CLASSES,
+    ),
     "tabs": (NUMBERED, "a.tsv", "file\tspecies", lambda p, n: f"{p.name}\t{CLASSES[n % 2]}", CLASSES),
     "lines": (
         ("part1", "part2"),
@@ -93,6 +107,17 @@ def test_folders_of_an_archive_are_no_classes_where_a_table_has_others(name: str
 def _folders(root: Path, folders: tuple[str, ...]) -> list[Path]:
     """The folders that are the classes if they are taken for these."""
     return [root / (folder if folder.startswith("train/") else folder.partition("/")[0]) for folder in folders]
+
+
+@pytest.mark.parametrize("folders", [NUMBERED, ("images",)], ids=str)
+def test_a_table_in_a_folder_of_notes_is_named(folders: tuple[str, ...], tmp_path: Path):
+    root = archive(tmp_path / "root", *folders)
+    (root / "csv").mkdir()
+    table(root, "csv/labels.csv", "image,label", lambda p, n: f"{p.stem},{CLASSES[n % 2]}")
+    file = str(root / "csv/labels.csv")
+    with refused("photographs.table-of-classes", table=file, remedy=None) as refusal:
+        datasets.check(options(root, "dataset.split=0.2"))
+    assert remedies(refusal.value)[-1].endswith("dataset.split=0.2")
 
 
 # A table that says the same as the folders, says nothing of classes, or is of other images
@@ -154,6 +179,21 @@ def test_a_folder_of_notes_beside_that_of_the_images_is_no_class(notes: list[str
         (root / note).write_text("ant/0\n")
     assert parts(root, "dataset.split=0.2")[4] == ["ant", "bee"]
     assert left(root, "dataset.split=0.2") == {f"{notes[0].partition('/')[0]}/": len(notes)}
+
+
+def test_a_folder_called_as_notes_is_no_class_beside_others(tmp_path: Path):
+    root = put(tmp_path / "root", "ant", "bee", "metadata", count=5)
+    for image in (root / "metadata").iterdir():
+        image.rename(image.with_suffix(".xml"))
+    assert parts(root, "dataset.split=0.2")[4] == ["ant", "bee"]
+    assert left(root, "dataset.split=0.2") == {"metadata/": 5}
+
+
+def test_folders_of_notes_alone_hold_no_image(tmp_path: Path):
+    (tmp_path / "labels").mkdir()
+    (tmp_path / "labels/a.txt").write_text("a")
+    with refused("photographs.empty-class", key="dataset.root", name="labels"):
+        datasets.check(options(tmp_path, "dataset.split=0.2"))
 
 
 @pytest.mark.parametrize("file", [None, "0.heic"])

@@ -28,6 +28,7 @@ from multicard.vision.data.data_parts import (
 from multicard.vision.data.folder_contents import (
     Look,
     beside,
+    called_as_notes,
     class_folders,
     count_files,
     filled_names,
@@ -284,12 +285,15 @@ def read_classes(folder: Path, whatever_named: bool = False) -> Samples:
         raise no_classes(inner)
     if not whatever_named:
         require_no_masks(inner, classes)
-    ignored = beside(inner)
+    notes = [each for each in classes if called_as_notes(each)]
+    if whatever_named or len(notes) == len(classes):
+        notes = []
+    ignored = beside(inner) + Counter({f"{each.name}/": count_files(each) for each in notes})
     within = inner
     while within != folder:
         ignored += _beside_folder(within.parent, within)
         within = within.parent
-    return read_folders(inner, {each.name: each for each in classes}, ignored)
+    return read_folders(inner, {each.name: each for each in classes if each not in notes}, ignored)
 
 
 def read_folders(place: Path, folders: dict[str, Path], ignored: Counter[str]) -> Samples:

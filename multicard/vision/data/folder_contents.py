@@ -13,6 +13,9 @@ LEFT_BY_OTHERS = {"__macosx", "@eadir", "$recycle.bin", "system volume informati
 LEFT_BY_OTHERS |= {"thumbs.db", "desktop.ini", "icon\r"}
 NOTES = {".txt", ".md", ".csv", ".tsv", ".json", ".jsonl", ".xml", ".mat", ".yaml", ".yml", ".pdf", ".html", ".py"}
 NOTES |= {".ipynb", ".xlsx", ".xls", ".rst", ".npy", ".pkl", ".names", ".cfg"}
+# Names of folders of such files, in lower case, which are no classes beside others
+NOTE_FOLDERS = {"meta", "metadata", "annotation", "annotations", "notes", "doc", "docs", "info", "about", "label"}
+NOTE_FOLDERS |= {"labels", "csv", "csvs", "json", "txt", "xml", "split", "splits", "list", "lists", "attributes"}
 OWN = ".multicard"  # holds decoded images
 LONGEST_ENDING = 8  # letters; what is longer is a part of a name
 
@@ -108,6 +111,10 @@ def holds_notes(folder: Path) -> bool:
     a form that is not read."""
     files = [name for _, _, names in os.walk(folder) for name in names if not is_hidden(name)]
     return bool(files) and all(Path(name).suffix.lower() in NOTES for name in files)
+
+
+def called_as_notes(folder: Path) -> bool:
+    return folder.name.lower() in NOTE_FOLDERS and holds_notes(folder)
 
 
 def beside(folder: Path) -> Counter[str]:

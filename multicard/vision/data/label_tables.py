@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from multicard.config.pasting import override
 from multicard.messages import Refusal
 from multicard.vision.data.data_parts import AS_CLASSES, TABLE, Part, Samples, train_on
-from multicard.vision.data.folder_contents import is_hidden
+from multicard.vision.data.folder_contents import class_folders, holds_notes, is_hidden
 from multicard.vision.data.image_columns import KEY, LABELS, OF_CLASSES
 from multicard.vision.data.image_tables import LINES, table_parts, text_columns
 
@@ -50,7 +50,7 @@ def require_folders_are_classes(root: Path, samples: Samples, train: Part, test:
     if not images or len(images) < len(samples.images):
         return
     alone = len(samples.classes) == 1
-    numbered = len({re.sub(r"\d+", "", name) for name in samples.classes}) == 1
+    numbered = len({_words(name) for name in samples.classes}) == 1
     for path in _files(root, images, TABLES):
         table = None
         with suppress(
@@ -82,15 +82,27 @@ def is_submission(path: Path) -> bool:
 
 
 def _files(root: Path, images: Sequence[Path], endings: Sequence[str]) -> list[Path]:
-    """The files of these endings in a folder, and on the way to where its images part; those called train first."""
+    """The files of these endings in a folder, on the way to where its images part, and in folders of notes beside them.
+
+    Those called train come first.
+    """
     below = Path(os.path.commonpath([image.parent for image in images]))
     places = [place for place in (*reversed(below.parents), below) if place == root or root in place.parents]
     found = list[Path]()
     for place in places:
-        for path in sorted(place.iterdir(), key=lambda path: ("train" not in path.stem.lower(), path.name)):
+        beside = [each for folder in class_folders(place) if holds_notes(folder) for each in folder.iterdir()]
+        every = [*place.iterdir(), *beside]
+        for path in sorted(every, key=lambda path: ("train" not in path.stem.lower(), path.name)):
             if path.suffix.lower() in endings and not is_hidden(path.name) and not is_submission(path):
                 found.append(path)
     return found
+
+
+def _words(name: str) -> tuple[str, ...]:
+    """The words of a folder's name without numbers and letters: of images_001, part_a, and 0f."""
+    if re.fullmatch(r"[0-9a-f]{1,2}", name.lower()):
+        return ()
+    return tuple(word for word in re.findall(r"[^\W\d_]+", name.lower()) if len(word) > 1)
 
 
 def _labels_images(path: Path, images: Sequence[Path]) -> bool:
@@ -153,7 +165,7 @@ def _other_classes(root: Path, table: LabelTable, folders: Sequence[str], as_cla
     use = "" if remedy is None else f"Use `{remedy}`, or"
     kept = f"{use or 'Use'} `{as_classes}` if the folders are the classes"
     if len(folders) == 1:
-        kept = f"Use `{remedy}`" if remedy else f"Give the table, as `{override('dataset.root', table.path)}`"
+        kept = f"Use `{remedy}`" if remedy else f"Instead, {TABLE}"
     columns = ", ".join(table.columns)
     return Refusal(
         "photographs.table-of-classes",
