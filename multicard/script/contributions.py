@@ -60,9 +60,13 @@ class _Window:
     def is_enough(self) -> bool:
         return len(self.several) >= ENOUGH and self.steps > self.several[ENOUGH - 1] + LATER
 
-    def settled(self) -> list[_Handed]:
-        """The batches that were trained on by now, if ever."""
-        return [each for each in self.handed if each.step < self.steps - LATER]
+    def settled(self, later: int = LATER) -> list[_Handed]:
+        """The batches that were trained on by now, if ever.
+
+        Args:
+            later: steps after which they are.
+        """
+        return [each for each in self.handed if each.step < self.steps - later]
 
 
 class Contributions:
@@ -164,12 +168,24 @@ class Contributions:
             if window.is_short:
                 self.close()
             elif window.is_enough() or window.steps >= LONGEST:
-                self._conclude(window)
+                self._conclude(window.settled(), window.is_enough())
         if self._window is None and self._in_row > 1 and self._steps >= self._not_before:
             self._is_due = True
 
-    def _conclude(self, window: _Window) -> None:
-        settled, is_enough = window.settled(), window.is_enough()
+    def finish(self) -> None:
+        """The run has ended. Of a short one less is enough."""
+        window = self._window
+        if window is None or window.is_short:
+            self.close()
+            return
+        self._conclude(window.settled(later=1), is_enough=any(step < window.steps - 1 for step in window.several))
+
+    def _conclude(self, settled: list[_Handed], is_enough: bool) -> None:
+        """Say of the sources of these batches what was seen of them.
+
+        Args:
+            is_enough: there were steps of several batches.
+        """
         sources = list[Any]()
         for handed in settled:
             if not _is_in(handed.source, sources) and not _is_in(handed.source, self._evaluated):

@@ -324,7 +324,7 @@ class Recorder:
         # ranks that exchange nothing may be past the step: those stop as soon as they see it
         if self.steps >= self._length or 0 < self.board.stop_at <= self.steps:
             self._stopped, self.is_over = True, True
-            self.contributions.close()
+            self.contributions.finish()
             raise EndedError
 
     def _see_model(self) -> None:
@@ -367,7 +367,7 @@ class Recorder:
     def leave(self) -> None:
         """Measure nothing any more."""
         self.is_over = True
-        self.contributions.close()
+        self.contributions.finish()
 
     def close(self, is_whole: bool = False) -> None:
         """Write the report and the steps, once. Waits for the device, and for another thread that writes them: its
@@ -378,7 +378,7 @@ class Recorder:
                 asked what the parameters hold: one that hangs would not answer.
         """
         self.is_over = True
-        self.contributions.close()
+        self.contributions.finish()
         with self._closing:
             started_s, self._started_s = self._started_s, None
             if started_s is not None:

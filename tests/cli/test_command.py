@@ -298,7 +298,7 @@ def test_a_folder_whose_path_is_no_text_is_refused(called: Called, tmp_path: Pat
     code, printed = called(*in_folder(Path("run")))
     assert code == 1 and find(printed, "folder.no-text", key="hydra.run.dir", value=str(place / "run"))
     monkeypatch.setattr(messages, "BY_CODE", False)
-    assert rf"hydra.run.dir={tmp_path}/caf\udce9/run: " in called(*in_folder(Path("run")))[1]
+    assert rf"hydra.run.dir={tmp_path}/caf\xe9/run: " in called(*in_folder(Path("run")))[1]
 
 
 def test_a_sweep_without_a_name_is_resumed_by_the_name_of_its_folder(monkeypatch: pytest.MonkeyPatch):
