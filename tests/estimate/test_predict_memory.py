@@ -269,6 +269,12 @@ def test_trl_keeps_all_weights_or_a_part(sharding, ranks):
 
 
 @needs_trl
+def test_weights_that_are_moved_to_where_they_are_have_no_second_copy():
+    on_gpu, on_cpu = (tuned("engine=trl", "method=full", "gpus=1", device=device).by_kind for device in ("cuda", "cpu"))
+    assert on_gpu.get("temporaries", 0) < on_cpu.get("temporaries", 0) + 0.5 * on_gpu["weights"]
+
+
+@needs_trl
 def test_trls_loss_on_a_gpu_takes_a_tile_of_logits():
     seen = tuned("engine=trl", "method=lora", "precision=bf16", "gpus=1")
     tile = 2 * (TEXT.length - 1) * 32768 * 2

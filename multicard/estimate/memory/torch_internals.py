@@ -267,6 +267,11 @@ def torchtune_on_gpu() -> dict[str, Any]:
     }
 
 
+def _is_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """True of a tensor that was moved to where it is: C++ makes a copy of it, as it takes a fake GPU for "meta"."""
+    return one.device == other.device and one.dtype == other.dtype and one.stride() == other.stride()
+
+
 def converted(module: nn.Module, change: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
     """`nn.Module._apply`, which swaps tensors in place: fake ones refuse it."""
     made: dict[int, nn.Parameter] = {}  # by the parameter, which modules may share
@@ -274,7 +279,7 @@ def converted(module: nn.Module, change: Callable[[torch.Tensor], torch.Tensor],
         for name, value in part._parameters.items():
             if value is not None and id(value) not in made:
                 changed = change(value)
-                same = changed is value
+                same = changed is value or _is_alike(changed, value)
                 made[id(value)] = value if same else nn.Parameter(changed.detach(), value.requires_grad)
             part._parameters[name] = None if value is None else made[id(value)]
         for name, value in part._buffers.items():
