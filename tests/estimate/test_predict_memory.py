@@ -269,6 +269,16 @@ def test_trl_keeps_all_weights_or_a_part(sharding, ranks):
 
 
 @needs_trl
+def test_replicas_on_gpus_have_buckets_as_on_cpu_ranks():
+    words = "engine=trl", "method=full", "sharding=ddp"
+    on_gpu, on_cpu = (tuned(*words, device=device).by_kind for device in ("cuda", "cpu"))
+    assert on_gpu["buckets"] == pytest.approx(on_cpu["buckets"], rel=0.01)
+    alone = TextFacts(TEXT.vocabulary, TEXT.length)
+    one = simulate.simulate(typed_llm(*LLAMA, "engine=trl", "method=full", "gpus=1"), alone, "cuda")
+    assert "buckets" not in one.by_kind  # nothing is left of the ranks before
+
+
+@needs_trl
 def test_weights_that_are_moved_to_where_they_are_have_no_second_copy():
     on_gpu, on_cpu = (tuned("engine=trl", "method=full", "gpus=1", device=device).by_kind for device in ("cuda", "cpu"))
     assert on_gpu.get("temporaries", 0) < on_cpu.get("temporaries", 0) + 0.5 * on_gpu["weights"]

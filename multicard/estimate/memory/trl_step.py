@@ -14,6 +14,8 @@ from multicard.llm.trl import engine, models, text_part  # sets variables that t
 # isort: split
 import torch
 import transformers
+from accelerate import PartialState
+from accelerate.utils import DistributedType
 from omegaconf import OmegaConf
 
 from multicard.config.llm import Attention, LlmConfig
@@ -36,8 +38,19 @@ def run(config: LlmConfig, facts: TextFacts, device: torch.device, tracker: Trac
         tracker.is_forward = False
         backward(loss, *arguments, **keywords)
 
+    arguments_of = engine.arguments
+
+    def arguments(*given: Any) -> Any:
+        """The trainer's, with which accelerate finds several GPUs, where there are none."""
+        made = arguments_of(*given)
+        if device.type == "cuda" and config.world_size > 1:
+            several = {"distributed_type": DistributedType.MULTI_GPU, "num_processes": config.world_size}
+            PartialState._shared_state.update(several)
+        return made
+
     replaced: dict[str, Any] = {
         "torch.Tensor.backward": followed,
+        "multicard.llm.trl.engine.arguments": arguments,
         "torch.nn.parallel.DistributedDataParallel": torch_internals.replicated(tracker.note),
         "torch.distributed.fsdp._fully_shard._fully_shard._init_default_mesh": lambda: mesh,
         "multicard.llm.trl.models.built": built,
