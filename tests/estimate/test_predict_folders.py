@@ -98,7 +98,7 @@ def test_on_a_gpu_a_quantised_weight_is_whole_for_its_product(folder: Folder):
 
 
 @needs_trl
-@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "gpt2"])
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen3_moe"])
 def test_a_folders_weights_are_counted(folder: Folder, family: str):
     """By transformers' own count of them, in two bytes each."""
     import transformers
