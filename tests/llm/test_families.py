@@ -20,7 +20,7 @@ from tests.conftest import typed_llm
 from tests.helpers.messages import find, refused
 from tests.llm.test_chat import written as file_of
 from tests.llm.test_engines import ROUNDING, tuned_here
-from tests.llm.test_folders import SIZES, byte_tokenizer, words_of
+from tests.llm.test_folders import AS_WRITTEN, SIZES, byte_tokenizer, words_of
 
 TRL = find_spec("trl")
 pytestmark = pytest.mark.skipif(TRL is None, reason="pip install -e .[trl]")
@@ -160,7 +160,7 @@ def folder_of(place: Path, family: Family) -> Path:
     end = ENDS if family.kind == "deepseek_v3" else "</s>"
     byte_tokenizer(place, "<s>", *family.special, *([end] if end != "</s>" else []))
     (place / "chat_template.jinja").write_text(template_of(family))
-    (place / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": end}))
+    (place / "tokenizer_config.json").write_text(json.dumps(AS_WRITTEN | {"bos_token": "<s>", "eos_token": end}))
     sizes = {"model_type": family.kind, **SIZES, "bos_token_id": 2, "eos_token_id": 3, **family.sizes}
     (place / "config.json").write_text(json.dumps(sizes))
     return place

@@ -26,6 +26,9 @@ SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "n
 SIZES |= {"num_key_value_heads": 2, "vocab_size": 300, "max_position_embeddings": 512}
 
 
+AS_WRITTEN = {"tokenizer_class": "PreTrainedTokenizerFast"}  # the tokenizer that tokenizer.json describes
+
+
 def byte_tokenizer(folder: Path, *special: str) -> None:
     """A tokenizer of bytes with these special tokens, after </s>, in a folder."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -36,6 +39,8 @@ def byte_tokenizer(folder: Path, *special: str) -> None:
     tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
     tokenizer.add_special_tokens([AddedToken(name, special=True) for name in ("</s>", *special)])
     tokenizer.save(str(folder / "tokenizer.json"))
+    # Without a class, transformers builds that of the model's family, and Gemma's has no bytes
+    (folder / "tokenizer_config.json").write_text(json.dumps(AS_WRITTEN))
 
 
 @pytest.fixture
@@ -337,6 +342,12 @@ def test_sizes_are_read_by_the_names_that_architectures_have(checkpoint: Path, n
     assert model.max_seq_len == (512 if positions else 0)
 
 
+def of_gemma(folder: Path) -> None:
+    """Bytes beside a Gemma's configuration alone: transformers builds Gemma's own tokenizer, of other tokens."""
+    (folder / "config.json").write_text(json.dumps({"model_type": "gemma2", **SIZES}))
+    (folder / "tokenizer_config.json").unlink()
+
+
 # How a folder breaks, and the code and facts of the refusal
 BROKEN: dict[str, tuple[Callable[[Path], Any], str, dict[str, Any]]] = {
     "no configuration": (lambda folder: (folder / "config.json").unlink(), "config.hf-no-config", {}),
@@ -351,6 +362,11 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str, dict[str, Any]]] = {
         lambda folder: (folder / "tokenizer.json").write_text("{}"),
         "llm.folder-tokenizer-unread",
         {},
+    ),
+    "a tokenizer that its family's class cannot be": (
+        of_gemma,
+        "llm.folder-tokenizer-unread",
+        {"reason": "Unk token `<unk>` not found in the vocabulary"},
     ),
     "no template": (lambda folder: (folder / "chat_template.jinja").unlink(), "llm.no-chat-template", {}),
     "a template that fails": (

@@ -36,6 +36,7 @@ ROLES = ("user\n\n", "assistant\n\n", "system\n\n")  # a message's header, which
 FILE = "tokenizer.json"  # of a folder in Hugging Face's form
 # All of it that says which tokens a text has: tokens of their own, and which of all have a role
 FILES = ("config.json", FILE, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+PROBE = "A text, 1 é."  # what each tokenizer can write; one built for other tokens asks for some that are not there
 LLAMA3_RANKS = 128_000
 LLAMA3_VOCABULARY = 128_256  # with the special tokens that text uses
 QWEN25_TOKENS = 151_643
@@ -167,6 +168,7 @@ def check_folder(model: HfConfig) -> "PreTrainedTokenizerFast":
         )
     try:
         own = of_folder(str(model.path))
+        own.backend_tokenizer.encode(PROBE, add_special_tokens=False)
         tokens = vocabulary_of(own)
     except Exception as error:  # of tokenizers, which has no class of its own for it
         raise Refusal(
