@@ -103,7 +103,7 @@ class CellSweeper(BasicSweeper):
         assert self.config is not None
         assert isinstance(self.launcher, CellLauncher)
         own = self.config.hydra.experiment
-        sweeps = [(Axes(self.axes, own.smoke, own.exclude), arguments)]
+        sweeps = [(Axes(self.axes, own.smoke, own.exclude, own.parts), arguments)]
         if self.config.hydra.runtime.choices.get("experiment") == workloads.ALL:
             workload = self.launcher.command.workload
             sweeps = [

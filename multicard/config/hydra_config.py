@@ -32,6 +32,11 @@ class ExperimentConfig:
         dict, "scale=smoke: values that take the place of the axes', key by key; null leaves a key out", Role.beside
     )
     exclude: list[Any] = key(list, "values of cells that are left out", Role.beside)
+    parts: list[str] = key(
+        list,
+        "axes of which a cell has all first values, one that is another, or all last values; []: the grid",
+        Role.beside,
+    )
 
 
 @dataclass

@@ -22,7 +22,7 @@ from multicard.config.job import Device, count
 from multicard.config.placement import place
 from multicard.config.roles import Role
 from multicard.machine.slurm import Allocation
-from multicard.messages import Message, link, say
+from multicard.messages import Message, Refusal, link, say
 from multicard.records import run_folder, text_table
 from multicard.records.run_folder import Run
 from multicard.records.schema import SCHEMA_VERSION, AnyRecord
@@ -42,19 +42,23 @@ class Axes:
     """The parts of `hydra.sweeper` and `hydra.experiment` that make cells.
 
     params: keys to their values, separated by commas. smoke: the same, instead of these, with `scale=smoke`; null
-    leaves a key out. exclude: values of some axes that cannot be together.
+    leaves a key out. exclude: values of some axes that cannot be together. parts: axes that are tried one by one
+    (`one_by_one`) in place of all their combinations.
     """
 
     params: Mapping[str, Any] = field(default_factory=dict)
     smoke: Mapping[str, Any] = field(default_factory=dict)
     exclude: Sequence[Mapping[str, Any]] = ()
+    parts: Sequence[str] = ()
 
     @staticmethod
     def of_experiment(name: str, smoke: Mapping[str, Any]) -> "Axes":
         """The axes of a file of conf/experiment, whose `smoke` wins over that of the entry."""
         hydra = OmegaConf.load(CONF / "experiment" / f"{name}.yaml").hydra
         own = hydra.experiment
-        return Axes(hydra.sweeper.params, {**smoke, **own.get("smoke", {})}, own.get("exclude", ()))
+        return Axes(
+            hydra.sweeper.params, {**smoke, **own.get("smoke", {})}, own.get("exclude", ()), own.get("parts", ())
+        )
 
     def cells(self, words: Sequence[str], shrunk: bool, times: int, tell: Callable[[str], None] = say) -> Cells:
         """The overrides of each cell.
@@ -68,7 +72,7 @@ class Axes:
         values = {**self.params, **(self.smoke if shrunk else {})}
         axes = [f"{key}={value}" for key, value in values.items() if value is not None]
         axes += [f"repetition={','.join(map(str, range(1, times + 1)))}"] if times > 1 else []
-        cells = product(OverridesParser.create().parse_overrides([*axes, *words]))
+        cells = one_by_one(product(OverridesParser.create().parse_overrides([*axes, *words])), self.parts)
         for entry in self.exclude:
             named = {f"{key}={value}" for key, value in entry.items()}
             within = [overrides for overrides in cells if not named <= {*overrides}]
@@ -97,6 +101,36 @@ def product(overrides: Sequence[Override]) -> Cells:
 
     (cells,) = BasicSweeper.split_arguments(sorted(overrides, key=place), None)
     return cells
+
+
+def one_by_one(cells: Cells, parts: Sequence[str]) -> Cells:
+    """The cells of a grid that have the first value of each part, of all but one, or the last value of each.
+
+    So n parts of two values take n + 2 cells in place of 2^n. Keys that are no part keep all their values.
+    Raises:
+        Refusal: a part that no cell has as a key.
+    """
+    values: dict[str, list[str]] = {}
+    for overrides in cells:
+        for override in overrides:
+            part, _, value = override.partition("=")
+            if part in parts and value not in values.setdefault(part, []):
+                values[part].append(value)
+    unknown = [part for part in parts if part not in values]
+    if unknown:
+        raise Refusal(
+            "cells.no-such-part",
+            f"hydra.experiment.parts: {', '.join(unknown)} is no axis of this sweep; leave it out",
+            key="hydra.experiment.parts",
+            unknown=unknown,
+        )
+
+    def is_kept(overrides: list[str]) -> bool:
+        chosen = dict(override.split("=", 1) for override in overrides)
+        others = [part for part in values if chosen[part] != values[part][0]]
+        return len(others) <= 1 or all(chosen[part] == values[part][-1] for part in values)
+
+    return [overrides for overrides in cells if is_kept(overrides)]
 
 
 @dataclass(kw_only=True)
