@@ -9,7 +9,7 @@ import msgspec
 
 from multicard.config import compilation, schema
 from multicard.config.base import RunConfig, plain
-from multicard.config.llm import Engine, LlmConfig
+from multicard.config.llm import Attention, Engine, Kernels, LlmConfig
 from multicard.config.roles import Role
 from multicard.config.vision import VisionConfig
 from multicard.estimate.history import PastRun, setting
@@ -85,7 +85,10 @@ def _write(
 ) -> None:
     """Write computed peaks into a prediction, on a GPU with what it holds beside tensors."""
     active, ends = at_lengths[0], [peak.active_bytes for peak in at_lengths]
-    tensors = Interval(active.active_bytes, (1 - ERROR) * min(ends), (1 + ERROR) * max(ends))
+    least = (1 - ERROR) * min(ends)
+    if is_paged(config):
+        least -= active.by_kind.get("optimizer", 0)
+    tensors = Interval(active.active_bytes, least, (1 + ERROR) * max(ends))
     extras = extras_of(config, target, active) if target.device_type == "cuda" else {}
     prediction.active_bytes = active.active_bytes
     prediction.memory_basis = _without_values(config, target, size)
@@ -98,7 +101,7 @@ def _write(
 def _without_values(config: RunConfig, target: Target, size: Facts) -> Message:
     """What computed peaks rest on."""
     sentence = "steps without values"
-    note = ""
+    notes: list[str] = []
     lengths: list[int] = []
     if isinstance(size, TextFacts):
         lengths = [*size.lengths]
@@ -106,10 +109,35 @@ def _without_values(config: RunConfig, target: Target, size: Facts) -> Message:
         if size.low is not None:
             sentence += f", between {size.low} and {size.high} as the rows are not at hand"
     if target.device_type != "cuda":
-        note = "; of a rank's tensors alone: the record's peak memory is its process's, with Python and libraries"
+        notes.append("of a rank's tensors alone: the record's peak memory is its process's, with Python and libraries")
     elif getattr(config, "engine", None) is Engine.trl:
-        note = "; engine=trl: compared on CPU ranks alone, as if all tokens were labelled"
-    return Message("memory.without-values", f"{sentence}{note}", lengths=lengths, device=target.device_type)
+        notes.append("engine=trl: compared on CPU ranks alone, as if all tokens were labelled")
+    uncompared = _uncompared(config) if isinstance(config, LlmConfig) else {}
+    notes += [f"{note}, not compared with a run" for note in uncompared.values()]
+    return Message(
+        "memory.without-values",
+        "; ".join([sentence, *notes]),
+        lengths=lengths,
+        device=target.device_type,
+        uncompared=[*uncompared],
+    )
+
+
+def is_paged(config: RunConfig) -> bool:
+    """True where the optimiser's states leave a GPU that has too little memory."""
+    return isinstance(config, LlmConfig) and config.optimizer.is_paged
+
+
+def _uncompared(config: LlmConfig) -> dict[str, str]:
+    """How a tuning's memory was counted that was never compared with a run, as no CPU rank has it, by its key."""
+    notes: dict[str, str] = {}
+    if is_paged(config):
+        notes["optimizer"] = f"optimizer={config.optimizer.name}: from none to all of its states on the GPU"
+    if config.attention in (Attention.flash, Attention.flex):
+        notes["attention"] = f"attention={config.attention}: counted as attention=sdpa"
+    if config.kernels is Kernels.liger:
+        notes["kernels"] = "kernels=liger: by the code around its kernels"
+    return notes
 
 
 def _whole_bytes(parts: Sequence[Interval]) -> Interval:

@@ -227,12 +227,6 @@ def test_what_falls_back_in_silence_is_an_error():
     with pytest.raises(simulate.FellBackError) as caught:
         images("gpus=2", "strategy.sync_batchnorm=true")
     assert says(str(caught.value), "memory.sync-batchnorm", key="strategy.sync_batchnorm")
-    said = simulate.answer(answers.Request(typed_llm("engine=trl", "attention=eager"), TEXT))
-    assert isinstance(said, str) and says(said, "memory.attention-kind", key="attention", value="eager")
-    said = simulate.answer(answers.Request(typed_llm("optimizer.name=adamw_8bit"), TEXT))
-    assert isinstance(said, str) and says(said, "memory.optimizer", key="optimizer", value="adamw_8bit")
-    said = simulate.answer(answers.Request(typed_llm("engine=trl", "kernels=liger"), TEXT))
-    assert isinstance(said, str) and says(said, "memory.kernels", key="kernels")
 
 
 @pytest.mark.parametrize("reason", ["Found no NVIDIA driver on your system.", "No CUDA GPUs are available"])

@@ -79,6 +79,8 @@ def tuning_cells(gpus: int) -> Iterator[tuple[str, ...]]:
     grid = itertools.product(("lora", "qlora", "dpo", "qat", "full"), ("fp32", "bf16"), ("false", "true"))
     for method, precision, again in grid:
         yield (f"method={method}", f"precision={precision}", f"activation_checkpointing={again}", heads)
+    for method in ("lora", "qlora", "full"):
+        yield f"method={method}", "optimizer.name=adamw_8bit", heads
     yield "method=full", "optimizer_in_bwd=true"
     yield "method=lora", "gradient_accumulation_steps=2"
     yield "method=lora", "packed=true", f"max_seq_len={ROWS.length}"
@@ -90,6 +92,9 @@ def trl_cells(gpus: int) -> Iterator[tuple[str, ...]]:
     for method, precision, again, sharding in grid:
         words = f"method={method}", f"precision={precision}", f"activation_checkpointing={again}"
         yield ("engine=trl", f"sharding={sharding}", *words)
+    for sharding, method in itertools.product(shardings, ("lora", "full")):
+        yield "engine=trl", f"sharding={sharding}", f"method={method}", "optimizer.name=adamw_8bit"
+        yield "engine=trl", f"sharding={sharding}", f"method={method}", "attention=eager"
     for sharding in shardings:
         yield "engine=trl", f"sharding={sharding}", "method=full", "gradient_accumulation_steps=2"
         yield "engine=trl", f"sharding={sharding}", "packed=true", f"max_seq_len={ROWS.length}"

@@ -77,9 +77,13 @@ def identity(request: Request) -> str:
     return hashlib.sha256(msgspec.json.encode(matters, order="sorted")).hexdigest()
 
 
+# no roles: packages that a step without values may use
+EXTRAS = ("trl", "transformers", "accelerate", "peft", "bitsandbytes", "liger_kernel")
+
+
 @cache
 def _versions() -> list[str]:
-    extra = [name for name in ("trl", "transformers", "accelerate", "peft") if find_spec(name) is not None]
+    extra = [name for name in EXTRAS if find_spec(name) is not None]
     libraries = [version(name) for name in ("torch", "torchvision", "timm", "torchtune", "torchao", *extra)]
     code, root = hashlib.sha256(), Path(__file__).parents[2]
     for path in sorted(chain.from_iterable(root.glob(pattern) for pattern in SIMULATED)):

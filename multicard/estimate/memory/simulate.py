@@ -7,6 +7,8 @@ import pickle
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
+from importlib.util import find_spec
 from itertools import islice
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +20,7 @@ from torch import nn
 from multicard.config.base import RunConfig
 from multicard.config.llm import Attention, Engine, Kernels, LlmConfig
 from multicard.config.vision import Blocks, VisionConfig
-from multicard.estimate.memory import answers
+from multicard.estimate.memory import answers, eight_bit_states, liger_kernels
 from multicard.estimate.memory.answers import Active
 from multicard.estimate.memory.facts import Facts, ImageFacts, TextFacts
 from multicard.estimate.memory.torch_internals import CPU, GPU, fake, fake_ranks, patched, replicated
@@ -34,6 +36,8 @@ from multicard.vision.precision import choose
 from multicard.vision.strategy import STRATEGIES, Share
 
 PRODUCTS = ("aten::convolution", "aten::addmm", "aten::mm", "aten::linear")
+EIGHT_BIT_STEPS = ("bitsandbytes::optimizer_update_8bit_blockwise", "bitsandbytes::optimizer_update_32bit")
+AS_FUSED = (Attention.flash, Attention.flex)  # which hold what sdpa's fused kernel does: its output, and a sum a row
 MATH_ATTENTION = "aten::_safe_softmax"  # of attention that is not fused, and of nothing else
 
 
@@ -56,24 +60,30 @@ def simulate(config: RunConfig, facts: Facts, device_type: str, memory_bytes: in
             train(config, facts, device, tracker, memory_bytes)
     else:
         assert isinstance(config, LlmConfig) and isinstance(facts, TextFacts)
-        by_trl = config.engine is Engine.trl
-        if config.attention not in (Attention.auto, Attention.sdpa):
-            sentence = f"attention={config.attention}: steps with it are not simulated"
-            raise FellBackError(Message("memory.attention-kind", sentence, key="attention", value=config.attention))
-        if config.optimizer.has_8_bits:
-            chosen = str(config.optimizer.name)
-            sentence = f"optimizer={chosen}: steps with it are not simulated"
-            raise FellBackError(Message("memory.optimizer", sentence, key="optimizer", value=chosen))
-        if config.kernels is Kernels.liger:
-            sentence = "kernels=liger: steps with it are not simulated"
-            raise FellBackError(Message("memory.kernels", sentence, key="kernels"))
-        name = "trl_step" if by_trl else "tuning_step"
-        step = importlib.import_module(f"multicard.estimate.memory.{name}")  # takes seconds
-        with fake_ranks(config.world_size, device) if config.distributed else nullcontext() as mesh, fake(device):
-            step.run(config, facts, device, tracker, mesh)
+        tune(config, facts, device, tracker)
     _check(config, device, tracker)
     kinds = {kind: size for kind, size in tracker.peak_now.items() if size}
     return Active(tracker.peak_bytes, kinds)
+
+
+def tune(config: LlmConfig, facts: TextFacts, device: torch.device, tracker: Tracker) -> None:
+    """Tune for a step as rank 0 does, under `tracker`."""
+    patches, undone = dict[str, Any](), nullcontext()
+    if config.optimizer.has_8_bits:
+        patches |= eight_bit_states.WITHOUT_VALUES
+    if config.kernels is Kernels.liger:
+        if device.type == "cpu" or find_spec("liger_kernel") is None:
+            sentence = "kernels=liger: its layers are simulated for a GPU, with `pip install -e '.[liger]'`"
+            raise FellBackError(Message("memory.kernels", sentence, key="kernels"))
+        patches |= liger_kernels.WITHOUT_VALUES
+        undone = liger_kernels.undone()
+    if config.attention in AS_FUSED:
+        config = replace(config, attention=Attention.sdpa)
+    name = "trl_step" if config.engine is Engine.trl else "tuning_step"
+    step = importlib.import_module(f"multicard.estimate.memory.{name}")  # takes seconds
+    ranks = fake_ranks(config.world_size, device) if config.distributed else nullcontext()
+    with ranks as mesh, fake(device), patched(patches), undone:
+        step.run(config, facts, device, tracker, mesh)
 
 
 def _check(config: RunConfig, device: torch.device, tracker: Tracker) -> None:
@@ -88,7 +98,8 @@ def _check(config: RunConfig, device: torch.device, tracker: Tracker) -> None:
     else:
         assert isinstance(config, LlmConfig)
         expected = torch.bfloat16 if config.formats.products == "bf16" else torch.float32
-        if "aten::_fused_adamw_" not in seen:
+        steps = EIGHT_BIT_STEPS if config.optimizer.has_8_bits else ("aten::_fused_adamw_",)
+        if not any(name in seen for name in steps):
             raise FellBackError(Message("memory.not-fused", "AdamW was not fused"))
     products = [name for name in PRODUCTS if name in seen]
     if not products:

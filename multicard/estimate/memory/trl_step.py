@@ -111,14 +111,14 @@ def built(config: LlmConfig, cfg: dict[str, Any], device: torch.device, empty: b
     """`models.built`, without the weights; `empty`: on "meta", those of a folder too, whose shards are the same."""
     dtype = models.DTYPES[config.formats.weights]
     options: dict[str, Any] = {"dtype": dtype}
-    if config.attention is Attention.sdpa:
-        options["attn_implementation"] = "sdpa"
+    if config.attention is not Attention.auto:  # sdpa or eager: the others are simulated as sdpa
+        options["attn_implementation"] = str(config.attention)
     is_nf4 = methods.chosen(config).nf4
     if isinstance(config.model, HfConfig):
         with models.reading(config.model):
             sizes = transformers.AutoConfig.from_pretrained(Path(str(config.model.path)).expanduser())
     else:
-        options["attn_implementation"] = "sdpa"
+        options.setdefault("attn_implementation", "sdpa")
         own = decoders.hugging_face_config(config.model, cfg["model"]["vocab_size"])
         sizes = transformers.AutoConfig.for_model(**own)
     vars(sizes).pop("quantization_config", None)  # of weights that are not read
