@@ -23,7 +23,7 @@ SHARDABLE = ("tok_embeddings", "output")  # what torchtune's own configurations 
 
 
 Engine = StrEnum("Engine", ["torchtune", "trl"])
-Sharding = StrEnum("Sharding", ["fsdp", "ddp"])
+Sharding = StrEnum("Sharding", ["fsdp", "fsdp_offload", "ddp"])
 Recipe = StrEnum("Recipe", ["auto", "single_device", "distributed"])
 Optimizer = StrEnum("Optimizer", ["adamw", "adamw_8bit", "paged_adamw_8bit"])
 Kernels = StrEnum("Kernels", ["torch", "liger"])
@@ -148,7 +148,8 @@ class LlmConfig(TrainingConfig):
     )
     sharding: Sharding = key(
         Sharding.fsdp,
-        "several GPUs: fsdp shards the weights (FSDP2); ddp keeps all on each GPU (engine=trl)",
+        "several GPUs: fsdp shards the weights (FSDP2); fsdp_offload holds shards and optimiser in host memory; "
+        "ddp keeps all on each GPU (engine=trl)",
         Role.identity | Role.memory | Role.speed,
         since=("recipe", "fsdp"),
     )
@@ -346,6 +347,11 @@ class LlmConfig(TrainingConfig):
         if self.engine is Engine.trl:
             return self.world_size > 1
         return self.recipe_name == self.method.distributed
+
+    @property
+    def offloads(self) -> bool:
+        """True where the ranks hold their shards, and the optimiser, in the host's memory."""
+        return self.world_size > 1 and self.sharding is Sharding.fsdp_offload
 
     @property
     def template_name(self) -> str | None:

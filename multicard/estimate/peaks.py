@@ -135,6 +135,8 @@ def _uncompared(config: LlmConfig) -> dict[str, str]:
         notes["optimizer"] = f"optimizer={config.optimizer.name}: from none to all of its states on the GPU"
     if config.attention in (Attention.flash, Attention.flex):
         notes["attention"] = f"attention={config.attention}: counted as attention=sdpa"
+    if config.offloads:
+        notes["sharding"] = f"sharding={config.sharding}: without shards, gradients and optimiser"
     if config.kernels is Kernels.liger:
         notes["kernels"] = "kernels=liger: by the code around its kernels"
     return notes

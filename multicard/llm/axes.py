@@ -18,6 +18,7 @@ def check(config: LlmConfig) -> None:
         _check_attention(config)
     if config.optimizer.has_8_bits:
         _check_eight_bits(config)
+        _check_paged_offload(config)
     if config.kernels is Kernels.liger and config.engine is Engine.torchtune:
         raise Refusal(
             "llm.torchtune-kernels",
@@ -47,6 +48,17 @@ def fits(config: LlmConfig, placement: Placement) -> None:
         )
 
 
+def _check_paged_offload(config: LlmConfig) -> None:
+    """Refuse (ValueError) to page what lies on the host already."""
+    if config.offloads and config.optimizer.is_paged:
+        raise Refusal(
+            "llm.paged-offload",
+            "optimizer=paged_adamw_8bit: sharding=fsdp_offload holds its states on the host already; "
+            "use `optimizer=adamw_8bit`, or `sharding=fsdp`",
+            key="optimizer",
+        )
+
+
 def _check_mixed(config: LlmConfig) -> None:
     name = config.precision.name
     if config.engine is Engine.torchtune:
@@ -58,7 +70,7 @@ def _check_mixed(config: LlmConfig) -> None:
             value=name,
         )
     # FSDP shards NF4 as numbers of the weights' format, and would convert those to the products'
-    is_sharded = config.world_size > 1 and config.sharding is Sharding.fsdp
+    is_sharded = config.world_size > 1 and config.sharding is not Sharding.ddp
     if methods.chosen(config).nf4 and is_sharded:
         raise Refusal(
             "llm.mixed-nf4-sharded",

@@ -44,7 +44,7 @@ def _check_torchtune(config: LlmConfig) -> None:
         raise Refusal(
             "llm.torchtune-model", "model=hf: torchtune only has its own models; use `engine=trl`", key="model"
         )
-    if config.sharding is not Sharding.fsdp:
+    if config.sharding is Sharding.ddp:
         raise Refusal(
             "llm.torchtune-sharding",
             f"sharding={config.sharding}: torchtune's recipes only know FSDP2; use `engine=trl`, or `sharding=fsdp`",
@@ -91,6 +91,14 @@ def _check_trl(config: LlmConfig) -> None:
             "and the rest as one; leave it out, or use `engine=torchtune`",
             key="custom_sharded_layers",
             value=list(config.custom_sharded_layers),
+        )
+    if config.offloads and method.name == "qat":
+        raise Refusal(
+            "llm.trl-qat-offload",
+            f"sharding={config.sharding}: method=qat gathers the output on the GPU for engine=trl; "
+            "use `sharding=fsdp`, or `engine=torchtune`",
+            key="sharding",
+            value=config.sharding,
         )
     if isinstance(method, LoraConfig) and method.apply_lora_to_output:
         raise Refusal(

@@ -5,6 +5,7 @@ import importlib.util
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from types import ModuleType
 from typing import Any
 from unittest import mock
@@ -12,6 +13,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from omegaconf import DictConfig
+from torch.distributed.fsdp import CPUOffloadPolicy
 from torch.nn.functional import cross_entropy, pad
 from torchtune import training
 from torchtune.data import CROSS_ENTROPY_IGNORE_IDX
@@ -144,6 +146,9 @@ def patched(module: ModuleType, device: torch.device) -> Iterator[None]:
             nothing = {"get_memory_stats": lambda **_: {}, "log_memory_stats": lambda *_, **__: None}
             stack.enter_context(mock.patch.multiple(training, cleanup_before_training=gc.collect, **nothing))
             stack.enter_context(mock.patch.object(attention_utils, "_SUPPORTS_FLEX_ATTENTION", False))
+            # only a GPU reads pinned memory, and without one there is none
+            unpinned = partial(CPUOffloadPolicy, pin_memory=False)
+            stack.enter_context(mock.patch("torchtune.training._distributed.CPUOffloadPolicy", unpinned))
         else:
             original = training.get_memory_stats
             stack.enter_context(

@@ -112,6 +112,7 @@ def torchtune_config(config: LlmConfig, device: str, inputs: preflight.Inputs, f
         "optimizer_in_bwd": config.optimizer_in_bwd,
         "clip_grad_norm": config.clip_grad_norm,
         "custom_sharded_layers": list(config.custom_sharded_layers) or None,
+        "fsdp_cpu_offload": config.offloads,
         "resume_from_checkpoint": False,
         "save_adapter_weights_only": method.adapters,
         "log_every_n_steps": 1,

@@ -44,6 +44,17 @@ def test_states_of_small_adapters_gain_nothing():
     assert abs(eight.by_kind["optimizer"] - full.by_kind["optimizer"]) < 0.01 * full.by_kind["optimizer"]
 
 
+def test_shards_on_the_host_take_nothing_of_the_gpu():
+    words = ("gpus=2", "method=lora")
+    sharded, offloaded = (step(*words, f"sharding={kind}") for kind in ("fsdp", "fsdp_offload"))
+    assert not {"optimizer", "gradients"} & offloaded.by_kind.keys()
+    tables = offloaded.by_kind["weights"]  # of positions, which no rank shards
+    assert sharded.by_kind["weights"] - tables == pytest.approx(4 * VALUES / 2, rel=0.06)  # and half of the adapters
+    assert {kind: sharded.by_kind[kind] for kind in ("activations", "buckets")} == {
+        kind: offloaded.by_kind[kind] for kind in ("activations", "buckets")
+    }
+
+
 def predicted(*words: str, active: Active) -> Prediction:
     prediction, config = Prediction("unknown"), typed_llm(*LLAMA, *words)
     peaks._write(prediction, config, Target(gpu="NVIDIA H100 80GB HBM3", memory_bytes=79 << 30), TEXT, [active])

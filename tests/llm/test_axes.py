@@ -244,6 +244,33 @@ def test_each_rank_updates_its_part_in_8_bits(tuned: Tuning, engine: str):
     assert 0.9 < sharded["eight_bit_share"] < 1
 
 
+# ---- shards on the host
+
+
+@NEEDS_TRL
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["torchtune", "trl"])
+@pytest.mark.parametrize("more", [["method=lora"], ["method=qlora"], ["method=full", "optimizer.name=adamw_8bit"]])
+def test_shards_on_the_host_learn_as_those_on_the_device(tuned: Tuning, engine: str, more: list[str]):
+    words = ("gpus=2", "dataset.rows=40", "max_steps=3", "lr=3e-3", "clip_grad_norm=0.5", "dataset.split=0.2")
+    own = (f"engine={engine}", "model.num_kv_heads=4", *more)
+    on_device, on_host = (tuned(*words, *own, f"sharding={kind}") for kind in ("fsdp", "fsdp_offload"))
+    losses = [run_folder.read_steps(Path(run["folder"]))["loss"].to_numpy() for run in (on_device, on_host)]
+    assert np.array_equal(*losses, equal_nan=True)
+    scores = [[each["loss"] for each in run["held_out"]["evaluations"]] for run in (on_device, on_host)]
+    assert scores[0] == scores[1] != []
+
+
+def test_what_is_on_the_host_is_not_paged_there_too():
+    with refused("llm.paged-offload", key="optimizer") as caught:
+        preflight.refuse(typed_llm("gpus=2", "sharding=fsdp_offload", "optimizer.name=paged_adamw_8bit"))
+    assert "optimizer=adamw_8bit" in remedies(caught.value)
+    with refused("llm.trl-qat-offload", key="sharding"):
+        preflight.refuse(typed_llm("engine=trl", "gpus=2", "sharding=fsdp_offload", "method=qat"))
+    with refused("llm.sharding-alone", key="sharding"):
+        preflight.refuse(typed_llm("gpus=1", "sharding=fsdp_offload"))
+
+
 @NEEDS_TRL
 @pytest.mark.usefixtures("processes")
 def test_a_sharded_weight_is_updated_as_its_whole(tmp_path: Path):

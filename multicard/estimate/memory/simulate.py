@@ -18,13 +18,13 @@ import torch
 from torch import nn
 
 from multicard.config.base import RunConfig
-from multicard.config.llm import Attention, Engine, Kernels, LlmConfig
+from multicard.config.llm import Attention, Engine, Kernels, LlmConfig, Sharding
 from multicard.config.vision import Blocks, VisionConfig
 from multicard.estimate.memory import answers, eight_bit_states, liger_kernels
 from multicard.estimate.memory.answers import Active
 from multicard.estimate.memory.facts import Facts, ImageFacts, TextFacts
 from multicard.estimate.memory.torch_internals import CPU, GPU, fake, fake_ranks, patched, replicated
-from multicard.estimate.memory.tracker import CUDA_BLOCK_BYTES, Tracker
+from multicard.estimate.memory.tracker import CUDA_BLOCK_BYTES, HOST, Tracker
 from multicard.measure.timing import FORWARD
 from multicard.messages import Message
 from multicard.ranks.process import Rank
@@ -49,7 +49,9 @@ def simulate(config: RunConfig, facts: Facts, device_type: str, memory_bytes: in
     """Take a step of a cell without values, as rank 0 does on "cuda" without a GPU, or on "cpu" to compare with the
     truth; a FellBackError says that it was not that of a real run. Of the GPU's memory see `answers.Request`."""
     device = GPU if device_type == "cuda" else CPU
-    tracker = Tracker(device_type, CUDA_BLOCK_BYTES if device_type == "cuda" else 1)
+    on_cuda = device_type == "cuda"
+    offloads = on_cuda and isinstance(config, LlmConfig) and config.offloads
+    tracker = Tracker(device_type, CUDA_BLOCK_BYTES if on_cuda else 1, offloads)
     if isinstance(config, VisionConfig):
         assert isinstance(facts, ImageFacts)
         synced = getattr(config.strategy, "sync_batchnorm", False) and config.gpus * config.nodes > 1
@@ -79,6 +81,8 @@ def tune(config: LlmConfig, facts: TextFacts, device: torch.device, tracker: Tra
         undone = liger_kernels.undone()
     if config.attention in AS_FUSED:
         config = replace(config, attention=Attention.sdpa)
+    if config.offloads:  # the same steps: `tracker` leaves out what is on the host
+        config = replace(config, sharding=Sharding.fsdp)
     name = "trl_step" if config.engine is Engine.trl else "tuning_step"
     step = importlib.import_module(f"multicard.estimate.memory.{name}")  # takes seconds
     ranks = fake_ranks(config.world_size, device) if config.distributed else nullcontext()
@@ -108,7 +112,7 @@ def _check(config: RunConfig, device: torch.device, tracker: Tracker) -> None:
         if seen[name] - statistics != {expected}:
             sentence = f"{name} gave {seen[name]}, not {expected}"
             raise FellBackError(Message("memory.product-type", sentence, operator=name, expected=str(expected)))
-    if keeps_state and "optimizer" not in tracker.kinds:
+    if keeps_state and not tracker.kinds & {"optimizer", HOST}:
         raise FellBackError(Message("memory.no-step", "the optimiser made no state: it did not step"))
     if device.type == "cuda" and expected is not torch.float64 and MATH_ATTENTION in seen:
         sentence = "attention fell back to matrices of sequence x sequence"

@@ -30,6 +30,7 @@ KINDS = (  # of a run's active bytes
     "resident",  # the data set of loader=device
     "temporaries",  # made in the backward pass or by the optimiser, and none of the others
 )
+HOST = "host"  # the kind of what a rank that offloads has in the host's memory instead
 CUDA_BLOCK_BYTES = 512  # the unit in which the caching allocator counts
 NF4_PARTS = ("quantized_scalers", "quantization_factor", "scaler_mean", "quantized_data", "nf4")
 WRAPPERS = ("DTensor", "NF4Tensor", "AsyncCollectiveTensor")  # dispatched again on the tensors inside
@@ -65,6 +66,7 @@ class Tracker(TorchDispatchMode):
 
     Args:
         block_bytes: storages are rounded up to a multiple of it; 1 counts them as they are.
+        offloads: parameters, their gradients and the optimiser's states are in the host's memory, and count nothing.
 
     Attributes:
         is_forward: the run is in a forward pass, as set from outside.
@@ -73,11 +75,12 @@ class Tracker(TorchDispatchMode):
         operators: the result types seen for each operator, by its name without the overload; for assertions.
     """
 
-    def __init__(self, device_type: str, block_bytes: int = CUDA_BLOCK_BYTES) -> None:
+    def __init__(self, device_type: str, block_bytes: int = CUDA_BLOCK_BYTES, offloads: bool = False) -> None:
         super().__init__()
+        self.offloads = offloads
         self.device_type, self.block_bytes = device_type, block_bytes
         self.is_forward = False
-        self.now: dict[str, int] = dict.fromkeys(KINDS, 0)
+        self.now: dict[str, int] = dict.fromkeys((*KINDS, HOST), 0)
         self.total = self.peak_bytes = 0
         self.peak_now = dict(self.now)
         self.operators: dict[str, set[torch.dtype]] = {}
@@ -101,15 +104,17 @@ class Tracker(TorchDispatchMode):
 
     def note_model(self, model: nn.Module) -> None:
         """Count parameters and buffers as weights, and each gradient as such as soon as it is accumulated."""
-        self.note([*model.parameters(), *model.buffers()], "weights")
+        self.note(model.buffers(), "weights")
+        self.note(model.parameters(), self._held("weights"))
         for parameter in model.parameters():
             if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(lambda p: self.note(p.grad, "gradients"))
+                parameter.register_post_accumulate_grad_hook(lambda p: self.note(p.grad, self._held("gradients")))
 
     def note_states(self, optimizer: torch.optim.Optimizer) -> None:
         """Count an optimiser's states as such."""
         for state in optimizer.state.values():
-            self.note([value for value in state.values() if isinstance(value, torch.Tensor)], "optimizer")
+            values = [value for value in state.values() if isinstance(value, torch.Tensor)]
+            self.note(values, self._held("optimizer"))
 
     def make_states(self, optimizer: torch.optim.Optimizer) -> None:
         """Have an optimiser step once without a batch, and count the states that it has in every step but the first."""
@@ -119,6 +124,10 @@ class Tracker(TorchDispatchMode):
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         self.note_states(optimizer)
+
+    def _held(self, kind: str) -> str:
+        """The kind of what belongs to the parameters."""
+        return HOST if self.offloads else kind
 
     def _note(self, storage: torch.UntypedStorage, kind: str | None) -> None:
         address = storage._cdata
@@ -138,7 +147,7 @@ class Tracker(TorchDispatchMode):
         self._resized(live, storage)
 
     def _resized(self, live: _Live, storage: torch.UntypedStorage) -> None:
-        now_bytes = -(-storage.nbytes() // self.block_bytes) * self.block_bytes
+        now_bytes = 0 if live.kind == HOST else -(-storage.nbytes() // self.block_bytes) * self.block_bytes
         change = now_bytes - live.bytes
         if change:
             self.now[live.kind] += change
@@ -201,7 +210,7 @@ class Tracker(TorchDispatchMode):
         """Count what a collective reads and writes as buckets; what FSDP reduces into becomes gradients."""
         reduces = "reduce_scatter" in name
         for place, arg in enumerate(args[:2]):
-            kind = "gradients" if reduces and place == 0 else "buckets"
+            kind = self._held("gradients") if reduces and place == 0 else "buckets"
             for tensor in tree_leaves(arg):
                 if isinstance(tensor, torch.Tensor) and tensor.device.type == self.device_type:
                     storage = tensor.untyped_storage()

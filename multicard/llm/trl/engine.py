@@ -26,7 +26,7 @@ from accelerate.state import DistributedType, PartialState
 from accelerate.utils.fsdp_utils import fsdp2_apply_ac, fsdp2_prepare_model
 from datasets import Dataset
 from omegaconf import DictConfig
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 from torchtune import config as components
@@ -208,6 +208,8 @@ def prepared(probe: Probe, cfg: dict[str, Any], run_cfg: DictConfig) -> Iterator
         if config.formats.are_mixed:  # accelerate would have the loss rounded to bf16, and gradients summed in it
             gathered = models.DTYPES[config.formats.products]
             plugin.mixed_precision_policy = MixedPrecisionPolicy(gathered, torch.float32)
+        if config.offloads:
+            plugin.cpu_offload = CPUOffloadPolicy(pin_memory=rank.device.type == "cuda")
     if config.optimizer.has_8_bits:
         own = {"lr": config.lr, "weight_decay": config.weight_decay, "is_paged": config.optimizer.is_paged}
         trainer.optimizer_cls_and_kwargs = (eight_bit.AdamW8bit, own)
@@ -236,7 +238,7 @@ def shard(trainer: Any) -> None:
 
 
 def fsdp(config: LlmConfig) -> bool:
-    return config.world_size > 1 and config.sharding is Sharding.fsdp
+    return config.world_size > 1 and config.sharding is not Sharding.ddp
 
 
 def arguments(config: LlmConfig, rank: Rank, steps: int, folder: Path) -> Any:
@@ -303,7 +305,9 @@ def in_int4(recipe: Recipe, groupsize: int) -> AbstractContextManager[list[Excep
 def check_built(recipe: Recipe, config: LlmConfig) -> dict[str, int | None]:
     """As `recipes.check_built`. RuntimeError: another wrapper, type or method than asked for runs in truth."""
     model: torch.nn.Module = recipe._model
-    kinds = {Sharding.fsdp: FSDPModule, Sharding.ddp: DistributedDataParallel}
+    is_on_host = config.offloads and all(parameter.device.type == "cpu" for parameter in model.parameters())
+    sharded = Sharding.fsdp_offload if is_on_host else Sharding.fsdp
+    kinds = {sharded: FSDPModule, Sharding.ddp: DistributedDataParallel}
     wrapper = next((name for name, kind in kinds.items() if isinstance(model, kind)), None)
     asked = config.sharding if config.world_size > 1 else None
     if wrapper is not asked:

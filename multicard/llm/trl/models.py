@@ -134,7 +134,15 @@ def check_shape(name: str, found: torch.Size, expected: torch.Size) -> None:
 
 def fill(model: nn.Module, config: LlmConfig, cfg: dict[str, Any], device: torch.device) -> None:
     """Give a sharded model its memory, and each parameter its part of the weight, of which one is whole at a time."""
-    model._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor)
+    home = torch.device("cpu") if config.offloads else device
+
+    def held(tensor: Tensor) -> Tensor:
+        """With memory: a shard's is where shards are held, a buffer's on the device."""
+        if not tensor.is_meta:
+            return tensor
+        return torch.empty_like(tensor, device=home if isinstance(tensor, DTensor) else device)
+
+    model._apply(held)
     parts = {plain(name): tensor for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
 
     def place(name: str, whole: torch.Tensor) -> None:
