@@ -37,6 +37,7 @@ from multicard.sweep.task import run
 REPEATS = ("seed=", "repetition=")  # begin words in which cells of one value may differ
 LEAST = {Auto.gpus: 1, Auto.batch_size: 1, Auto.max_seq_len: 128}  # the first value that is tried
 MOST = 1 << 12  # of rows whose number is not known
+ENDLESS = 1 << 17  # tokens, of a model whose positions have no end
 TRIES = 3  # probes: where memory runs out, of the two next smaller sizes too
 PROBE_S = 5.0  # of training
 RANK_BYTES = 600_000_000  # of a CPU rank beside its tensors
@@ -115,9 +116,10 @@ class Search:
 
     def _most(self) -> int:
         """A rank's samples; tokens of the longest row, or of packed ones a sequence's part of a step; 0: not known."""
-        limit = self.composed.model.max_seq_len if self.key is Auto.max_seq_len else 1
+        limit = self._longest() if self.key is Auto.max_seq_len else 1
         one = self.cell(limit)
         if isinstance(one, Refused):
+            self.problem = one.reason
             return 0
         known = facts.sizes(one.config)
         if isinstance(known, facts.ImageFacts):
@@ -133,6 +135,12 @@ class Search:
         all_tokens = facts.all_tokens(config) if config.packed else None
         tokens = max(known.lengths) + unit - 1 if all_tokens is None else all_tokens // sequences
         return min(limit, max(unit, tokens // unit * unit))
+
+    def _longest(self) -> int:
+        """Tokens of the model's longest sequence: of a folder's it is known once its cell is typed."""
+        least = self.cell(LEAST[self.key])
+        known = least.config.model.max_seq_len if isinstance(least, Cell) and isinstance(least.config, LlmConfig) else 0
+        return known or ENDLESS
 
     def took(self, probe: Cell) -> bool:
         """Take what the value's probe has shown. False where memory ran out."""

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from multicard.sweep.cells import Cell
 from multicard.sweep.command import Command
 from tests.conftest import SMALL, Called, typed
 from tests.helpers.messages import codes, find, refused, says
+from tests.llm.test_folders import SIZES, TEMPLATE, byte_tokenizer
 
 GB = 1e9
 WORDS = [word for word in SMALL if not word.startswith("batch_size=")]
@@ -85,6 +87,23 @@ def test_the_longest_sequence_that_fits_and_makes_sense(
     assert code == 0, printed
     reasons = find(printed, "auto.chosen", key="max_seq_len", value=value).facts["reasons"]
     assert needs(reasons, "auto.fits") == (most_bytes, 6.5 * GB)
+
+
+@pytest.mark.skipif(find_spec("trl") is None, reason="pip install -e .[trl]")
+@pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize(("positions", "value"), [(384, 384), (8192, 512)])
+def test_the_longest_sequence_of_a_folders_model(positions: int, value: int, called: Called, tmp_path: Path):
+    place = tmp_path / "model"
+    place.mkdir()
+    byte_tokenizer(place)
+    (place / "chat_template.jinja").write_text(TEMPLATE)
+    sizes = {"model_type": "mistral", **SIZES, "max_position_embeddings": positions}
+    (place / "config.json").write_text(json.dumps(sizes))
+    fixed = [word for word in TUNES if "tokenizer" not in word]
+    words = ["engine=trl", "model=hf", f"model.path={place}", "model.weights=random", "packed=true", "batch_size=1"]
+    words += ["max_seq_len=auto", "dry_run=true", f"hydra.sweep.dir={tmp_path / 'x'}"]
+    code, printed = called(*fixed, *words, entry="tune_llm.py")
+    assert code == 0 and says(printed, "auto.chosen", key="max_seq_len", value=value), printed
 
 
 def tuned(words: list[str], called: Called, folder: Path) -> tuple[int, str]:
