@@ -16,7 +16,8 @@ from multicard.config import schema
 from multicard.config.keys import flat
 from multicard.estimate import observations
 from multicard.estimate.observations import Basis, StepObservation
-from multicard.estimate.target import cores_in_words, product
+from multicard.estimate.target import cores_in_words
+from multicard.machine.gpu_models import product
 from multicard.measure import formulas
 from multicard.records import limits, run_folder
 from multicard.records.limits import Forbids

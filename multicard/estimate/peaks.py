@@ -17,8 +17,9 @@ from multicard.estimate.memory import answers, facts
 from multicard.estimate.memory.answers import Active, Request
 from multicard.estimate.memory.facts import Facts, TextFacts
 from multicard.estimate.observations import Basis, axes
-from multicard.estimate.target import Target, capability
+from multicard.estimate.target import Target
 from multicard.estimate.totals import summed
+from multicard.machine.gpu_models import capability
 from multicard.messages import Message
 from multicard.records.schema_parts import Interval, Prediction
 from multicard.vision.strategy import compiles

@@ -20,8 +20,9 @@ from msgspec import Meta, Struct
 from multicard.config import CONF, schema
 from multicard.estimate import history
 from multicard.estimate.observations import Basis, StepObservation
-from multicard.estimate.target import Target, cores_in_words, product
+from multicard.estimate.target import Target, cores_in_words
 from multicard.machine import environment
+from multicard.machine.gpu_models import product
 from multicard.messages import Refusal
 from multicard.records.figures import FIGURES, MONEY
 from multicard.records.schema_parts import Count, Float, Int

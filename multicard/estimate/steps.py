@@ -14,7 +14,6 @@ from functools import cache
 
 from multicard.config import schema
 from multicard.config.job import count
-from multicard.estimate import target
 from multicard.estimate.observations import (
     CPU_SD,
     GPUS,
@@ -32,6 +31,7 @@ from multicard.estimate.observations import (
     without,
 )
 from multicard.estimate.scaling import PUBLISHED, Growth, doubt, grown
+from multicard.machine import gpu_models
 from multicard.measure import repeated_runs
 from multicard.messages import Message
 
@@ -72,7 +72,7 @@ def _step(
     setting: Mapping[str, str], machine: str, commit: str | None, seen: Sequence[StepObservation], growth: Growth
 ) -> StepEstimate | None:
     device = setting.get("device")
-    on_gpu = device == '"cuda"' or (device != '"cpu"' and target.is_gpu(machine))
+    on_gpu = device == '"cuda"' or (device != '"cpu"' and gpu_models.is_gpu(machine))
     wanted, known = axes(setting), cells(seen, commit, repeated_runs.PRIOR_SD if on_gpu else CPU_SD)
     same = [cell for cell in known if not differences(cell.setting, wanted)]
     if same:

@@ -1,57 +1,17 @@
 """Targets of estimates: this machine, or a GPU that `predict.gpu` names. No torch."""
 
-import csv
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from multicard.config.base import RunConfig
 from multicard.config.job import Device, resources
 from multicard.config.sweeps import is_elsewhere, memory_bytes
 from multicard.machine import environment
+from multicard.machine.gpu_models import GPUS, Gpu, product, usable_bytes
 from multicard.messages import Refusal
 from multicard.records.text_table import in_bytes
-
-GIB = 1 << 30
-RESERVED_BYTES = GIB * 3 // 4  # the most that the driver kept for itself on the GPUs of the table
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """A model of GPU.
-
-    Fields:
-        name: as `predict.gpu` has it; models that differ in their links (SXM, PCIe) differ in name, as steps on several
-            of them take other times. products: its names as NVML gives them.
-        nvml_bytes: all of its memory, as nvidia-smi prints it.
-        memory_bytes: `total_memory` in torch, the least that is reported; with ECC where the GPU can switch it off.
-    """
-
-    name: str
-    products: tuple[str, ...]
-    nvml_bytes: int
-    memory_bytes: int
-    capability: tuple[int, int]
-
-
-def _gpu(row: Mapping[str, str]) -> Gpu:
-    """The GPU of a row of `gpus.csv`.
-
-    MiB are as nvidia-smi prints them, GiB as torch's messages on memory that ran out have them ("a total capacity of
-    93.00 GiB"): public issues, as VACE 56 (H100 NVL), Step-Video-T2V 8 (L40S), MTVCrafter 21 (RTX 6000 Ada), CogVLM 236
-    (A10), CogVideo 36 (RTX 4090), LlamaFactory 182 (V100). Where none was found (H20, GH200, L4, T4): the same less
-    1 GiB. Compute capabilities: developer.nvidia.com/cuda-gpus
-    """
-    nvml_bytes, memory_bytes = int(row["nvml_mib"]) << 20, int(float(row["usable_gib"]) * GIB)
-    major, minor = map(int, row["capability"].split("."))
-    return Gpu(row["name"], tuple(row["products"].split("|")), nvml_bytes, memory_bytes, (major, minor))
-
-
-with Path(__file__).with_name("gpus.csv").open(newline="") as lines:
-    GPUS: dict[str, Gpu] = {gpu.name: gpu for gpu in map(_gpu, csv.DictReader(lines))}
 
 
 def named(name: str, key: str = "predict.gpu") -> Gpu:
@@ -61,39 +21,6 @@ def named(name: str, key: str = "predict.gpu") -> Gpu:
         sentence = f"{key}={name}: no such GPU; choose one of {', '.join(GPUS)}"
         raise Refusal("predict.gpu", sentence, key=key, value=name, known=[*GPUS])
     return gpu
-
-
-def of_product(product: str, nvml_bytes: int | None = None) -> Gpu | None:
-    """The GPU with NVML's name and a memory within 8 % of `nvml_bytes`; None: not known."""
-    alike = [gpu for gpu in GPUS.values() if product in gpu.products]
-    near = [gpu for gpu in alike if nvml_bytes is None or abs(gpu.nvml_bytes - nvml_bytes) <= 0.08 * gpu.nvml_bytes]
-    return near[0] if near else None
-
-
-def usable_bytes(product: str, nvml_bytes: int) -> int:
-    """Memory that CUDA offers: by the table, else a little less than NVML's total."""
-    gpu = of_product(product, nvml_bytes)
-    return gpu.memory_bytes if gpu else nvml_bytes - RESERVED_BYTES
-
-
-def capability(product: str | None) -> tuple[int, int] | None:
-    """The compute capability of a GPU by its name as NVML or the table has it, or by its letters and number, as "H100"
-    in "NVIDIA H100 SXM5 64GB"; None: not known."""
-    words = re.findall(r"[A-Z]+\d+[A-Z]?", (product or "").upper())
-    alike = next((gpu for gpu in GPUS.values() if gpu.name.split("-")[0].upper() in words), None)
-    gpu = GPUS.get(product or "") or of_product(product or "") or alike
-    return gpu.capability if gpu else None
-
-
-def is_gpu(hardware: str) -> bool:
-    """True for the hardware of a record that is a GPU, known or not."""
-    return hardware in GPUS or hardware.startswith(("NVIDIA", "Tesla"))
-
-
-def product(hardware: str | None) -> str | None:
-    """One name for all names of a GPU; others unchanged."""
-    known = None if hardware is None else of_product(hardware)
-    return hardware if known is None else known.name
 
 
 def cores_in_words(number: int | None, ranks: int, in_job: bool) -> str:

@@ -11,6 +11,7 @@ from multicard.config.llm import AXES, LlmConfig
 from multicard.config.llm_models import HfConfig
 from multicard.config.placement import Placement
 from multicard.llm import methods, models
+from multicard.machine.gpu_models import peak_flops_per_s
 from multicard.measure import formulas
 from multicard.records.rank_files import LlmReport, of_ended_epochs, peak_memory
 from multicard.records.schema import Epoch, LlmRecord, Loss, Rewards, TokenRates, Tokens
@@ -224,18 +225,3 @@ def _flops_per_token(
         return None
     adapters = ranks[0].trainable_parameters if method.adapters else None
     return models.flops(weights, ranks[0].attention_width, length, adapters, method.reference_passes)
-
-
-# Dense matrix peaks in operations a second (NVIDIA's data sheets): fp32 without TF32, as torchtune computes, and bf16
-PEAK_FLOPS_PER_S: dict[str, dict[str, float]] = {
-    "H200": {"fp32": 67e12, "bf16": 989e12},
-    "H100 80GB HBM3": {"fp32": 67e12, "bf16": 989e12},
-    "H100 NVL": {"fp32": 60e12, "bf16": 835e12},
-    "H100 PCIe": {"fp32": 51e12, "bf16": 756e12},
-    "A100": {"fp32": 19.5e12, "bf16": 312e12},
-}
-
-
-def peak_flops_per_s(device: str, products: str) -> float | None:
-    """The peak of a device by its name as CUDA gives it; None where it is not known."""
-    return next((peaks[products] for name, peaks in PEAK_FLOPS_PER_S.items() if name in device), None)

@@ -11,11 +11,10 @@ import pytest
 from multicard.decide.plan import command, jobs_file, tasks
 from multicard.decide.plan.jobs_file import EXAMPLES, Node
 from multicard.decide.plan.tasks import PlannedNode
-from multicard.estimate import target
 from multicard.estimate.estimates import Estimate, Predictor
 from multicard.estimate.target import Target
 from multicard.estimate.totals import exact
-from multicard.machine import devices, environment
+from multicard.machine import devices, environment, gpu_models
 from multicard.records.schema_parts import Interval, Prediction
 from tests.helpers import past_runs
 from tests.helpers.messages import Told, codes, find, refused, says
@@ -94,7 +93,7 @@ REFUSED: list[tuple[Any, str, str, dict[str, Any]]] = [  # content, code, key, f
     ({"jobs": {"a": {"run": "train_vision.py lr=${oc.env:HOME}"}}}, "plan.interpolation", "jobs.a.run", {}),
     ({"jobs": {"a": GOOD}, "slowdown": 0.9}, "plan.slowdown-range", "slowdown", {}),
     ({"jobs": {"a": GOOD}, "node": {"gpu": "h100-80gb"}}, "plan.no-node-gpus", "node.gpu", {}),
-    ({"jobs": {"a": GOOD}, "node": {"gpus": 2, "gpu": "x"}}, "predict.gpu", "node.gpu", {"known": [*target.GPUS]}),
+    ({"jobs": {"a": GOOD}, "node": {"gpus": 2, "gpu": "x"}}, "predict.gpu", "node.gpu", {"known": [*gpu_models.GPUS]}),
     ({"jobs": {"a": GOOD}, "node": {"cores": 2}}, "plan.unknown-key", "node.cores", {}),
     ({"jobs": {"a": GOOD | {"name": "b"}}}, "plan.name-twice", "jobs.a.name", {}),
 ]

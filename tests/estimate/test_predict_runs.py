@@ -18,7 +18,7 @@ from multicard.estimate.history import PastRun
 from multicard.estimate.memory.answers import Active, Request
 from multicard.estimate.observations import Basis
 from multicard.estimate.target import Target, targets
-from multicard.machine import environment, load
+from multicard.machine import environment, gpu_models, load
 from multicard.machine.slurm import Allocation
 from multicard.measure import formulas
 from multicard.ranks.failures import Failure
@@ -226,7 +226,7 @@ def test_one_call_answers_for_runs_on_several_machines(tmp_path: Path, monkeypat
 
 # ---- the machine
 
-H100 = Target("h100-94gb", None, "cuda", "NVIDIA H100", target.GPUS["h100-94gb"].memory_bytes)
+H100 = Target("h100-94gb", None, "cuda", "NVIDIA H100", gpu_models.GPUS["h100-94gb"].memory_bytes)
 
 
 @pytest.mark.parametrize(
@@ -269,22 +269,22 @@ def test_the_gpus_of_this_machine_are_the_target_and_are_asked_for_once(monkeypa
     here, *_ = found = targets(cells)
     assert [each.device_type for each in found] == ["cuda", "cuda", "cpu", "cuda"]
     assert (here.hardware, here.gpu, here.gpus) == ("H200", "H200", 2)
-    assert here.memory_bytes == target.usable_bytes("H200", 10**11)
+    assert here.memory_bytes == gpu_models.usable_bytes("H200", 10**11)
     assert [each.gpu for each in targets(cells, here=True)] == ["H200", "H200", None, "H200"]
     assert len(asked) == 2 and targets(cells[2:3])[0].device_type == "cpu" and len(asked) == 2
 
 
 def test_gpus_are_known_by_their_names_and_by_those_that_drivers_give():
     assert target.named("H100-94gb").products[0] == "NVIDIA H100"
-    for gpu in target.GPUS.values():
+    for gpu in gpu_models.GPUS.values():
         reserved_bytes = gpu.nvml_bytes - gpu.memory_bytes  # CUDA offers less than the driver has
         assert 0 < reserved_bytes < 0.06 * gpu.nvml_bytes, gpu.name
-        assert target.usable_bytes(gpu.products[0], gpu.nvml_bytes) == gpu.memory_bytes
-    assert target.of_product("NVIDIA H100", 64 << 30) is None  # another model of that name
-    assert target.usable_bytes("NVIDIA X1", 10 << 30) == (10 << 30) - target.RESERVED_BYTES
+        assert gpu_models.usable_bytes(gpu.products[0], gpu.nvml_bytes) == gpu.memory_bytes
+    assert gpu_models.of_product("NVIDIA H100", 64 << 30) is None  # another model of that name
+    assert gpu_models.usable_bytes("NVIDIA X1", 10 << 30) == (10 << 30) - gpu_models.RESERVED_BYTES
     names = ("NVIDIA H100 SXM5 64GB", "h100-80gb", "NVIDIA A100", "NVIDIA X1")
-    assert [target.capability(name) for name in names] == [(9, 0), (9, 0), (8, 0), None]
-    links = (target.of_product(name) for name in ("NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe"))
+    assert [gpu_models.capability(name) for name in names] == [(9, 0), (9, 0), (8, 0), None]
+    links = (gpu_models.of_product(name) for name in ("NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe"))
     assert next(links) != next(links)  # one chip with other links takes other times
 
 

@@ -21,8 +21,9 @@ from multicard.config.llm_models import MODELS
 from multicard.config.placement import Placement
 from multicard.estimate.memory import torch_internals
 from multicard.estimate.memory.facts import TextFacts
-from multicard.llm import methods, models, summary, torchtune_config
+from multicard.llm import methods, models, torchtune_config
 from multicard.llm.torchtune_components import CALL, STD, RandomCheckpointer, RandomWeight, random_weights
+from multicard.machine import gpu_models
 from multicard.ranks.process import Rank
 from tests.conftest import typed_llm, warm_up
 from tests.helpers.launching import on_ranks
@@ -148,9 +149,18 @@ def test_flops_per_token_in_closed_form():
 
 
 def test_the_peak_of_a_device_follows_from_its_name():
-    names = {"NVIDIA H200": 989e12, "NVIDIA H100 80GB HBM3": 989e12, "cpu": None}
-    assert {name: summary.peak_flops_per_s(name, "bf16") for name in names} == names
-    assert summary.peak_flops_per_s("NVIDIA H100 80GB HBM3", "fp32") == 67e12
+    names = {
+        "NVIDIA H200": 989e12,
+        "NVIDIA H200 NVL": 835e12,  # not that of the H200, whose name it begins with
+        "NVIDIA H100 80GB HBM3": 989e12,
+        "NVIDIA A100-SXM-64GB": 312e12,  # of no known memory: all A100 have one peak
+        "NVIDIA H100 SXM5 64GB": None,  # those of H100 differ
+        "NVIDIA A100-SXM4-40GB MIG 3g.20gb": None,
+        "Tesla T4": None,  # has no products in bf16
+        "cpu": None,
+    }
+    assert {name: gpu_models.peak_flops_per_s(name, "bf16") for name in names} == names
+    assert gpu_models.peak_flops_per_s("NVIDIA H100 80GB HBM3", "fp32") == 67e12
 
 
 CPU = torch.device("cpu")

@@ -71,7 +71,7 @@ class Node(Struct, forbid_unknown_fields=True, frozen=True):
 
     Fields:
         gpus: None: as many as there are.
-        gpu: a name of `multicard.estimate.target`; None: this machine's.
+        gpu: a name of `machine/gpus.csv`; None: this machine's.
     """
 
     gpus: Count | None = None
