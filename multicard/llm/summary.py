@@ -10,10 +10,10 @@ from msgspec import UNSET
 from multicard.config.llm import AXES, LlmConfig
 from multicard.config.llm_models import HfConfig
 from multicard.config.placement import Placement
-from multicard.llm import methods, models
+from multicard.llm import methods, step_work
 from multicard.machine.gpu_models import peak_flops_per_s
 from multicard.measure import formulas
-from multicard.records.rank_files import LlmReport, of_ended_epochs, peak_memory
+from multicard.records.rank_files import LlmReport, ModelSizes, of_ended_epochs, peak_memory
 from multicard.records.schema import Epoch, LlmRecord, Loss, Rewards, TokenRates, Tokens
 from multicard.records.schema_parts import Communication, Divergence, Evaluation, HeldOut, Segment, Transfers
 from multicard.records.steps import Counted
@@ -216,12 +216,15 @@ def _flops_per_token(
     Args:
         attended: by step, the sum over its tokens of their row's length.
     """
-    length = float(attended.sum() / tokens.sum())
-    vocabulary, weights, method = ranks[0].vocabulary, ranks[0].linear_weights, methods.chosen(config)
-    if not isinstance(config.model, HfConfig):
-        adapters = methods.adapter_parameters(config, vocabulary)
-        return models.flops_per_token(config.model, vocabulary, length, adapters, method.reference_passes)
-    if weights is None:
+    sizes = _sizes(config, ranks[0])
+    if sizes is None:
         return None
-    adapters = ranks[0].trainable_parameters if method.adapters else None
-    return models.flops(weights, ranks[0].attention_width, length, adapters, method.reference_passes)
+    length = float(attended.sum() / tokens.sum())
+    return step_work.model_flops(sizes, length, methods.chosen(config).reference_passes)
+
+
+def _sizes(config: LlmConfig, rank: LlmReport) -> ModelSizes | None:
+    """The sizes of the model that a rank tuned; None where its products of matrices are not counted."""
+    if not isinstance(config.model, HfConfig):
+        return step_work.of_decoder(config, rank.vocabulary)
+    return rank.sizes

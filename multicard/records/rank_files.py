@@ -121,14 +121,39 @@ class VisionReport(RankReport, kw_only=True, tag_field="kind", tag="vision"):
     saved: SavedModel | None = None
 
 
+class ModelSizes(Struct, frozen=True):
+    """Sizes of a model by which the work of a token is counted.
+
+    Fields:
+        layers: their number.
+        weights: that products with a token read, without adapters. The output counts, and an
+            embedding that is looked up does not.
+        output: of these, the output's.
+        width: of the queries of all layers.
+        parameters: all weights, without adapters; shared embeddings count once.
+        adapters: parameters of adapters; None where all weights are trained.
+    """
+
+    layers: int
+    weights: int
+    output: int
+    width: int
+    parameters: int
+    adapters: int | None = None
+
+    @property
+    def trained(self) -> int:
+        return self.parameters if self.adapters is None else self.adapters
+
+
 class LlmReport(RankReport, kw_only=True, tag_field="kind", tag="llm"):
-    """`scoring_in_int4`: it has trained, and scores held-out rows as they are once the model is quantised."""
+    """`scoring_in_int4`: it has trained, and scores held-out rows as they are once the model is quantised.
+    `sizes`: of a model of transformers; None of mixtures of experts, of which a token reads a part."""
 
     epochs: list[CountedEpoch] = []
     text_rows: TextRows | None = None
     vocabulary: int = 0
-    linear_weights: int | None = None
-    attention_width: int = 0
+    sizes: ModelSizes | None = None
     attention_used: str | None = None
     eight_bit_share: float | None = None
     late_graphs: int | None = None

@@ -14,6 +14,7 @@ import torch
 from multicard.llm import preflight, torchtune_config
 from multicard.llm.data.row_reader import CHOICES
 from multicard.records import run_folder
+from multicard.records.rank_files import ModelSizes
 from tests.conftest import Tuning, typed_llm
 from tests.helpers.messages import find, refused, remedies
 from tests.llm.test_engines import ROUNDING, tuned_here
@@ -69,7 +70,14 @@ def test_a_folder_tunes_by_its_own_tokenizer_and_chat_template(
     rows = [json.loads(line)["pieces"] for line in lines]
     assert abs(steps["loss"][0] - math.log(300)) < 0.2
     layer = 64 * (64 + 32 + 32 + 64) + 3 * 64 * 128
-    assert report.linear_weights == 2 * layer + 300 * 64 and report.attention_width == 2 * 64
+    assert report.sizes == ModelSizes(
+        layers=2,
+        weights=2 * layer + 300 * 64,
+        output=300 * 64,
+        width=2 * 64,
+        parameters=2 * layer + 2 * 300 * 64 + 5 * 64,
+        adapters=None if words else report.trainable_parameters,
+    )
     assert report.parameters - 2 * layer - 2 * 300 * 64 - 5 * 64 == (0 if words else report.trainable_parameters)
     if not words:
         order = torch.randperm(40, generator=torch.Generator().manual_seed(0)).tolist()[:6]

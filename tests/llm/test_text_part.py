@@ -111,7 +111,7 @@ def test_the_text_part_is_tuned_and_the_rest_is_frozen(
     trained, others = parts_of(recipes[0]._model)
     assert trained and others and not trained & others
     text = 2 * (64 * (64 + 32 + 32 + 64) + 3 * 64 * 128) + 300 * 64
-    assert report.linear_weights == text
+    assert report.sizes is not None and report.sizes.weights == text
     if words == ["method=full"]:
         assert report.trainable_parameters == sum(
             weight.numel() for name, weight in recipes[0]._model.named_parameters() if name not in others

@@ -39,7 +39,7 @@ from multicard.llm import batches, eight_bit, int4, methods, recipes, torchtune_
 from multicard.llm.batches import Batch
 from multicard.llm.parts import Part, Trained, own_name
 from multicard.llm.step_probe import LOGGED, Batches, Probe
-from multicard.llm.trl import checks, models, text_part
+from multicard.llm.trl import checks, models, sizes, text_part
 from multicard.messages import Message
 from multicard.ranks.process import Rank
 
@@ -302,7 +302,7 @@ def in_int4(recipe: Recipe, groupsize: int) -> AbstractContextManager[list[Excep
     return models.in_int4(recipe._trainer.model, groupsize)
 
 
-def check_built(recipe: Recipe, config: LlmConfig) -> dict[str, int | None]:
+def check_built(recipe: Recipe, config: LlmConfig) -> dict[str, Any]:
     """As `recipes.check_built`. RuntimeError: another wrapper, type or method than asked for runs in truth."""
     model: torch.nn.Module = recipe._model
     is_on_host = config.offloads and all(parameter.device.type == "cpu" for parameter in model.parameters())
@@ -335,8 +335,7 @@ def check_built(recipe: Recipe, config: LlmConfig) -> dict[str, int | None]:
         "parameters": sum(parameter.numel() for parameter in parameters) + counts.pop("hidden"),
         "trainable_parameters": sum(parameter.numel() for parameter in trained),
         "parameter_bytes": sum(parameter.nbytes for parameter in parameters),
-        "linear_weights": models.linear_weights(recipe._trainer.model),
-        "attention_width": models.attention_width(recipe._trainer.model),
+        "sizes": sizes.of_model(recipe._trainer.model),
         "attention_used": recipe._trainer.model.config._attn_implementation,
         **counts,
     }

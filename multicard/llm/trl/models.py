@@ -383,27 +383,6 @@ def hidden(parts: Iterable[nn.Module]) -> int:
     return sum(part.in_features * part.out_features - part.weight.numel() for part in packed)
 
 
-def linear_weights(model: Any) -> int | None:
-    """Weights of the text part that products with a token read, without adapters: all that are matrices, and shared
-    embeddings as the output's. None of mixtures of experts, which read a part."""
-    sizes = model.config.get_text_config()
-    if any(getattr(sizes, name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts")):
-        return None
-    parts = {name: part for name, part in text_modules(model).items() if not isinstance(part, nn.Embedding)}
-    weights = ((name, part._parameters.get("weight")) for name, part in parts.items())
-    read = (weight for name, weight in weights if weight is not None and weight.dim() == 2 and "lora_" not in name)
-    return sum(weight.numel() for weight in read) + hidden(parts.values())
-
-
-def attention_width(model: Any) -> int:
-    """Width of the queries of all layers; 0 without attention."""
-    sizes = model.config.get_text_config()
-    heads = getattr(sizes, "num_attention_heads", None)
-    if heads is None:
-        return 0
-    return sizes.num_hidden_layers * heads * (getattr(sizes, "head_dim", None) or sizes.hidden_size // heads)
-
-
 def no_tokenizer() -> Any:
     """A tokenizer that the trainers ask for, and do not use: rows come as tokens."""
     from tokenizers import Tokenizer
