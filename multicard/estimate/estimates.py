@@ -13,14 +13,20 @@ from typing import Any
 
 from multicard.config.base import RunConfig, plain
 from multicard.config.job import count
-from multicard.estimate import history, observations, peaks, published, shared_rows, steps, totals
+from multicard.config.llm import LlmConfig
+from multicard.config.llm_models import HfConfig
+from multicard.estimate import history, observations, peaks, published, roofline, shared_rows, steps, totals
 from multicard.estimate.history import PastRun
+from multicard.estimate.memory import facts
 from multicard.estimate.observations import Basis, StepEstimate
+from multicard.estimate.roofline import Roofline
 from multicard.estimate.shared_rows import SharedRow
 from multicard.estimate.target import Target, targets
 from multicard.estimate.totals import Alike
-from multicard.machine import devices, environment, load, private
+from multicard.llm import step_work
+from multicard.machine import devices, environment, gpu_models, load, private
 from multicard.messages import Message, say
+from multicard.records.rank_files import ModelSizes
 from multicard.records.schema_parts import AsBusy, Interval, Prediction
 
 START_SD = 0.3  # of the logarithm of the time from the command to training, between runs
@@ -135,7 +141,10 @@ class Predictor:
         compute = effort is Effort.all or (effort is Effort.gpus and on_gpu)
         if compute or on_gpu:
             here = [run for run in self.runs if run.is_of(self.target.hardware, None)]
-            peaks.add(predictions, configs, self.target, here, compute)
+            models = peaks.add(predictions, configs, self.target, here, compute)
+            for prediction, config, model in zip(predictions, configs, models, strict=True):
+                if prediction.basis == Basis.unknown and on_gpu and isinstance(config, LlmConfig):
+                    self._bound(prediction, config, model)
         return predictions
 
     def start_s(self, config: RunConfig) -> Interval | None:
@@ -159,21 +168,53 @@ class Predictor:
             prediction.basis = Basis.scaled
             prediction.about = Message("estimate.other-length", sentence, about=estimated.about)
         prediction.as_busy = self._as_busy(estimated)
-        length = totals.length(config, alike, here)
+        length = self._length(prediction, config, alike, here)
         if length is None:
-            reason = _uncounted(kind)
-            sentence = f"{prediction.about}; {reason}, so no total"
-            prediction.about = Message("estimate.no-total", sentence, about=prediction.about, reason=reason)
             return prediction
-        if getattr(config, "stop_at_target", False):
-            sentence = f"{prediction.about}; the total is of all epochs, and the run stops at its target"
-            prediction.about = Message("estimate.stops-at-target", sentence, about=prediction.about)
         whole = Alike(own, [run for run in here if not run.is_raced])
         prediction.total_s = totals.total_s(config, step_s, length, whole)
         prediction.energy_joules = totals.energy_joules(prediction.total_s, config, whole)
         if prediction.as_busy is not None:
             prediction.as_busy.total_s = totals.total_s(config, prediction.as_busy.step_s, length, whole)
         return prediction
+
+    def _bound(self, prediction: Prediction, config: LlmConfig, model: ModelSizes | None) -> None:
+        """Give a tuning run that no run or figure tells of the times of a roofline, where the GPU and the model's sizes
+        are known. Of its energy nothing is said.
+
+        Args:
+            model: the sizes of a folder's model; None where they were not counted.
+        """
+        gpu, size = gpu_models.known(self.target.hardware or ""), facts.sizes(config)
+        if gpu is None or config.oversubscribe or not isinstance(size, facts.TextFacts):
+            return
+        if model is None and not isinstance(config.model, HfConfig):
+            model = step_work.of_decoder(config, size.vocabulary)
+        found = None if model is None else roofline.step(config, gpu, size, model)
+        if not isinstance(found, Roofline):
+            reason = found or Message("roofline.no-sizes", "the work of a token of this model is not counted")
+            sentence = f"{prediction.about}; no roofline: {reason}"
+            prediction.about = Message("estimate.no-roofline", sentence, about=prediction.about, reason=reason)
+            return
+        prediction.basis, prediction.about, prediction.step_s = Basis.roofline, found.about(gpu), found.step_s
+        own, here = history.setting(plain(config)), self._timed(config.kind)
+        length = self._length(prediction, config, Alike(own, here), here)
+        if length is not None:
+            prediction.total_s = totals.total_s(config, found.step_s, length, Alike(own, []))
+
+    def _length(
+        self, prediction: Prediction, config: RunConfig, alike: Alike, here: Sequence[PastRun]
+    ) -> totals.Length | None:
+        """The length of an epoch of the run; what limits its total is said in the prediction."""
+        length = totals.length(config, alike, here)
+        if length is None:
+            reason = _uncounted(config.kind)
+            sentence = f"{prediction.about}; {reason}, so no total"
+            prediction.about = Message("estimate.no-total", sentence, about=prediction.about, reason=reason)
+        elif getattr(config, "stop_at_target", False):
+            sentence = f"{prediction.about}; the total is of all epochs, and the run stops at its target"
+            prediction.about = Message("estimate.stops-at-target", sentence, about=prediction.about)
+        return length
 
     def _as_busy(self, estimated: StepEstimate) -> AsBusy | None:
         """The step if others stay as busy; None where they are not as busy now, or nobody knows."""

@@ -46,12 +46,23 @@ class Basis(StrEnum):
     scaled = "scaled"  # other cells of this machine
     published = "published"  # printed figures
     computed = "computed"  # memory, by a step without values
+    roofline = "roofline"  # a bound by the GPU's published rates: nothing was measured
     unknown = "unknown"
 
     @property
     def is_own(self) -> bool:
         """True where the figures are of this machine."""
         return self in (Basis.measured, Basis.probed, Basis.scaled)
+
+    @property
+    def is_measured(self) -> bool:
+        """True where somebody measured what the figures rest on. Nothing is chosen by others alone."""
+        return self not in (Basis.roofline, Basis.unknown)
+
+    @property
+    def words(self) -> str:
+        """The basis as tables have it."""
+        return "not measured (roofline)" if self is Basis.roofline else str(self)
 
     @staticmethod
     def of_memory(prediction: Prediction) -> "Basis":

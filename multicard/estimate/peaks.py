@@ -21,6 +21,7 @@ from multicard.estimate.target import Target
 from multicard.estimate.totals import summed
 from multicard.machine.gpu_models import capability
 from multicard.messages import Message
+from multicard.records.rank_files import ModelSizes
 from multicard.records.schema_parts import Interval, Prediction
 from multicard.vision.strategy import compiles
 
@@ -40,13 +41,15 @@ def add(
     target: Target,
     here: Sequence[PastRun],
     compute: bool,
-) -> None:
+) -> list[ModelSizes | None]:
     """Complete predictions by the most memory that a rank of each run takes, or by the reason that it is not known.
+    Returns the sizes of each folder's model that is tuned, where its step was taken without values; None of others.
 
     Args:
         here: runs on GPUs of this name, those out of memory too.
         compute: False: only what was computed before.
     """
+    models = list[ModelSizes | None]()
     sizes = [facts.sizes(config) for config in configs]
     asked = [_requests(config, size, target) for config, size in zip(configs, sizes, strict=True)]
     found = iter(answers.answer_all([request for requests in asked for request in requests], compute))
@@ -60,6 +63,8 @@ def add(
             _write(prediction, config, target, size, [peak for peak in at_lengths if isinstance(peak, Active)])
         if config.predict.memory is None:
             _believe_runs(prediction, config, here)
+        models.append(next((peak.sizes for peak in at_lengths if isinstance(peak, Active)), None))
+    return models
 
 
 def _dense_masks(config: RunConfig, target: Target) -> Message | None:
@@ -77,7 +82,7 @@ def _requests(config: RunConfig, size: Facts | str, target: Target) -> list[Requ
         return []
     each: list[Facts] = [size]
     if isinstance(size, TextFacts):
-        each = [msgspec.structs.replace(size, length=length, low=None, high=None) for length in size.lengths]
+        each = [msgspec.structs.replace(size.of_memory, length=n, low=None, high=None) for n in size.lengths]
     return [Request(config, own, target.device_type, target.memory_bytes) for own in each]
 
 

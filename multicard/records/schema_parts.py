@@ -430,7 +430,11 @@ class AsBusy(Struct):
 class Prediction(Struct):
     """Prediction for the run, made before it started; null where nothing was known."""
 
-    basis: Annotated[str, "measured (this cell), probed, scaled (from similar cells), published (a prior) or unknown"]
+    basis: Annotated[
+        str,
+        "measured (this cell), probed, scaled (from similar cells), published (a prior), "
+        "roofline (not measured: by the GPU's published rates) or unknown",
+    ]
     runs: Annotated[Int, "records that the times rest on"] = 0
     about: Annotated[str, "what it rests on, in words; of unknown: why"] = ""
     step_s: Interval | None = None

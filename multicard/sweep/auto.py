@@ -283,7 +283,9 @@ def _by_time(searches: Sequence[Search]) -> set[int]:
     for search in searches:
         own = [answer for (other, _), answer in zip(tried, answers, strict=True) if other is search]
         fitting = [answer for answer in own if answer.prediction.fits != "no"] or own
-        seconds = {each.config.gpus: each.prediction.total_s.value for each in fitting if each.prediction.total_s}
+        # a roofline is no measurement: it chooses nothing
+        timed = [each for each in fitting if each.basis.is_measured]
+        seconds = {each.config.gpus: each.prediction.total_s.value for each in timed if each.prediction.total_s}
         if seconds:
             least_s, gpus = min((value, gpus) for gpus, value in seconds.items())
             others = ", ".join(f"{other}: {in_hours(value)}" for other, value in seconds.items() if other != gpus)

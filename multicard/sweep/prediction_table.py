@@ -58,7 +58,7 @@ def table(rows: Sequence[Row], width: int | None) -> list[str]:
         "fits": [each.fits or "" for each in found],
         **figures,
         AS_BUSY: [_as_busy(each) for each in found],
-        "basis": [f"{each.basis}{each.marks}" + (f" ({each.runs})" if each.runs else "") for each in found],
+        "basis": [_basis(each) for each in found],
     }
     shown = {heading: cells for heading, cells in columns.items() if any(cells)}
     align = "".join("r" if heading in (*figures, AS_BUSY, "runs") else "l" for heading in shown)
@@ -86,6 +86,11 @@ def _figure(value: Interval, scale: Scale) -> str:
     return f"{_digits(value.value, scale)} {scale.name} ±{100 * sides[1]:.{0 if sides[1] >= 0.0095 else 1}f}%"
 
 
+def _basis(prediction: Prediction) -> str:
+    runs = f" ({prediction.runs})" if prediction.runs else ""
+    return f"{Basis(prediction.basis).words}{prediction.marks}{runs}"
+
+
 def _as_busy(prediction: Prediction) -> str:
     """The ends of the total if others stay as busy, or of the step where no total is known; else empty."""
     told = prediction.as_busy
@@ -110,10 +115,11 @@ def notes(rows: Sequence[Row]) -> list[str]:
         sentence = "fits: yes if the needed memory's whole interval is below the GPU's memory, no if it is all above"
         lines.append(Message("predict.fits", sentence))
     for basis in Basis:
-        abouts = listed(each.about for each in found if each.basis == basis)
+        abouts = listed(_abouts(basis, found))
         lines += [f"{basis}: {abouts}"] if abouts else []
     if any(row.estimate.target.hardware and not row.estimate.basis.is_own for row in rows):
-        sentence = "to measure unknown or published times, replace predict=true by `probe=true`, on such a node"
+        others = ", published or not measured"
+        sentence = f"to measure times that are unknown{others}, replace predict=true by `probe=true`, on such a node"
         lines.append(Message("predict.probe", sentence, key="probe"))
     lines += explained(each.marks for each in found)
     if any(each.as_busy for each in found):
@@ -130,6 +136,15 @@ def notes(rows: Sequence[Row]) -> list[str]:
         sentence = f"may run out of memory: {count(len(members), 'cell')}: {_names(members)}"
         lines.append(Message("predict.tight-fit", sentence, cells=len(members), named=_names(members)))
     return text_table.folded(lines, WIDTH)
+
+
+def _abouts(basis: Basis, found: Sequence[Prediction]) -> list[str]:
+    """What the times on a basis rest on; of several different rooflines one line."""
+    abouts = [each.about for each in found if each.basis == basis]
+    if basis is Basis.roofline and len({*abouts}) > 1:
+        sentence = "not measured, by the GPU's published rates: wide where the host may bound a step of few tokens"
+        return [Message("predict.roofline", sentence, cells=len(abouts))]
+    return abouts
 
 
 def _names(rows: Sequence[Row]) -> str:
@@ -160,6 +175,10 @@ def sums(rows: Sequence[Row], on_gpus: bool) -> Message:
         found = _sums(timed, on_gpus)
         facts |= {name: _ends(total, bool(unknown)) for name, total in found.items()}
         said += f": {_in_words(found, bool(unknown))}"
+        bounded = sum(row.left for row in timed if not row.estimate.basis.is_measured)
+        if bounded:
+            facts["not_measured"] = bounded
+            said += f" ({bounded} of {count(runs, 'run')} by a roofline: not measured)"
         if unknown:
             said += f", and {count(unknown, 'run')} whose time is unknown"
         elif any(_total_as_busy(row) is not None for row in timed):

@@ -161,6 +161,8 @@ def predicted(config: Any) -> Prediction:
     """By number of GPUs and batch size: 64 does not fit, 8 is not known on two or more."""
     if config.batch_size == 8 and config.gpus > 1:
         return Prediction("unknown", about="not measured")
+    if config.batch_size == 4:  # of which a plan takes nothing
+        return Prediction("roofline", about="by published rates", step_s=exact(1.0), total_s=exact(9.0))
     total_s = Interval(600 / config.gpus, 500 / config.gpus, 700 / config.gpus)
     fits = "no" if config.batch_size == 64 else "yes"
     return Prediction("measured", 3, "runs", exact(0.1), total_s, energy_joules=exact(1e5), fits=fits)
@@ -220,6 +222,16 @@ def test_unknown_times_are_named_with_the_commands_of_their_probes(tmp_path: Pat
     share = "hydra/launcher=submitit_local exclusive=false max_jobs=1"
     probe = f"  python train_vision.py -m batch_size=8 {share} gpus={{}} probe=true name=jobs rerun=true\n"
     assert printed.out.endswith(f"\n{probe.format(2)}{probe.format(4)}")
+
+
+@pytest.mark.usefixtures("on_gpus")
+def test_a_plan_rests_on_no_roofline(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = tmp_path / "jobs.yaml"
+    path.write_text("jobs: {a: {run: train_vision.py batch_size=4}}")
+    assert command.main([str(path)]) == 1
+    printed = capsys.readouterr()
+    assert says(printed.err, "plan.times-unknown", jobs=1) and codes(printed.out) == ["plan.probe-first"]
+    assert says(printed.err, "plan.not-on", gpus=[1, 2, 4], reason="by published rates")
 
 
 @pytest.mark.usefixtures("on_gpus")

@@ -12,6 +12,7 @@ import torch
 from multicard.estimate.memory import answers, facts, simulate
 from multicard.estimate.memory.facts import TextFacts
 from multicard.estimate.memory.torch_internals import grouped_shape
+from multicard.records.rank_files import ModelSizes
 from tests.conftest import typed_llm
 from tests.estimate.test_predict_memory import needs_trl
 from tests.helpers import real_peaks
@@ -109,6 +110,33 @@ def test_a_folders_weights_are_counted(folder: Folder, family: str):
         count = transformers.AutoModelForCausalLM.from_config(sizes).num_parameters()
     weights = simulated(place, "method=full", "precision=bf16").by_kind["weights"]
     assert weights == pytest.approx(2 * count, rel=0.01)  # and the frequencies of positions
+
+
+@needs_trl
+@pytest.mark.parametrize(("method", "gpus"), [("lora", 1), ("qlora", 1), ("full", 2)])
+def test_the_work_of_a_folders_model_is_counted_on_its_step_without_values(folder: Folder, method: str, gpus: int):
+    """The same sizes whether weights are whole, in NF4 or sharded; of a mixture of experts none."""
+    precision = "precision=bf16"
+    found = simulated(folder("llama"), f"method={method}", precision, f"gpus={gpus}").sizes
+    vocabulary = SIZES["vocab_size"]
+    layer = 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128
+    output = vocabulary * 64
+    adapters = None
+    if method != "full":  # of rank 8, beside q, v and the attention's output, and the MLP
+        adapters = 2 * 8 * ((64 + 64) + (64 + 32) + (64 + 64) + 3 * (64 + 128))
+    assert found == ModelSizes(
+        layers=2,
+        weights=2 * layer + output,
+        output=output,
+        width=2 * 64,
+        parameters=2 * layer + 2 * output + 5 * 64,
+        adapters=adapters,
+    )
+
+
+@needs_trl
+def test_the_work_of_a_mixture_of_experts_is_not_counted(folder: Folder):
+    assert simulated(folder("mixtral"), "method=full", "precision=bf16").sizes is None
 
 
 def test_a_change_of_config_json_is_another_answer(folder: Folder):

@@ -74,6 +74,19 @@ def test_a_cell_keeps_the_number_with_which_it_was_measured_and_so_do_its_other_
     assert shown("precision=fp32,bf16", "seed=2", "rerun=true")[1] == ["4", "2"]
 
 
+def test_a_roofline_chooses_no_number(shown: Shown, monkeypatch: pytest.MonkeyPatch):
+    """Its times are no measurement: probes have to tell."""
+
+    def predict_all(_: Predictor, configs: Sequence[RunConfig], *__: bool | None) -> list[Prediction]:
+        return [Prediction("roofline", total_s=Interval(config.gpus, 1, 9)) for config in configs]
+
+    monkeypatch.setattr(Predictor, "predict_all", predict_all)
+    printed, _ = shown("precision=fp32")
+    only = chosen(printed, "[1/1]")
+    assert only.facts["value"] == 4 and codes(only.facts["reasons"]) == ["auto.no-time"]
+    assert says(printed, "auto.probe-first", gpus=[1, 2, 4])
+
+
 def test_a_single_run_is_a_sweep_of_one_cell(called: Called, tmp_path: Path):
     words = [*SMALL, "gpus=auto", "precision=bf16", f"hydra.sweep.dir={tmp_path / 'x'}"]
     code, printed = called(*words, "dry_run=true")

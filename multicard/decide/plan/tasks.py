@@ -119,7 +119,9 @@ class JobRun:
             return None
         if self.job.times:
             return self.job.times[self.gpus]
-        if self.estimate is None or self.estimate.prediction.total_s is None:
+        if self.estimate is None or not self.estimate.basis.is_measured:
+            return None  # a plan rests on no roofline
+        if self.estimate.prediction.total_s is None:
             return None
         return summed([self.estimate.prediction.total_s, self.estimate.start_s or START, END])
 

@@ -25,6 +25,7 @@ from multicard.estimate.memory.facts import Facts
 from multicard.machine.environment import cores
 from multicard.messages import Message
 from multicard.records import run_folder
+from multicard.records.rank_files import ModelSizes
 
 ROOT = Path(__file__).parents[3]
 FEWEST, PROCESSES = 3, 8  # answers of a process, which takes seconds to start; processes, of 1 GB each
@@ -41,10 +42,12 @@ class Active(msgspec.Struct, frozen=True):
 
     Fields:
         active_bytes: at the peak, as `torch.cuda.max_memory_allocated` counts them, without workspaces of libraries.
+        sizes: of a folder's model that is tuned, by which its work is counted; None of others.
     """
 
     active_bytes: int
     by_kind: dict[str, int]
+    sizes: ModelSizes | None = None
 
 
 Answer = Active | str  # or the reason that there is none

@@ -41,7 +41,9 @@ class ImageFacts(msgspec.Struct, frozen=True):
 class TextFacts(msgspec.Struct, frozen=True):
     """Sizes of a text data set under its tokenizer: the model's vocabulary, and the tokens of the longest row, whose
     batch has the peak; `low`, `high`: its interval, where the rows are not at hand, else None. `folder`: a digest of
-    config.json, of a folder's model. `evaluates`: rows are held out, of which batches are scored after the steps."""
+    config.json, of a folder's model. `evaluates`: rows are held out, of which batches are scored after the steps.
+    `rows`: the tokens of rows that lie evenly among those trained on, uncut; of a pair each answer's; no memory depends
+    on them. None where the rows are not at hand."""
 
     vocabulary: int
     length: int
@@ -49,6 +51,12 @@ class TextFacts(msgspec.Struct, frozen=True):
     high: int | None = None
     folder: str | None = None
     evaluates: bool = False
+    rows: tuple[int, ...] | None = None
+
+    @property
+    def of_memory(self) -> "TextFacts":
+        """The facts on which memory depends."""
+        return msgspec.structs.replace(self, rows=None)
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -59,6 +67,7 @@ class TextFacts(msgspec.Struct, frozen=True):
 
 Facts = ImageFacts | TextFacts
 CANDIDATES = 16  # rows with the most text; one of them has the most tokens
+SAMPLED = 256  # rows by which the tokens of a step are estimated
 MESSAGE_TOKENS, ROW_TOKENS = 5, 2  # header and end of a message; begin and end of a row
 ASSUMED_TOKENS = (256, 1024)  # of the longest row, at least and expected, where the rows are not at hand
 MNIST = ImageFacts(60_000, 10_000, 10, 28, 1)  # known even where it is not at hand
@@ -104,16 +113,18 @@ def _text_facts(config: LlmConfig) -> TextFacts:
     limit = config.max_seq_len or config.model.max_seq_len
     data, options = config.dataset, config.tokenizer
     rows, vocabulary = None, config.model.vocab_size
+    sampled: tuple[int, ...] | None = None
     evaluates = bool(data.split) or bool(getattr(data, "test_files", None))
     if not (isinstance(data, StoredTextConfig) and data.data_files is None):  # what is on the hub is not fetched for it
         inputs = preflight.prepare(config)
         rows, vocabulary = max(_row_tokens(config, inputs), default=None), inputs.vocabulary
+        sampled = tuple(_sampled_tokens(config, inputs)) or None
         evaluates = inputs.held_out is not None
     vocabulary = vocabulary or tokenizer.vocabulary(options, getattr(options, "vocab_size", 0))
     folder = _digest(config.model)
     if config.packed or rows is not None:
         longest = limit if config.packed else min(rows or limit, limit)
-        return TextFacts(vocabulary, longest, folder=folder, evaluates=evaluates)
+        return TextFacts(vocabulary, longest, folder=folder, evaluates=evaluates, rows=sampled)
     least, expected = (min(tokens, limit) for tokens in ASSUMED_TOKENS)
     return TextFacts(vocabulary, expected, least, limit, folder, evaluates)
 
@@ -141,16 +152,39 @@ def _row_tokens(config: LlmConfig, inputs: Inputs, every: bool = False) -> list[
     if inputs.held_out is not None and not every:
         # An evaluation has batches as large as a step's, of rows as long as the longest
         rows = [*rows, *inputs.held_out.rows]
-    if methods.chosen(config).pairs:
-        rows = [{name: row[name]} for row in rows for name in row_reader.CHOICES]
-    texts = [[*_around(config, row), *row_sources.strings(row)] for row in rows]
-    messages = [
-        0 if "pieces" in row else next((len(value) for value in row.values() if isinstance(value, list)), 2)
-        for row in rows
-    ]
+    rows = _answers(config, rows)
+    texts = [_texts(config, row) for row in rows]
     longest = sorted(range(len(rows)), key=lambda place: sum(map(len, texts[place])))[0 if every else -CANDIDATES :]
     count = _counter(config, inputs)
-    return [sum(map(count, texts[place])) + MESSAGE_TOKENS * messages[place] + ROW_TOKENS for place in longest]
+    return [_tokens(rows[place], texts[place], count) for place in longest]
+
+
+def _sampled_tokens(config: LlmConfig, inputs: Inputs) -> list[int]:
+    """Tokens of rows that lie evenly among those that are trained on, uncut; of pairs of each answer."""
+    rows = inputs.rows or []
+    rows = _answers(config, rows[:: max(1, len(rows) // SAMPLED)][:SAMPLED])
+    count = _counter(config, inputs) if rows else len
+    return [_tokens(row, _texts(config, row), count) for row in rows]
+
+
+def _answers(config: LlmConfig, rows: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+    """The rows; of pairs each answer as a row."""
+    if not methods.chosen(config).pairs:
+        return rows
+    return [{name: row[name]} for row in rows for name in row_reader.CHOICES]
+
+
+def _texts(config: LlmConfig, row: dict[str, Any]) -> list[str]:
+    return [*_around(config, row), *row_sources.strings(row)]
+
+
+def _tokens(row: dict[str, Any], texts: Sequence[str], count: Callable[[str], int]) -> int:
+    messages = 2
+    if "pieces" in row:
+        messages = 0
+    else:
+        messages = next((len(value) for value in row.values() if isinstance(value, list)), messages)
+    return sum(map(count, texts)) + MESSAGE_TOKENS * messages + ROW_TOKENS
 
 
 def _around(config: LlmConfig, row: dict[str, Any]) -> Sequence[str]:

@@ -65,7 +65,7 @@ def simulate(config: RunConfig, facts: Facts, device_type: str, memory_bytes: in
         tune(config, facts, device, tracker)
     _check(config, device, tracker)
     kinds = {kind: size for kind, size in tracker.peak_now.items() if size}
-    return Active(tracker.peak_bytes, kinds)
+    return Active(tracker.peak_bytes, kinds, tracker.sizes)
 
 
 def tune(config: LlmConfig, facts: TextFacts, device: torch.device, tracker: Tracker) -> None:

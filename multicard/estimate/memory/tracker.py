@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from torch.utils._pytree import tree_leaves
 
 from multicard.estimate.memory.torch_internals import sharding_unseen
+from multicard.records.rank_files import ModelSizes
 
 # no roles: kinds of bytes
 KINDS = (  # of a run's active bytes
@@ -72,6 +73,7 @@ class Tracker(TorchDispatchMode):
         is_forward: the run is in a forward pass, as set from outside.
         now: bytes by kind; peak_bytes, peak_now: when they were most together.
         kinds: that were there at any time.
+        sizes: of a folder's model, as set from outside.
         operators: the result types seen for each operator, by its name without the overload; for assertions.
     """
 
@@ -85,6 +87,7 @@ class Tracker(TorchDispatchMode):
         self.peak_now = dict(self.now)
         self.operators: dict[str, set[torch.dtype]] = {}
         self.kinds: set[str] = set()
+        self.sizes: ModelSizes | None = None
         self._paused, self._patches = False, []
         self._live: dict[int, _Live] = {}  # by the address of the storage's implementation
 

@@ -26,6 +26,7 @@ from multicard.estimate.memory.tracker import Tracker
 from multicard.llm import methods, preflight, torchtune_config
 from multicard.llm import models as decoders
 from multicard.llm.batches import Batch
+from multicard.llm.trl import sizes as sizes_of
 from multicard.ranks.process import Rank
 
 
@@ -74,6 +75,8 @@ def run(config: LlmConfig, facts: TextFacts, device: torch.device, tracker: Trac
     ):
         tracker.note_model(recipe._model)
         tracker.note(nf4_layers.scales(recipe._model), "weights")
+        if isinstance(config.model, HfConfig):
+            tracker.sizes = sizes_of.of_model(recipe._trainer.model)
         recipe._model.register_forward_pre_hook(lambda *_: setattr(tracker, "is_forward", True))
         tracker.make_states(recipe._optimizer)
         tracker.restart_peak()

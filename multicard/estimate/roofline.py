@@ -1,0 +1,219 @@
+"""Time of a tuning step on a GPU where no run tells it: an interval by the GPU's published rates.
+
+    products = executed operations / (peak x efficiency)
+    reads    = bytes of weights that products read / (memory's rate x share)
+    moves    = bytes of the update, and of NF4 and simulated int4 / (memory's rate x share)
+    GPU      = max(products, reads) + moves
+    host     = layers x batches x launches of a layer
+    exchange = bytes between ranks / (links' rate x share)
+
+    low   = max of the three
+    value = max(GPU, host) + exchange / 2
+    high  = max(GPU, host) + min(GPU, host) / 2 + exchange
+
+where each term has a range (`RANGES`, and those below it). Kernels are launched ahead, so that the
+longer of GPU and host counts; FSDP hides none, some or all of its exchange. The ranges are what
+published steps of tuning span (`tests/estimate/tuning_rates.csv`): it is no measurement, and on a
+machine with a slow host a step of few tokens takes ten times what it takes on a fast one.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from multicard.config.llm import Attention, LlmConfig
+from multicard.estimate.memory.facts import TextFacts
+from multicard.llm import methods, step_work
+from multicard.machine.gpu_models import Gpu
+from multicard.messages import Message
+from multicard.records.rank_files import ModelSizes
+from multicard.records.schema_parts import Interval
+
+
+class Range(NamedTuple):
+    """The least, the likely and the most of what a term depends on."""
+
+    least: float
+    likely: float
+    most: float
+
+
+# Shares of the published peak that products reach while a GPU computes, by their format and whether
+# the layers are compiled: pointwise kernels between them are in it
+EFFICIENCY = {
+    ("bf16", False): Range(0.28, 0.42, 0.62),
+    ("bf16", True): Range(0.32, 0.50, 0.70),
+    ("fp32", False): Range(0.35, 0.60, 0.90),
+    ("fp32", True): Range(0.35, 0.60, 0.90),
+}
+EAGER_ATTENTION = 0.5  # times the least efficiency, where matrices of S x S are in memory
+# Seconds in which a host launches a layer forward and backward, with its share of the update: 5 ms
+# on the hosts of published figures, 10 ms with torchtune and 15 ms with TRL on that of an H200
+LAUNCH_S = {False: Range(1.5e-3, 5e-3, 16e-3), True: Range(0.4e-3, 1.5e-3, 6e-3)}
+RECOMPUTED = 4 / 3  # times the launches: a third forward or backward pass of a layer
+MEMORY_SHARE = Range(0.5, 0.75, 0.95)  # of the published rate
+LINKS_SHARE = Range(0.25, 0.6, 0.9)
+BETWEEN_NODES_BYTES_PER_S = Range(3e9, 25e9, 50e9)  # of a GPU: Ethernet of 25 Gb/s to InfiniBand of 400
+# Bytes that move for a weight in each pass, to turn NF4 into bf16: one kernel at the least, several
+# in torchao; and to simulate int4, by torch's operators in fp32. Of QAT no published step is known.
+FROM_NF4_BYTES = Range(2.5, 12.0, 60.0)
+TO_INT4_BYTES = Range(30.0, 90.0, 300.0)
+# Tokens of a row, padding included, where the rows are not at hand: the papers' extracts and Alpaca
+# have 57 to 280
+ROW_TOKENS = Range(50.0, 200.0, 800.0)
+STEPS_DIFFER = 0.1  # half-width of a mean step's tokens, as rows are drawn, as a share
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """A step by the roofline.
+
+    Fields:
+        step_s: its interval in seconds.
+        tokens: that a rank computes in it, padding included.
+        mfu: the record's `mfu`, of the slowest and of the fastest step.
+        tokens_per_s: of all ranks, padding included, likewise.
+    """
+
+    step_s: Interval
+    tokens: float
+    mfu: tuple[float, float]
+    tokens_per_s: tuple[float, float]
+
+    def about(self, gpu: Gpu) -> Message:
+        """What the interval rests on."""
+        least, most = self.tokens_per_s
+        lowest, highest = self.mfu
+        sentence = (
+            f"not measured, by the published rates of {gpu.name}: {self.tokens:,.0f} tokens a step and GPU "
+            f"at {least:,.0f} to {most:,.0f} tokens/s (MFU {lowest:.0%} to {highest:.0%})"
+        )
+        return Message(
+            "estimate.roofline",
+            sentence,
+            gpu=gpu.name,
+            tokens=self.tokens,
+            tokens_per_s=[least, most],
+            mfu=[lowest, highest],
+        )
+
+
+def step(config: LlmConfig, gpu: Gpu, facts: TextFacts, sizes: ModelSizes) -> Roofline | Message:
+    """A step of a rank on a GPU, or why there is no bound: the GPU has no rate for this format."""
+    peak = gpu.flops_per_s.get(config.formats.products)
+    if peak is None:
+        sentence = f"precision={config.precision.name}: no peak of {gpu.name} is published for it"
+        return Message("roofline.no-peak", sentence, key="precision", gpu=gpu.name)
+    tokens = tokens_of_a_step(config, facts)
+    length = row_length(config, facts)
+    low = _terms(config, gpu, sizes, peak, tokens.least, length.least, fast=2)
+    likely = _terms(config, gpu, sizes, peak, tokens.likely, length.likely, fast=1)
+    high = _terms(config, gpu, sizes, peak, tokens.most, length.most, fast=0)
+    step_s = Interval(
+        value=max(likely.gpu_s, likely.host_s) + likely.exchange_s / 2,
+        low=max(low.gpu_s, low.host_s, low.exchange_s),
+        high=max(high.gpu_s, high.host_s) + min(high.gpu_s, high.host_s) / 2 + high.exchange_s,
+    )
+    slowest, fastest = tokens.most / step_s.high, tokens.least / step_s.low  # of a rank, each second
+    passes = methods.chosen(config).reference_passes
+    return Roofline(
+        step_s=step_s,
+        tokens=tokens.likely,
+        mfu=(
+            slowest * step_work.model_flops(sizes, length.most, passes) / peak,
+            fastest * step_work.model_flops(sizes, length.least, passes) / peak,
+        ),
+        tokens_per_s=(config.world_size * slowest, config.world_size * fastest),
+    )
+
+
+class _Terms(NamedTuple):
+    gpu_s: float
+    host_s: float
+    exchange_s: float
+
+
+def _terms(
+    config: LlmConfig, gpu: Gpu, sizes: ModelSizes, peak: float, tokens: float, length: float, fast: int
+) -> _Terms:
+    """The terms of a step, at one end of their ranges or between.
+
+    Args:
+        tokens: of the step; length: of their rows.
+        fast: the place in a range of rates; the opposite one of ranges of costs.
+    """
+    slow = 2 - fast
+    efficiency = EFFICIENCY[config.formats.products, config.compile][fast]
+    if config.attention is Attention.eager and fast == 0:
+        efficiency *= EAGER_ATTENTION
+    is_causal = config.attention is not Attention.eager
+    flops = tokens * step_work.executed_flops(config, sizes, length, is_causal)
+    memory = gpu.memory_bytes_per_s * MEMORY_SHARE[fast]
+    moved = step_work.update_bytes(config, sizes) + _converted_bytes(config, sizes, slow)
+    products_s = flops / (peak * efficiency)
+    reads_s = step_work.read_bytes(config, sizes) / memory
+    launches = sizes.layers * config.gradient_accumulation_steps
+    if config.activation_checkpointing:
+        launches *= RECOMPUTED
+    links = gpu.links_bytes_per_s * LINKS_SHARE[fast]
+    if config.nodes > 1:
+        links = min(links, BETWEEN_NODES_BYTES_PER_S[fast])
+    return _Terms(
+        gpu_s=max(products_s, reads_s) + moved / memory,
+        host_s=launches * LAUNCH_S[config.compile][slow],
+        exchange_s=step_work.exchanged_bytes(config, sizes) / links,
+    )
+
+
+def _converted_bytes(config: LlmConfig, sizes: ModelSizes, place: int) -> float:
+    """Bytes that move as frozen weights leave NF4, or as weights simulate int4; the output does neither."""
+    method = methods.chosen(config)
+    a_weight = 0.0
+    if method.nf4:
+        a_weight = FROM_NF4_BYTES[place]
+    elif method.fake_quantised:
+        a_weight = TO_INT4_BYTES[place]
+    passes = step_work.passes(config) * config.gradient_accumulation_steps
+    return a_weight * passes * (sizes.weights - sizes.output)
+
+
+def tokens_of_a_step(config: LlmConfig, facts: TextFacts) -> Range:
+    """Tokens that a rank computes in a step, padding included: of packed rows whole sequences."""
+    rows = config.batch_size * config.gradient_accumulation_steps
+    if config.packed:
+        whole = float(rows * (config.max_seq_len or 0))
+        return Range(whole, whole, whole)
+    if methods.chosen(config).pairs:
+        rows *= 2
+    a_row = padded_row(config, facts)
+    return Range(*(rows * tokens for tokens in a_row))
+
+
+def row_length(config: LlmConfig, facts: TextFacts) -> Range:
+    """The length over which a token attends: of packed rows that of its own row."""
+    if not config.packed or facts.rows is None:
+        return padded_row(config, facts)
+    cut = [min(tokens, config.max_seq_len or tokens) for tokens in facts.rows]
+    mean = sum(tokens * tokens for tokens in cut) / sum(cut)
+    return Range(mean, mean, mean)
+
+
+def padded_row(config: LlmConfig, facts: TextFacts) -> Range:
+    """Mean tokens of a row once its batch is padded to the longest of it."""
+    limit = config.max_seq_len or config.model.max_seq_len or max(facts.lengths)
+    if facts.rows is None:
+        return Range(*(min(tokens, float(limit)) for tokens in ROW_TOKENS))
+    together = config.batch_size * (2 if methods.chosen(config).pairs else 1)
+    mean = mean_of_longest([min(tokens, limit) for tokens in facts.rows], together)
+    return Range(mean * (1 - STEPS_DIFFER), mean, mean * (1 + STEPS_DIFFER))
+
+
+def mean_of_longest(lengths: list[int], rows: int) -> float:
+    """The expected longest of some rows, drawn with replacement.
+
+    Of n sorted lengths x_i it is the sum of x_i ((i / n)^rows - ((i - 1) / n)^rows).
+    """
+    count = len(lengths)
+    total = 0.0
+    for place, length in enumerate(sorted(lengths), start=1):
+        total += length * ((place / count) ** rows - ((place - 1) / count) ** rows)
+    return total
