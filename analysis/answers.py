@@ -25,6 +25,7 @@ from multicard.measure.formulas import DOUBTFUL_EFFICIENCY
 from multicard.measure.repeated_runs import CONFIDENCE, MARGIN, Ratio
 from multicard.messages import Message
 from multicard.records import figures, limits
+from multicard.records.bounds import Bound
 from multicard.records.text_table import capital, first_few
 
 ENERGY = "energy_joules"
@@ -402,10 +403,13 @@ class Answer:
     @cached_property
     def limit(self) -> Advice:
         """What limits the setting: as it was diagnosed, else the largest phase of its steps."""
-        limit = next((run.finding for run in self._runs if run.finding), None)
-        words, shown = self._kind.limit
-        if limit is not None:
+        bound, (words, shown) = self._bound, self._kind.limit
+        if bound is not None and bound.is_measured:
+            limit = bound.finding
             return Advice(Message("answer.diagnosed", f"{capital(limit)}.", limit=limit), self._with(words))
+        if bound is not None:
+            said = f"{capital(bound.finding)}. `{words}` measures it."
+            return Advice(Message("answer.by-rates", said, limit=bound.finding, words=words), self._with(words))
         phases = self._runs[0].phases_s
         if not sum(phases.values()):
             said = f"Not known yet: `{words}` tells, by {shown}."
@@ -418,14 +422,11 @@ class Answer:
 
     @cached_property
     def next(self) -> Advice:
-        """What to try next: what a diagnosis advises; longer runs where these tell nothing; repetitions where there are
-        none; an axis that was not swept."""
-        advice = next((run.advice for run in self._runs if run.advice), None)
-        if advice:
-            first_word = advice.split()[0]
-            said = f"Try {advice}." if "=" in first_word else f"{capital(advice)}."
-            return Advice(Message("answer.try", said, advice=advice), self._with(first_word))
+        """What to try next: what is known to bound it advises; longer runs where these tell nothing; repetitions where
+        there are none; an axis that was not swept."""
         first = self.best.runs[0]
+        if self._untried is not None and (self._is_diagnosed or not self.failings):
+            return self._try(self._untried)
         if self.failings:
             steps_first = ("max_steps", STEPS, "epochs")  # no roles: advice, in this order
             lengths = (key for key in steps_first if first[key] is not None)
@@ -445,6 +446,45 @@ class Answer:
             return Advice(Message("answer.see-limit", f"See what limits it: {shown}."), self._with(words))
         swept = Message("answer.sweep", f"Sweep {key}, which was not varied.", key=key)
         return Advice(swept, self._with(f"{key}={','.join(_values(first, key))}"))
+
+    @cached_property
+    def _bound(self) -> Bound | None:
+        """What bounds the setting: as one of its runs was diagnosed, else by the GPU's published rates."""
+        known = [run.bound for run in self._runs if run.bound is not None]
+        return next((bound for bound in known if bound.is_measured), known[0] if known else None)
+
+    @property
+    def _is_diagnosed(self) -> bool:
+        return self._bound is not None and self._bound.is_measured
+
+    @property
+    def _untried(self) -> str | None:
+        """What to try next against what bounds the setting; by published rates, of keys that were not swept."""
+        if self._bound is None:
+            return None
+        if self._bound.is_measured:
+            return next(iter(self._bound.tries), None)
+        keys = [{word.partition("=")[0] for word in words.split()} for words in self._bound.tries]
+        pairs = zip(self._bound.tries, keys, strict=True)
+        return next((words for words, own in pairs if not own & {*self.ranking.keys}), None)
+
+    def _try(self, advice: str) -> Advice:
+        """That an option should be tried, with the command where it is typed as overrides."""
+        words = advice.split()
+        typed = all("=" in word for word in words)
+        said = f"Try {advice}." if typed else f"{capital(advice)}."
+        return Advice(Message("answer.try", said, advice=advice), self._with(advice if typed else words[0]))
+
+    @property
+    def waits(self) -> Advice | None:
+        """That its GPU computes little, and what to try next; None where that is not so, or a diagnosis knows more."""
+        if self._bound is None or self._is_diagnosed:
+            return None
+        said = f"{capital(self._bound.finding)}."
+        command = None
+        if self._untried is not None:
+            said, command = f"{said} Try next: `{self._untried}`.", self._with(self._untried)
+        return Advice(Message("answer.gpu-waits", said, finding=self._bound.finding, tries=self._untried), command)
 
     @property
     def _repeated(self) -> Advice:
@@ -499,6 +539,8 @@ def sentences(ranking: Ranking) -> Said:
     """The answer for the workload of a ranking by time, as `best` says it."""
     answer = of_ranking(ranking)
     lines = [answer.sentence, *answer.others]
+    if answer.waits is not None:
+        lines.append(answer.waits.sentence)
     if answer.training is not None:
         lines.append(answer.training.sentence)
     return Said(lines, answer.recommended)

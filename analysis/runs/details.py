@@ -11,14 +11,15 @@ import pyarrow.parquet as pq
 from analysis.runs.load import Run
 from analysis.runs.quality import is_less
 from multicard.measure.timing import PHASES
+from multicard.records import bounds
+from multicard.records.bounds import Bound
 from multicard.records.schema import AnyRecord, VisionEpoch, VisionRecord
 from multicard.records.schema_environment import Environment
-from multicard.records.schema_parts import Diagnosis, GpuPart
+from multicard.records.schema_parts import GpuPart
 from multicard.records.steps import STEPS
 
 SAMPLES = "gpu.parquet"
 REST = "rest of the step"
-OLD_ADVICE = ". To try next: "  # before it, in the sentences of records that have no advice by itself
 
 
 @dataclass(frozen=True)
@@ -26,14 +27,13 @@ class DetailedRun(Run):
     """A run of the report's table with the parts of its record that are no columns, read once.
 
     recipe: torchtune's as it was asked for. phases_s: seconds of a step by phase.
-    diagnosis: a sentence on what limits it. finding, advice: its parts: the largest cost, and what to try next.
+    diagnosis: a sentence on what limits it. bound: its parts; None where nobody knows.
     """
 
     recipe: str | None = None
     phases_s: dict[str, float] = field(default_factory=dict)
     diagnosis: str | None = None
-    finding: str | None = None
-    advice: str | None = None
+    bound: Bound | None = None
     surroundings: Environment = field(default_factory=Environment, repr=False)
 
 
@@ -48,13 +48,9 @@ def _read(run: Run) -> DetailedRun:
         return DetailedRun(run.folder, run.columns, run.prediction, run.limits)
     known = _recorded_phases_s(record) if isinstance(record, VisionRecord) else {}
     phases, recipe = {name: known[name] for name in PHASES if name in known}, record.config.get("recipe")
-    told = record.diagnosis or Diagnosis()
-    finding, advice = told.finding, told.advice
-    if finding is None and told.sentence is not None:
-        before, _, after = told.sentence.partition(OLD_ADVICE)
-        finding, advice = before.partition(": ")[2] or before, after or None
+    bound = bounds.of(record)
     own = (run.folder, run.columns, run.prediction, run.limits)
-    return DetailedRun(*own, recipe, phases, told.sentence, finding, advice, run.environment())
+    return DetailedRun(*own, recipe, phases, bound and bound.sentence, bound, run.environment())
 
 
 def epoch_values(run: Run, measure: str) -> list[tuple[int, float]]:

@@ -11,8 +11,10 @@ from multicard.config.llm import AXES, LlmConfig
 from multicard.config.llm_models import HfConfig
 from multicard.config.placement import Placement
 from multicard.llm import methods, step_work
+from multicard.machine import gpu_models
 from multicard.machine.gpu_models import peak_flops_per_s
 from multicard.measure import formulas
+from multicard.records.arithmetic import Arithmetic
 from multicard.records.rank_files import LlmReport, ModelSizes, of_ended_epochs, peak_memory
 from multicard.records.schema import Epoch, LlmRecord, Loss, Rewards, TokenRates, Tokens
 from multicard.records.schema_parts import Communication, Divergence, Evaluation, HeldOut, Segment, Transfers
@@ -77,6 +79,7 @@ def summarise(
         setattr(record, name, getattr(ranks[0], name))
     record.flops_per_token, record.mfu = _work(record, config, ranks, table)
     record.mfu_non_padding = _mfu_non_padding(record, config, ranks, table)
+    record.arithmetic = _arithmetic(record, config, ranks, table)
 
 
 def held_out(ranks: Sequence[LlmReport], ended: int) -> HeldOut | None:
@@ -197,6 +200,29 @@ def _mfu_non_padding(
         return None
     flops = _flops_per_token(config, ranks, table["attended_non_padding"], table["non_padding"])
     return _share_of_peak(flops, record.tokens_per_s and record.tokens_per_s.non_padding, config, ranks)
+
+
+def _arithmetic(
+    record: LlmRecord, config: LlmConfig, ranks: Sequence[LlmReport], table: dict[str, np.ndarray]
+) -> Arithmetic | None:
+    """What of the median step its products and its memory's traffic take at the GPU's published rates; None where
+    these are not known. Attention counts in full."""
+    steps, rate = record.iteration_s, record.tokens_per_s and record.tokens_per_s.all
+    if not table or not rate or steps is None or not steps.mean or not steps.median:
+        return None
+    sizes, peak = _sizes(config, ranks[0]), peak_flops_per_s(ranks[0].device, config.formats.products)
+    if sizes is None or peak is None:
+        return None
+    gpu = gpu_models.known(ranks[0].device)
+    tokens = rate * steps.mean / len(ranks)
+    length = float(table["attended"].sum() / table["tokens"].sum())
+    flops = tokens * step_work.executed_flops(config, sizes, length, is_causal=False)
+    moved = step_work.read_bytes(config, sizes) + step_work.update_bytes(config, sizes)
+    return Arithmetic(
+        share=flops / peak / steps.median,
+        moved_share=None if gpu is None else moved / gpu.memory_bytes_per_s / steps.median,
+        tokens=tokens,
+    )
 
 
 def _share_of_peak(

@@ -4,7 +4,7 @@ from multicard.config import llm, llm_models, llm_texts, llm_tokenizers
 from multicard.config.base import PROFILES, PrecisionConfig
 from multicard.config.llm import LlmConfig
 from multicard.config.placement import Placement
-from multicard.llm import axes, int4_missing, methods, preflight, summary, torchtune_config
+from multicard.llm import axes, int4_missing, methods, preflight, summary, torchtune_config, waiting
 from multicard.llm.data.templates import TEMPLATES
 from multicard.machine import environment
 from multicard.records.schema import LlmRecord
@@ -23,12 +23,12 @@ def advise(config: LlmConfig, placement: Placement, bound: str) -> str:
     """The option to try next where a run is bound by `bound`."""
     on_cuda, method = placement.device == "cuda", methods.chosen(config)
     compiles = on_cuda and methods.compiles(config) and not config.compile
-    packs = not config.packed and not method.pairs
+    packs, packing = not config.packed and not method.pairs, waiting.packing(config)
     options = {
-        "input": [("packed=true", packs)],
+        "input": [(packing, packs)],
         "copy": [("pin_memory=true", not config.pin_memory)],
         "communication": [("gradient_accumulation_steps=4", config.gradient_accumulation_steps == 1)],
-        "launch": [("compile=true", compiles), ("packed=true", packs)],
+        "launch": [("compile=true", compiles), (packing, packs)],
         "compute": [
             ("precision=bf16", on_cuda and config.formats.products != "bf16"),
             ("activation_checkpointing=false", config.activation_checkpointing),
@@ -74,6 +74,7 @@ WORKLOAD = Workload(
     record=LlmRecord,
     summarise=summary.summarise,
     advise=advise,
+    explain=waiting.explain,
     unit="tokens",
     free=("dataset.columns",),
     notices=preflight.notices,

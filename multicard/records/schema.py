@@ -12,6 +12,7 @@ from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import astuple
 
 from multicard.config import prices
+from multicard.records.arithmetic import Arithmetic
 from multicard.records.schema_parts import (
     Cause,
     Communication,
@@ -302,6 +303,9 @@ class LlmRecord(Record, kw_only=True, tag_field="kind", tag="llm"):
     flops_per_token: Annotated[Number, "forward and backward, of all tokens, padding too"] = None
     mfu: Annotated[Number, "model FLOPs of all tokens, padding too, as a share of the devices' peak, 0 to 1"] = None
     mfu_non_padding: Annotated[Number, "the same of tokens that are no padding; null in older records"] = None
+    arithmetic: Annotated[
+        Arithmetic | None, "what of a step the GPU's published rates explain; null where they are not known"
+    ] = None
     warmup_steps: Annotated[Count, "of the learning rate, as used"] = None
     evaluate_s: Annotated[Number, "seconds of evaluation of held-out rows; null where none were held out"] = None
     held_out: Annotated[HeldOut | None, "null where no rows were held out"] = None

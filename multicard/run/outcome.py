@@ -20,7 +20,7 @@ from multicard.observe import diagnosis, gpu_record
 from multicard.ranks import checkpoint
 from multicard.ranks.failures import Failure, Interrupted, in_a_line, no_space, words_of
 from multicard.ranks.process import LOG_LINES, log_file
-from multicard.records import limits, ownership, rank_files, run_folder, table
+from multicard.records import bounds, limits, ownership, rank_files, run_folder, table
 from multicard.records.rank_files import AnyReport, RankReport
 from multicard.records.run_folder import Run
 from multicard.records.schema import SCHEMA_VERSION, AnyRecord, LlmRecord
@@ -162,6 +162,7 @@ def _from_folder(run: PreparedRun, begun: AnyRecord) -> tuple[AnyRecord, Any]:
     record.commit, record.dirty, record.changes = git.commit, git.dirty, git.changes
     record.cores, record.hardware = cpu.cores, _hardware(run, machine, ranks)
     record.limits = limits.of(record)
+    run.workload.explain(config, placement, record)
     return record, steps
 
 
@@ -302,7 +303,7 @@ def _kept(folder: Path, saved: SavedModel) -> Message:
 
 
 def line(run: Run, title: str = "") -> Text:
-    """How a run ended, in a line; below it, what bounds it where that was diagnosed.
+    """How a run ended, in a line; below it, what bounds it where that is known.
 
     Args:
         title: of its cell: its number, and what tells it from the others of its sweep.
@@ -326,6 +327,7 @@ def line(run: Run, title: str = "") -> Text:
     saved = getattr(record, "saved", None)
     if saved is not None:
         ended.append(f"\n  {saved.problem or _kept(run.folder, saved)}")
-    if record.diagnosis:
-        ended.append(f"\n  {record.diagnosis.sentence}")
+    told = bounds.of(record)
+    if told is not None:
+        ended.append(f"\n  {told.sentence}")
     return ended

@@ -44,6 +44,7 @@ class Workload:
     record: the struct of a run's record.
     summarise: fills in the record's figures, from the ranks' reports and the table of steps.
     advise: the option to try next against what bounds a run.
+    explain: adds to a whole record what follows from it, by its configuration and placement.
     unit: what ranks count while they work; nccl: torch's name of the backend where NCCL is chosen.
     joins: whether ranks join a process group before `work`; a script does that itself.
     free: groups of the schema, and keys of options, that take keys of any name.
@@ -70,6 +71,7 @@ class Workload:
     record: type[AnyRecord]
     summarise: Callable[[Any, Any, Placement, list[Any], Any], None]
     advise: Callable[[Any, Placement, str], str]
+    explain: Callable[[Any, Placement, Any], None] = lambda config, placement, record: None
     unit: str = "images"
     nccl: str = "nccl"
     joins: bool = True

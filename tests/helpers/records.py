@@ -232,6 +232,7 @@ def _tuned(config: dict[str, Any]) -> dict[str, Any]:
         "flops_per_token": 8.9e6,
         "mfu": None,
         "mfu_non_padding": None,
+        "arithmetic": None,
         **dict.fromkeys(("evaluate_s", "held_out", "time_to_target_s", "saved")),
     }
 

@@ -134,10 +134,10 @@ def test_the_option_to_try_next(words: tuple[str, ...], placement: Placement, bo
     ("words", "advice"),
     [
         ((), "compile=true"),
-        (("compile=true",), "packed=true"),
+        (("compile=true",), "packed=true max_seq_len=512"),
         (("compile=true", "packed=true", "max_seq_len=64"), "batch_size"),
         (("engine=trl",), "compile=true"),
-        (("engine=trl", "method=qlora"), "packed=true"),  # it refuses compile
+        (("engine=trl", "method=qlora"), "packed=true max_seq_len=512"),  # it refuses compile
         (("engine=trl", "compile=true", "packed=true", "max_seq_len=64"), "batch_size"),
     ],
 )

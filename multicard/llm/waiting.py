@@ -1,0 +1,211 @@
+"""What bounds a tuning step whose products take little of it, and what to try next. No torch.
+
+The published rates of a GPU say how long its products and the traffic of its memory take at the least.
+Where that is under a third of a step, the GPU is idle for most of it, or runs kernels that are far from
+its rates. On one GPU, in plain formats, nothing is left but the host, which launches kernels too slowly
+for so few tokens. With other ranks, or with weights that are turned from NF4, it may as well be these:
+then only ablations (`diagnose=true`) tell.
+"""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+
+from msgspec import UNSET
+
+from multicard.config.llm import Attention, LlmConfig
+from multicard.config.placement import Placement
+from multicard.llm import axes, methods, preflight, step_work
+from multicard.machine import environment
+from multicard.machine.gpu_models import known
+from multicard.messages import Message
+from multicard.records import limits
+from multicard.records.arithmetic import Arithmetic
+from multicard.records.limits import Forbids
+from multicard.records.schema import LlmRecord
+
+THIRD = 1 / 3
+DIAGNOSE = "diagnose=true"
+SLOW = {limits.SLOW_STEPS.code, limits.STALLED.code}  # which the median step leaves out
+PACKED_TO = (2048, 1024, 512, 256)  # tokens, to try
+PACKED_UNSEEN = 512  # where the rows are not counted yet
+FULL = 0.9  # of a GPU's memory, that a larger step may take
+LEAST_ACTIVATIONS = 0.05  # of a peak, that grow with the batch
+MOST_TIMES = 64  # that a batch may grow in one advice
+TIMES_UNKNOWN = 2.0  # where the memory of the GPU is not known
+LEAST_STEPS = 5  # that have to be left to measure
+
+
+def explain(config: LlmConfig, placement: Placement, record: LlmRecord) -> None:
+    """Say in a record what its GPU waits for, where its products take under a third of a step."""
+    found = record.arithmetic
+    if found is None or not _may_be_said(record) or found.share >= THIRD:
+        return
+    found.cause = _cause(config, record, found)
+    found.tries = _tries(config, placement, record, found)
+    finding = _finding(record, found)
+    found.finding = str(finding)
+    advice = ", then ".join(f"`{words}`" for words in found.tries)
+    sentence = f"{finding}. To try next: {advice}" if advice else str(finding)
+    found.sentence = str(
+        Message(
+            "diagnosis.little-arithmetic",
+            sentence,
+            cause=found.cause,
+            share=found.share,
+            tokens=found.tokens,
+            mfu=record.mfu,
+            mfu_non_padding=record.mfu_non_padding,
+            tries=found.tries,
+        )
+    )
+
+
+def _may_be_said(record: LlmRecord) -> bool:
+    """False where a diagnosis knows more, or where the times are not those of the setting."""
+    forbidding = limits.forbidding(limits.of(record), Forbids.rate, Forbids.verdict)
+    disturbed = {limit.code for limit in forbidding} - SLOW
+    return record.diagnosis is None and not disturbed and record.status in ("ok", "diverged")
+
+
+def _cause(config: LlmConfig, record: LlmRecord, found: Arithmetic) -> str:
+    """What the rest of a step is, as far as one run shows it."""
+    step_s = record.iteration_s.median if record.iteration_s is not None else None
+    if step_s and (record.data_s or 0.0) > THIRD * step_s:
+        return "input"
+    method = methods.chosen(config)
+    converts = method.nf4 or method.fake_quantised or config.attention is Attention.eager
+    if config.world_size > 1 or converts or found.moved_share is None:
+        return "unknown"
+    return "memory" if found.share + found.moved_share >= THIRD else "host"
+
+
+def _finding(record: LlmRecord, found: Arithmetic) -> Message:
+    """The cause with its figures: MFU of all tokens, and of those that are no padding."""
+    mfu = "" if record.mfu is None else f", MFU {record.mfu:.1%}"
+    if mfu and record.mfu_non_padding is not None:
+        mfu += f", without padding {record.mfu_non_padding:.1%}"
+    takes = f"at its peak, products take {found.share:.0%} of a step of {found.tokens:,.0f} tokens{mfu}"
+    moved = "" if found.moved_share is None else f", and moving weights {found.moved_share:.0%}"
+    says = {
+        "host": f"the GPU seems to wait for the host: {takes}",
+        "memory": f"each step moves all weights for few tokens: {takes}{moved}",
+        "input": f"the GPU waits for batches: {takes}",
+        "unknown": f"the GPU computes little: {takes}. Whether it waits for the host, for other GPUs or for "
+        "kernels other than products is not known",
+    }
+    cause = str(found.cause)
+    return Message("diagnosis.gpu-waits", says[cause], cause=cause, share=found.share)
+
+
+# ---- what to try next
+
+
+def _tries(config: LlmConfig, placement: Placement, record: LlmRecord, found: Arithmetic) -> list[str]:
+    """Overrides that are not in force, and that this configuration takes; the best first."""
+    tries = list[str]()
+    if found.cause == "unknown":
+        tries.append(DIAGNOSE)
+    more = _times_as_many(config, record)
+    for words in (_packing(config, record, more * found.tokens), _batch(config, record, found, more)):
+        if words is not None:
+            tries.append(words)
+    if config.attention is Attention.eager:
+        tries.append("attention=auto")
+    if not config.compile:
+        tries.append("compile=true")
+    return [words for words in tries if words == DIAGNOSE or takes(config, placement, words)]
+
+
+def takes(config: LlmConfig, placement: Placement, words: str) -> bool:
+    """True where the configuration with other values is not refused, on this machine."""
+    values = {key: value for key, _, value in (word.partition("=") for word in words.split())}
+    with suppress(ValueError):
+        changed = replace(config, **{key: _typed(config, key, value) for key, value in values.items()})
+        preflight.refuse(changed)
+        axes.fits(changed, placement)
+        if changed.compile:
+            environment.require_compilers(changed.compile, placement.device)
+        return True
+    return False
+
+
+def _typed(config: LlmConfig, key: str, value: str) -> object:
+    if value in ("true", "false"):
+        return value == "true"
+    return Attention(value) if key == "attention" else int(value)
+
+
+def _times_as_many(config: LlmConfig, record: LlmRecord) -> float:
+    """How many times as many tokens of a step the GPU's memory holds, by what this run took.
+
+    peak = weights + activations of these tokens; what does not grow with them, as gradients and the
+    optimiser's states, counts as activations, so that it holds rather more.
+    """
+    gpu, peak = known(record.hardware or ""), record.peak_memory_bytes
+    if gpu is None or peak is None or not peak.max:
+        return TIMES_UNKNOWN
+    setup = None if peak.setup is UNSET else peak.setup
+    held = setup or (record.parameters or 0) * step_work.weight_bytes(config)
+    growing = max(peak.max - held, LEAST_ACTIVATIONS * peak.max)
+    room = FULL * gpu.memory_bytes - (peak.max - growing)
+    return min(max(room / growing, 1.0), MOST_TIMES)
+
+
+def _rows(record: LlmRecord) -> int | None:
+    """The rows of an epoch."""
+    rows = record.text_rows
+    return None if rows is None or rows.read is None else rows.read - (rows.left_out or 0)
+
+
+def _packing(config: LlmConfig, record: LlmRecord, most_tokens: float) -> str | None:
+    """Packed rows of the greatest length that memory holds, and of which enough steps are left to
+    measure; None where rows are packed, or no length suits.
+
+    Args:
+        most_tokens: of a rank's step, that memory holds.
+    """
+    rows, trained = _rows(record), record.samples_trained
+    tokens = record.tokens.non_padding if record.tokens is not None else None
+    if config.packed or methods.chosen(config).pairs or not rows or not trained or not tokens:
+        return None
+    of_an_epoch = rows * tokens / trained
+    accumulated = config.gradient_accumulation_steps
+    for length in _lengths(config):
+        batch = min(config.batch_size, int(most_tokens / accumulated / length))
+        sequences = batch * config.world_size * accumulated
+        if batch >= 1 and of_an_epoch / length >= sequences * (config.skip_steps + LEAST_STEPS):
+            return packing(config, length) + (f" batch_size={batch}" if batch < config.batch_size else "")
+    return None
+
+
+def _lengths(config: LlmConfig) -> Iterator[int]:
+    """Lengths to pack to: the one that is set, else those that the model takes."""
+    if config.max_seq_len is not None:
+        yield config.max_seq_len
+        return
+    limit = config.model.max_seq_len or PACKED_TO[0]  # of a folder's: 0 where positions have no end
+    yield from (length for length in PACKED_TO if length <= limit)
+
+
+def packing(config: LlmConfig, length: int | None = None) -> str:
+    """What packs rows, as it is typed: with the length, unless that is set."""
+    if config.max_seq_len is not None:
+        return "packed=true"
+    limit = config.model.max_seq_len or PACKED_UNSEEN
+    return f"packed=true max_seq_len={length or min(PACKED_UNSEEN, limit)}"
+
+
+def _batch(config: LlmConfig, record: LlmRecord, found: Arithmetic, most: float) -> str | None:
+    """A larger batch: as large as its products need for a third of a step, and as memory and rows allow;
+    None where a batch of all ranks is set."""
+    if config.global_batch_size is not None:
+        return None
+    wanted, times = THIRD / max(found.share, 1e-6), 1
+    rows = _rows(record) if not config.packed else (record.text_rows and record.text_rows.sequences)
+    steps = config.skip_steps + LEAST_STEPS
+    while times < wanted and 2 * times <= most:
+        if rows and rows < 2 * times * config.rows_of_a_step * steps:
+            break
+        times *= 2
+    return f"batch_size={times * config.batch_size}" if times > 1 else None
