@@ -5,7 +5,6 @@ Records count it of what ran (`summary`), and predictions of what would (`estima
 """
 
 from multicard.config.llm import LlmConfig
-from multicard.config.llm_models import HfConfig
 from multicard.llm import methods, models
 from multicard.records.rank_files import ModelSizes
 
@@ -17,7 +16,6 @@ CAST_BYTES = 4.0  # of a weight that autocast turns into bf16 for a pass: writte
 def of_decoder(config: LlmConfig, vocabulary: int) -> ModelSizes:
     """The sizes of a model that is known by its name."""
     model = config.model
-    assert not isinstance(model, HfConfig)
     layer = sum(rows * columns for rows, columns in models.linears(model).values())
     output = vocabulary * model.embed_dim
     biases = model.num_kv_heads * model.head_dim * 2 + model.embed_dim

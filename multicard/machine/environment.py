@@ -18,8 +18,10 @@ from typing import Any
 from multicard.config import compilation
 from multicard.machine import devices, topology
 from multicard.measure.timing import timestamp
-from multicard.messages import Refusal
+from multicard.messages import Message, Refusal, say
 
+COMMIT = "MULTICARD_COMMIT"  # the variable by which the commit travels with a copy that has no .git
+NAMED_COMMIT = re.compile(r"(?P<commit>[0-9a-f]{40})(?:\+(?P<changes>[0-9a-f]{8}))?")
 PACKAGES = ("torch", "torchvision", "timm", "hydra-core", "omegaconf", "torchtune", "torchao", "datasets", "numpy")
 PACKAGES += ("pyarrow", "wandb", "transformers", "accelerate", "lightning")  # the last three are of scripts
 PACKAGES += ("trl", "peft", "bitsandbytes")
@@ -101,8 +103,26 @@ def _version(package: str) -> str | None:
 
 
 def git(folder: Path) -> dict[str, Any] | None:
-    """Commit of the checkout that tracks files of `folder`, and whether tracked files differ from it; None outside of
-    one. Variables of git, as a hook has them, name no other repository."""
+    """Commit of the checkout that tracks files of `folder`, and whether tracked files differ from it. Outside of one,
+    as in a copy that was sent to another machine, what COMMIT says; None where it says nothing."""
+    return _of_checkout(folder) or _of_variable(os.environ.get(COMMIT, "").strip())
+
+
+@cache
+def _of_variable(text: str) -> dict[str, Any] | None:
+    """The commit that a caller names, with the digits of what was changed beside it ("COMMIT+CHANGES"). What is none is
+    said, once, and not recorded."""
+    found = NAMED_COMMIT.fullmatch(text)
+    if found is not None:
+        return {"commit": found["commit"], "dirty": found["changes"] is not None, "changes": found["changes"]}
+    if text:
+        sentence = f"{COMMIT}={text}: is no commit, so that none is recorded; give all its digits"
+        say(Message("environment.commit", sentence, key=COMMIT, value=text), error=True)
+    return None
+
+
+def _of_checkout(folder: Path) -> dict[str, Any] | None:
+    """The same of a checkout; None outside of one. Variables of git, as a hook has them, name no other repository."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
 
     def ask(*words: str) -> bytes:

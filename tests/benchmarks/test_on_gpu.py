@@ -21,7 +21,7 @@ from tests.conftest import PATIENCE_S, ROOT, Called, assert_gone, awaited, typed
 from tests.helpers import launching
 from tests.helpers.messages import says
 
-TUNING = ["lora", "qlora", "dpo", "lora_fp32", "packed"]
+TUNING = ["attention", "fast", "liger", "lora", "qlora", "dpo", "lora_fp32", "packed"]
 VISION = [step.name for step in STEPS if step.name not in TUNING]
 
 
@@ -106,11 +106,16 @@ def test_tests_that_passed_are_not_run_again(tmp_path: Path):
     assert [finding.passed for finding in tests.read(tmp_path, run.log("tests").read_text())] == [False, False]
 
 
+def program(command: list[str]) -> list[str]:
+    """A command without the variables that are set before it."""
+    return command[2:] if command[0] == "env" else command
+
+
 @pytest.mark.parametrize("step", [step for step in STEPS if step.name != "tests"], ids=lambda step: step.name)
 def test_the_commands_for_a_gpu_compose(step: Step, tmp_path: Path):
     for name in ("MNIST/raw", "text/alpaca_500.jsonl", "tokenizer/tokenizer.model"):
         (tmp_path / name).mkdir(parents=True)
-    command = step.command(Pass(tmp_path, cuda=True, data=tmp_path))
+    command = program(step.command(Pass(tmp_path, cuda=True, data=tmp_path)))
     assert (ROOT / command[1]).exists() or find_spec(command[2])
     if command[2] == "benchmarks.step":
         args = step_options().parse_args(command[3:])
@@ -130,8 +135,10 @@ def test_the_headline_comes_first_and_every_step_has_a_call(monkeypatch: pytest.
     monkeypatch.setattr(gpu_steps.memory, "free_shared_memory_bytes", lambda: 4 * 10**9)
     calls = on_gpu.calls_of(run, STEPS, minutes=9)
     first = [name for name, call in calls.items() if call == 1]
-    assert first[:5] == ["machine", "goal", "step", "compiled", "papers"]
-    assert {step.name for step in STEPS} - {"dali"} <= {*calls} and max(calls.values()) <= 4
+    assert first[:5] == ["machine", "fused", "goal", "attention", "fast"]
+    (attention,) = [step for step in STEPS if step.name == "attention"]
+    assert "TORCH_CUDNN_SDPA_DEPRIORITIZED=1" in attention.command(run)
+    assert {step.name for step in STEPS} - {"dali", "liger"} <= {*calls} and max(calls.values()) <= 4
     assert on_gpu.calls_of(run, STEPS, minutes=0.7) == {"machine": 1}  # 27 s after the grace: too short for others
 
 
@@ -170,7 +177,7 @@ def test_a_pass_on_cpu_ranks(names: list[str], tmp_path: Path, called: Called, m
     """Its commands run where torch is imported already."""
 
     def run_command(command: list[str], output: Any, _: float) -> int | None:
-        first, *words = command[1:]
+        first, *words = program(command)[1:]
         if first == "-m" and words[0] == "benchmarks.step":  # they change settings of torch's
             return launching.in_own_process(words[0], words[1:], Path(output.name))
         code, printed = called(*words[1:], entry=words[0]) if first == "-m" else called(*words, entry=first)

@@ -13,7 +13,7 @@ import pytest
 from multicard.config.placement import place
 from multicard.machine import devices, environment, shares, topology
 from tests.conftest import ROOT, typed
-from tests.helpers.messages import refused
+from tests.helpers.messages import codes, refused
 from tests.helpers.nvml_stand_in import Gpu, Nvml, install
 
 UUIDS = ["GPU-aaaa-1", "GPU-aabb-2", "GPU-cccc-3"]
@@ -130,6 +130,29 @@ def test_the_commit_and_whether_it_was_changed(tmp_path: Path, monkeypatch: pyte
     assert again["commit"] == changed["commit"] and again["changes"] != changed["changes"]
     (tmp_path / "installed").mkdir()
     assert environment.git(tmp_path / "installed") is None  # nothing in it is the repository's
+
+
+@pytest.mark.parametrize(
+    ("named", "expected"),
+    [
+        ("a" * 40, {"commit": "a" * 40, "dirty": False, "changes": None}),
+        (f" {'a' * 40}+0123abcd\n", {"commit": "a" * 40, "dirty": True, "changes": "0123abcd"}),
+        ("", None),
+        ("HEAD", None),
+        ("a" * 7, None),
+    ],
+)
+def test_the_commit_travels_with_a_copy_in_a_variable(
+    named: str, expected: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """A checkout knows its own, whatever the variable says."""
+    environment._of_variable.cache_clear()
+    monkeypatch.setenv("MULTICARD_COMMIT", named)
+    assert environment.git(tmp_path) == environment.git(tmp_path) == expected
+    is_wrong = bool(named) and expected is None
+    assert codes(capsys.readouterr().err) == ["environment.commit"] * is_wrong  # said once
+    here = environment.git(ROOT)
+    assert here is None or here["commit"] != "a" * 40
 
 
 def test_what_is_recorded_is_complete():
