@@ -141,10 +141,11 @@ class Predictor:
         compute = effort is Effort.all or (effort is Effort.gpus and on_gpu)
         if compute or on_gpu:
             here = [run for run in self.runs if run.is_of(self.target.hardware, None)]
-            models = peaks.add(predictions, configs, self.target, here, compute)
-            for prediction, config, model in zip(predictions, configs, models, strict=True):
-                if prediction.basis == Basis.unknown and on_gpu and isinstance(config, LlmConfig):
-                    self._bound(prediction, config, model)
+            peaks.add(predictions, configs, self.target, here, compute)
+        if on_gpu:
+            pairs = zip(predictions, configs, strict=True)
+            unknown = [pair for pair in pairs if pair[0].basis == Basis.unknown]
+            self._bound_all([(one, config) for one, config in unknown if isinstance(config, LlmConfig)], compute)
         return predictions
 
     def start_s(self, config: RunConfig) -> Interval | None:
@@ -178,21 +179,30 @@ class Predictor:
             prediction.as_busy.total_s = totals.total_s(config, prediction.as_busy.step_s, length, whole)
         return prediction
 
+    def _bound_all(self, unknown: Sequence[tuple[Prediction, LlmConfig]], compute: bool) -> None:
+        """Give tuning runs of which nothing tells the times of a roofline."""
+        gpu = gpu_models.known(self.target.hardware or "")
+        asked = [(prediction, config) for prediction, config in unknown if gpu is not None and not config.oversubscribe]
+        models = peaks.folder_sizes([config for _, config in asked], self.target, compute)
+        for (prediction, config), model in zip(asked, models, strict=True):
+            self._bound(prediction, config, model)
+
     def _bound(self, prediction: Prediction, config: LlmConfig, model: ModelSizes | None) -> None:
-        """Give a tuning run that no run or figure tells of the times of a roofline, where the GPU and the model's sizes
-        are known. Of its energy nothing is said.
+        """Write the times of a roofline into a prediction, where the model's sizes are known; no energy.
 
         Args:
             model: the sizes of a folder's model; None where they were not counted.
         """
         gpu, size = gpu_models.known(self.target.hardware or ""), facts.sizes(config)
-        if gpu is None or config.oversubscribe or not isinstance(size, facts.TextFacts):
+        if gpu is None or not isinstance(size, facts.TextFacts):
             return
         if model is None and not isinstance(config.model, HfConfig):
             model = step_work.of_decoder(config, size.vocabulary)
         found = None if model is None else roofline.step(config, gpu, size, model)
         if not isinstance(found, Roofline):
-            reason = found or Message("roofline.no-sizes", "the work of a token of this model is not counted")
+            reason = found or Message(
+                "roofline.no-sizes", "the work of a token of this model is not counted, as of a mixture of experts"
+            )
             sentence = f"{prediction.about}; no roofline: {reason}"
             prediction.about = Message("estimate.no-roofline", sentence, about=prediction.about, reason=reason)
             return

@@ -4,12 +4,14 @@ The steps are taken with tensors that have no values, in seconds, in a process o
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import msgspec
 
 from multicard.config import compilation, schema
 from multicard.config.base import RunConfig, plain
-from multicard.config.llm import Attention, Engine, Kernels, LlmConfig
+from multicard.config.llm import Attention, Engine, Kernels, LlmConfig, OptimizerChoice
+from multicard.config.llm_models import HfConfig
 from multicard.config.roles import Role
 from multicard.config.vision import VisionConfig
 from multicard.estimate.history import PastRun, setting
@@ -41,15 +43,13 @@ def add(
     target: Target,
     here: Sequence[PastRun],
     compute: bool,
-) -> list[ModelSizes | None]:
+) -> None:
     """Complete predictions by the most memory that a rank of each run takes, or by the reason that it is not known.
-    Returns the sizes of each folder's model that is tuned, where its step was taken without values; None of others.
 
     Args:
         here: runs on GPUs of this name, those out of memory too.
         compute: False: only what was computed before.
     """
-    models = list[ModelSizes | None]()
     sizes = [facts.sizes(config) for config in configs]
     asked = [_requests(config, size, target) for config, size in zip(configs, sizes, strict=True)]
     found = iter(answers.answer_all([request for requests in asked for request in requests], compute))
@@ -63,8 +63,27 @@ def add(
             _write(prediction, config, target, size, [peak for peak in at_lengths if isinstance(peak, Active)])
         if config.predict.memory is None:
             _believe_runs(prediction, config, here)
-        models.append(next((peak.sizes for peak in at_lengths if isinstance(peak, Active)), None))
-    return models
+
+
+def folder_sizes(configs: Sequence[LlmConfig], target: Target, compute: bool) -> list[ModelSizes | None]:
+    """The sizes of the folder's model that each run tunes, as they are counted on its step without values; None of
+    models that are known by their names, and where the step cannot be taken.
+
+    Optimisers, kernels and attentions of which no step is taken without values change no size, so that the plain ones
+    stand for them.
+    """
+    asked = dict[int, Request]()
+    for place, config in enumerate(configs):
+        size = facts.sizes(config)
+        if isinstance(config.model, HfConfig) and isinstance(size, TextFacts):
+            plain_axes = {"optimizer": OptimizerChoice(), "kernels": Kernels.torch, "attention": Attention.auto}
+            asked[place] = _requests(replace(config, **plain_axes), size, target)[0]
+    found = dict(zip(asked, answers.answer_all([*asked.values()], compute), strict=True))
+    sizes = list[ModelSizes | None]()
+    for place in range(len(configs)):
+        answer = found.get(place)
+        sizes.append(answer.sizes if isinstance(answer, Active) else None)
+    return sizes
 
 
 def _dense_masks(config: RunConfig, target: Target) -> Message | None:

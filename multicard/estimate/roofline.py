@@ -85,7 +85,7 @@ class Roofline:
         lowest, highest = self.mfu
         sentence = (
             f"not measured, by the published rates of {gpu.name}: {self.tokens:,.0f} tokens a step and GPU "
-            f"at {least:,.0f} to {most:,.0f} tokens/s (MFU {lowest:.0%} to {highest:.0%})"
+            f"at {least:,.0f} to {most:,.0f} tokens/s (MFU {100 * lowest:.2g} to {100 * highest:.2g} %)"
         )
         return Message(
             "estimate.roofline",

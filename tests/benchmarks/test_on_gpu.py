@@ -170,6 +170,19 @@ def test_a_run_that_diverged_is_no_pass_and_one_out_of_memory_an_answer_of_tunin
     assert finding.passed is passed and (name == "memory" or finding.value == f"{status}: why")
 
 
+@pytest.mark.parametrize("slow", [[], [7, 21]])
+def test_steps_that_stalled_are_named(slow: list[int], tmp_path: Path):
+    """An older record has no `slow_steps`."""
+    steps = {"mean": 0.5, "median": 0.4, "p95": 1.8} | ({"slow_steps": slow} if slow else {})
+    axes = {"precision": "bf16", "engine": "trl", "method": "lora", "batch_size": 2}
+    figures = {"tokens_per_s": {"non_padding": 827.0}, "peak_memory_bytes": {"max": 23 * 10**9}, "iteration_s": steps}
+    run_folder.write_json(tmp_path / "a" / "result.json", {"status": "ok", "axes": axes} | figures)
+    (read,) = [step.read for step in STEPS if step.name == "attention"]
+    rate, stalls = read(tmp_path, "")
+    assert rate.what == "trl, lora, bf16, batch 2" and stalls.what == "trl"
+    assert "4.50" in stalls.value and ("7, 21" in stalls.value) == bool(slow)
+
+
 @pytest.mark.usefixtures("processes")
 @pytest.mark.slow
 @pytest.mark.parametrize("names", [VISION, TUNING], ids=["vision", "tuning"])

@@ -16,7 +16,7 @@ from multicard.estimate import peaks, roofline
 from multicard.estimate.estimates import Effort, Estimate, Predictor
 from multicard.estimate.history import PastRun
 from multicard.estimate.memory import facts as memory_facts
-from multicard.estimate.memory.answers import Active
+from multicard.estimate.memory.answers import Active, Request
 from multicard.estimate.memory.facts import TextFacts
 from multicard.estimate.observations import Basis
 from multicard.estimate.roofline import Range, Roofline
@@ -256,17 +256,24 @@ def test_a_folders_model_has_a_roofline_where_its_step_without_values_counted_it
     """A mixture of experts is not counted: a token reads a part of it."""
     named = step_work.of_decoder(config(*LLAMA[1:]), 128_256)
     answer = Active(10**9, {}, named if counted else None)
-    monkeypatch.setattr(peaks.answers, "answer_all", lambda requests, compute: [answer] * len(requests))
+
+    def answer_all(requests: Sequence[Request], compute: bool) -> list[Active | str]:
+        """As simulations do: of no other optimiser and kernels than the plain ones."""
+        own = [request.config for request in requests]
+        plain = [isinstance(one, LlmConfig) and one.kernels == "torch" and not one.optimizer.has_8_bits for one in own]
+        return [answer if is_plain else "not simulated" for is_plain in plain]
+
+    monkeypatch.setattr(peaks.answers, "answer_all", answer_all)
     monkeypatch.setattr(memory_facts, "sizes", lambda _: TextFacts(128_256, 64, rows=(64,)))
     sizes = {"model_type": "llama", "num_hidden_layers": 1, "hidden_size": 64, "vocab_size": 128_256}
     sizes |= {"num_attention_heads": 4, "intermediate_size": 64, "max_position_embeddings": 4096}
     (tmp_path / "config.json").write_text(json.dumps(sizes))
     words = ("engine=trl", "model=hf", f"model.path={tmp_path}", "model.weights=random", "method=full")
-    found = predicted(*words, "precision=bf16")
+    found = predicted(*words, "precision=bf16", "optimizer.name=adamw_8bit", "kernels=liger")
     if not counted:
         assert found.basis == Basis.unknown and says(found.about, "roofline.no-sizes")
         return
-    alike = predicted("model=llama3_2_1b", "method=full", "precision=bf16")
+    alike = predicted("model=llama3_2_1b", "method=full", "precision=bf16", "optimizer.name=adamw_8bit")
     assert found.basis == alike.basis == Basis.roofline and found.step_s == alike.step_s
 
 
