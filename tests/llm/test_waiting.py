@@ -20,7 +20,7 @@ from multicard.records.arithmetic import Arithmetic
 from multicard.records.rank_files import LlmReport
 from multicard.records.run_folder import Run
 from multicard.run import outcome
-from tests.conftest import typed_llm
+from tests.conftest import Measured, ok, typed_llm
 from tests.helpers import records
 from tests.helpers.messages import find, says
 
@@ -229,3 +229,18 @@ def test_the_record_is_read_as_it_was_written(tmp_path: Path):
     records.put(tmp_path / "a", run_with(tmp_path))
     (found,) = load.read([tmp_path / "a"]).runs
     assert bounds.of(found.record()) == bounds.of(explained(config()))
+
+
+def test_what_a_run_offers_can_be_typed_behind_its_command(tuned: Measured, monkeypatch: pytest.MonkeyPatch):
+    """A run to its end, on a processor whose peak is far above what the tiny model needs; then each offer."""
+    monkeypatch.setattr(summary, "peak_flops_per_s", lambda *_: 1e15)
+    monkeypatch.setattr(summary.gpu_models, "known", lambda _: GPUS["h200"])
+    monkeypatch.setattr(waiting, "_may_be_said", lambda _: True)  # whatever else this machine does
+    words = ("dataset.rows=120",)
+    result = ok(tuned(*words))
+    found = result["arithmetic"]
+    assert found["cause"] == "host" and found["share"] < waiting.THIRD
+    assert [each.partition("=")[0] for each in found["tries"]] == ["packed", "batch_size", "compile"]
+    for each in found["tries"][:2]:
+        tried = ok(tuned(*words, *each.split()))
+        assert tried["arithmetic"]["tokens"] > found["tokens"]
