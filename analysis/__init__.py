@@ -28,11 +28,14 @@ def conclusion(folders: Sequence[Path]) -> "Conclusion":
 
     found = [answer for answer in answers(load.read(folders).runs) if len(answer.ranking.settings) > 1][:MOST]
     sentences = [f"{answer.work}: {answer.sentence}" if len(found) > 1 else answer.sentence for answer in found]
+    waits = [answer.waits.sentence for answer in found if answer.waits is not None][:1]
     trains = []
     if len(found) == 1 and found[0].training is not None:
         does = training_command.keeps(found[0].best.runs[0]["kind"])
         trains = [f"{found[0].training.command}   # {does}"]
-    bold = [Text(line, "bold") for line in text_table.folded(sentences, text_table.terminal_width())]
+    width = text_table.terminal_width()
+    bold = [Text(line, "bold") for line in text_table.folded(sentences, width)]
+    plain = text_table.folded(waits, width)
     folder = shlex.quote(link(folders[0].parent).plain)
     opens = f"{typed('-m analysis')} report {folder}   # the page"
-    return Conclusion(["", *bold, *trains, opens], [run.folder for run in recommended_runs(found)])
+    return Conclusion(["", *bold, *plain, *trains, opens], [run.folder for run in recommended_runs(found)])

@@ -328,6 +328,7 @@ def line(run: Run, title: str = "") -> Text:
     if saved is not None:
         ended.append(f"\n  {saved.problem or _kept(run.folder, saved)}")
     told = bounds.of(record)
-    if told is not None:
+    # of a sweep's cells, its end says by rates what bounds the one that is recommended
+    if told is not None and (told.is_measured or not title):
         ended.append(f"\n  {told.sentence}")
     return ended

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from analysis import conclusion
 from analysis.answers import Answer, answers
 from analysis.answers import sentences as spoken
 from analysis.runs import details, load
@@ -200,6 +201,8 @@ def test_the_end_of_a_run_the_page_and_best_say_the_same(tmp_path: Path):
     record = explained(config())
     ended = outcome.line(Run(tmp_path, record), "").plain
     assert says(ended, "diagnosis.little-arithmetic", cause="host")
+    of_a_cell = outcome.line(Run(tmp_path, record), "[1/9] ").plain
+    assert not says(of_a_cell, "diagnosis.little-arithmetic")  # a sweep says it once, at its end
     only = answered(tmp_path, run_with(tmp_path))
     limit, following = only.limit, only.next
     assert limit.sentence.code == "answer.by-rates" and says(limit.sentence, "diagnosis.gpu-waits")
@@ -215,6 +218,13 @@ def test_what_a_sweep_varied_is_not_what_to_try(tmp_path: Path):
     only = answered(tmp_path, run_with(tmp_path, max_seq_len=64), slower)
     assert only.waits is not None and "packed" in only.ranking.keys
     assert only.waits.sentence.facts["tries"] == "batch_size=16"
+
+
+def test_a_sweep_ends_with_it_once(tmp_path: Path):
+    for place, lr in enumerate((1e-3, 1e-4)):
+        records.put(tmp_path / "s" / str(place), run_with(tmp_path, lr=lr))
+    lines = "\n".join(map(str, conclusion([tmp_path / "s" / str(place) for place in range(2)]).lines))
+    assert lines.count("answer.gpu-waits") == 1
 
 
 def test_a_measured_diagnosis_of_any_run_of_the_setting_comes_first(tmp_path: Path):
