@@ -78,6 +78,8 @@ def folder_sizes(configs: Sequence[LlmConfig], target: Target, compute: bool) ->
         if isinstance(config.model, HfConfig) and isinstance(size, TextFacts):
             plain_axes = {"optimizer": OptimizerChoice(), "kernels": Kernels.torch, "attention": Attention.auto}
             asked[place] = _requests(replace(config, **plain_axes), size, target)[0]
+    if not asked:
+        return [None] * len(configs)
     found = dict(zip(asked, answers.answer_all([*asked.values()], compute), strict=True))
     sizes = list[ModelSizes | None]()
     for place in range(len(configs)):
