@@ -98,11 +98,14 @@ class Roofline:
 
 
 def step(config: LlmConfig, gpu: Gpu, facts: TextFacts, sizes: ModelSizes) -> Roofline | Message:
-    """A step of a rank on a GPU, or why there is no bound: the GPU has no rate for this format."""
+    """A step of a rank on a GPU, or why there is no bound: what it takes has no published rate."""
     peak = gpu.flops_per_s.get(config.formats.products)
     if peak is None:
         sentence = f"precision={config.precision.name}: no peak of {gpu.name} is published for it"
         return Message("roofline.no-peak", sentence, key="precision", gpu=gpu.name)
+    if config.offloads:
+        sentence = f"sharding={config.sharding}: the host updates the weights, at no published rate"
+        return Message("roofline.offloaded", sentence, key="sharding", value=str(config.sharding))
     tokens = tokens_of_a_step(config, facts)
     length = row_length(config, facts)
     low = _terms(config, gpu, sizes, peak, tokens.least, length.least, fast=2)

@@ -4,7 +4,7 @@ happens. No torch.
 Records count it of what ran (`summary`), and predictions of what would (`estimate.roofline`).
 """
 
-from multicard.config.llm import LlmConfig
+from multicard.config.llm import LlmConfig, Sharding
 from multicard.llm import methods, models
 from multicard.records.rank_files import ModelSizes
 
@@ -86,7 +86,7 @@ def update_bytes(config: LlmConfig, sizes: ModelSizes) -> float:
     """
     held = BYTES[config.formats.weights]
     state = 1 if config.optimizer.has_8_bits else held
-    shards = config.world_size if config.distributed and config.sharding == "fsdp" else 1
+    shards = config.world_size if config.distributed and config.sharding is not Sharding.ddp else 1
     gradients = 2 * held * config.gradient_accumulation_steps
     return sizes.trained * (gradients + (3 * held + 4 * state) / shards)
 
@@ -102,7 +102,7 @@ def exchanged_bytes(config: LlmConfig, sizes: ModelSizes) -> float:
         return 0.0
     held = BYTES[config.formats.weights]
     gradients = sizes.trained * held * (ranks - 1) / ranks
-    if config.sharding == "ddp":
+    if config.sharding is Sharding.ddp:
         return 2 * gradients
     gathered = BYTES[config.formats.products] if config.formats.are_mixed else weight_bytes(config)
     gathers = 2 + methods.chosen(config).reference_passes

@@ -241,6 +241,7 @@ def test_whatever_somebody_measured_comes_before_a_roofline():
         (Target("NVIDIA X1", None, "cuda"), (), "estimate.no-run"),
         (Target("t4", None, "cuda", "Tesla T4", 15 << 30), (), "roofline.no-peak"),
         (H200, ("gpus=2", "oversubscribe=true"), "estimate.no-run"),
+        (H200, ("gpus=2", "sharding=fsdp_offload"), "roofline.offloaded"),
     ],
 )
 def test_without_published_rates_times_stay_unknown(target: Target, words: tuple[str, ...], code: str):
