@@ -226,6 +226,9 @@ def converted(said: Conversation, chat_template: ChatTemplate, loss: ChatLoss) -
         raise turns.unwritten("tools", chat_template.source)
     messages, unread = turns.settle(said.messages, chat_template.source, said.column)
     messages = result_roles.as_known(messages, said.tools, chat_template.render, chat_template.source)
+    if loss is ChatLoss.answers:
+        for place in said.answers_of_prompt():
+            messages[place]["weight"] = 0
     roles = [message["role"] for message in messages]
     if "system" in roles[1:]:
         raise Refusal("llm.chat-late-system", "has a system message that is not the first one; put it first")

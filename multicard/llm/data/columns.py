@@ -93,6 +93,10 @@ class Columns:
         """The value of a column that `there` found, which stays unread."""
         return self._values[self._own[name]]
 
+    def replace(self, name: str, value: Any) -> None:
+        """Give a column that `there` found another value, as one that was decoded. It stays unread."""
+        self._values[self._own[name]] = value
+
     def present(self, names: Sequence[str]) -> list[str]:
         """Those of the names that the row has, even with nothing in them."""
         return [name for name in names if name in self._own]
@@ -113,6 +117,10 @@ class Columns:
         """The columns that hold something and were not read, as the file calls them."""
         own = [self._theirs.get(name, name) for name in self._values if name in self._unread]
         return own + [name for name in self._dropped if is_filled(self.row[name])]
+
+    def left(self, names: Sequence[str]) -> list[str]:
+        """Those of the names under which the row holds something that was not read."""
+        return [name for name in self.there(names) if self._own[name] in self._unread]
 
     def bearing(self, names: Sequence[str] = BEARING) -> str | None:
         """The first unread column whose name gives it a meaning."""

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from multicard.llm.data import columns as names
-from multicard.llm.data import turns
+from multicard.llm.data import json_texts, turns
 from multicard.llm.data.columns import Columns, guessed, is_filled, override
 from multicard.llm.data.flat_dialogues import flat_turns, is_dialogue
 from multicard.llm.data.turns import FORM, Message
@@ -22,7 +22,8 @@ class Conversation(NamedTuple):
     """What a row says.
 
     messages: none of a text. tools: that the assistant may call. column: that held the messages. text: a text alone.
-    segments: a text in parts, with the `label` of those that are learnt.
+    segments: a text in parts, with the `label` of those that are learnt. prompt: the places of messages that a prompt
+    holds, apart from its answer: as TRL does, answers among them are not learnt unless a key of theirs says so.
     """
 
     messages: list[Message]
@@ -30,6 +31,12 @@ class Conversation(NamedTuple):
     column: str = "messages"
     text: str | None = None
     segments: list[tuple[str, bool]] | None = None
+    prompt: range = range(0)
+
+    def answers_of_prompt(self) -> list[int]:
+        """The places of the answers that the prompt holds and no key calls learnt."""
+        said = self.messages
+        return [place for place in self.prompt if said[place]["role"] == "assistant" and "weight" not in said[place]]
 
 
 def columns_of(row: Any, named: dict[str, str | None]) -> Columns:
@@ -49,11 +56,14 @@ def columns_of(row: Any, named: dict[str, str | None]) -> Columns:
 
 def conversation(row: Columns) -> Conversation:
     """The conversation that a row holds. Refuses (ValueError) a row of another kind, or of none."""
+    json_texts.decode(row)
     refuse_kto(row)
     held = held_messages(row)
     if held is not None:
         column, said = held
         _check_said(row, said)
+        if said[-1]["role"] != "assistant":
+            said = [*said, *_answer_beside(row)]
         return Conversation(with_system(row, said), tools_of(row), column)
     asked = row.there(names.QUESTION) or row.there(names.CONTEXT[:1])
     if asked and row.present(names.ANSWER):
@@ -140,7 +150,21 @@ def _answered(row: Columns, asked: Sequence[str]) -> Conversation:
     """A question and its answer, with what stands before them."""
     question = one_of(row, asked)
     answer = one_of(row, row.there(names.ANSWER) or row.present(names.ANSWER))
-    said = prompt_messages(row, question)
+    past, prompt = history(row), question_messages(row, question)
+    said = [*past, *prompt, *_answer_of(row, answer, flat=is_dialogue(row.peek(question)))]
+    whole = with_system(row, said)
+    begin = len(whole) - len(said) + len(past)
+    return Conversation(whole, tools_of(row), answer, prompt=range(begin, begin + len(prompt)))
+
+
+def _answer_beside(row: Columns) -> list[Message]:
+    """The answer that a column of its own gives to messages that end without one; none if there is no such column."""
+    found = row.left(names.ANSWER)
+    return _answer_of(row, one_of(row, found)) if found else []
+
+
+def _answer_of(row: Columns, answer: str, flat: bool = False) -> list[Message]:
+    """The messages of a column with an answer; a number is refused."""
     value = row.get(answer)
     if isinstance(value, int | float):
         raise Refusal(
@@ -149,8 +173,7 @@ def _answered(row: Columns, asked: Sequence[str]) -> Conversation:
             column=answer,
             value=value,
         )
-    said += answer_messages(value if value is not None else "", row, answer, flat=is_dialogue(row.peek(question)))
-    return Conversation(with_system(row, said), tools_of(row), answer)
+    return answer_messages(value if value is not None else "", row, answer, flat)
 
 
 def one_of(row: Columns, found: Sequence[str]) -> str:
@@ -170,23 +193,31 @@ def one_of(row: Columns, found: Sequence[str]) -> str:
 
 def prompt_messages(row: Columns, question: str) -> list[Message]:
     """What comes before an answer: the history, and the question with its context."""
+    return history(row) + question_messages(row, question)
+
+
+def history(row: Columns) -> list[Message]:
+    """The turns before a question that a column of their own holds."""
+    held = turns.messages(row.peek("history"), by_place=True) if row.there(names.HISTORY) else None
+    if held is None:
+        return []
+    row.get("history")
+    return held
+
+
+def question_messages(row: Columns, question: str) -> list[Message]:
+    """A question with its context, or the messages of a prompt."""
     value = row.get(question)
-    past = list[Message]()
-    if row.there(names.HISTORY):
-        held = turns.messages(row.peek("history"), by_place=True)
-        if held is not None:
-            row.get("history")
-            past = held
     if isinstance(value, list | dict):
         said = turns.messages(value)
         if not said:
             raise _several_texts(question, value) if isinstance(value, list) else _unknown(row)
-        return past + said
+        return said
     contexts = [name for name in row.there(names.CONTEXT) if name != question]
     texts = [value, *(row.get(name) for name in contexts)]
     if not all(isinstance(text, str) for text in texts):
         raise no_text([name for name, text in zip((question, *contexts), texts, strict=True) if type(text) is not str])
-    said = past + flat_turns("\n".join(texts))
+    said = flat_turns("\n".join(texts))
     if said[-1]["role"] == "assistant":
         raise Refusal(
             "llm.row-prompt-answered",

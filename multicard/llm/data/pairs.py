@@ -5,7 +5,7 @@ from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from multicard.llm.data import columns as names
-from multicard.llm.data import turns
+from multicard.llm.data import json_texts, turns
 from multicard.llm.data.columns import Columns
 from multicard.llm.data.flat_dialogues import flat_turns, is_dialogue
 from multicard.llm.data.forms import (
@@ -35,6 +35,7 @@ class Pair(NamedTuple):
 
 def pair(row: Columns, reader: str) -> Pair:
     """The two answers that a row holds, each with all messages before it. Refuses (ValueError) a row without them."""
+    json_texts.decode(row)
     chosen, rejected = row.there(names.CHOSEN)[:1], row.there(names.REJECTED)[:1]
     answered = None if chosen or not rejected else held_messages(row)  # ms-swift's: the chosen answer ends the messages
     if answered is not None and answered[1][-1]["role"] == "assistant":

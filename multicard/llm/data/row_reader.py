@@ -135,6 +135,12 @@ class RowReader:
             return self._conversation(said, unread)
         if said.tools:
             raise turns.unwritten("tools", None, instead=CHAT)
+        if said.answers_of_prompt():
+            raise Refusal(
+                "llm.row-prompt-learnt",
+                f"has answers in its prompt, which {self._reader} would learn; use `dataset=chat`",
+                reader=self._reader,
+            )
         settled = self._plain(said.messages, unread)
         if any(each.get("weight") == 0 for each in said.messages if each["role"] == "assistant"):
             raise turns.unwritten("weight", None, instead=CHAT)

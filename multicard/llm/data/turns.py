@@ -8,34 +8,17 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from multicard.llm.data import json_texts
 from multicard.llm.data.columns import Columns, is_filled
+from multicard.llm.data.roles import CALLS, CONTENT_KEYS, ROLE_KEYS, ROLES
 from multicard.messages import Refusal
 
 Message = dict[str, Any]
 
-OWN_NAMES = ("system", "developer", "user", "assistant", "tool", "ipython", "function")
-CALLS = ("function_call", "tool_call")  # roles of an assistant's turn that is a call, as JSON
-# What public data call them: ShareGPT's, OpenAssistant's, LLaMA-Factory's and ms-swift's names among them
-ROLES: dict[str, str] = {
-    **{name: name for name in OWN_NAMES},
-    "human": "user",
-    "prompter": "user",
-    "gpt": "assistant",
-    "model": "assistant",
-    "bot": "assistant",
-    "chatgpt": "assistant",
-    "chatbot": "assistant",
-    "ai": "assistant",
-    **dict.fromkeys(CALLS, "assistant"),
-    "observation": "tool",
-    "tool_response": "tool",
-    "function_response": "tool",
-}
 FORM = 'write {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}'
 
 # Of a part of a content; the last says how long a service keeps what it has read
 PART_KEYS = ("type", "text", "cache_control")
-ROLE_KEYS, CONTENT_KEYS = ("role", "from"), ("content", "value")
 # A turn of two: a question and its answer
 EXCHANGES = (("input", "output"), ("human", "assistant"), ("user", "assistant"), ("question", "answer"))
 EXCHANGES += (("prompt", "response"), ("query", "response"), ("instruction", "output"))
@@ -56,15 +39,14 @@ def messages(turns: Any, by_place: bool = False) -> list[Message] | None:
     """The messages of a column; None if it holds no list of turns.
 
     Args:
-        turns: objects with a role and a content, or objects with a question and its answer; also as JSON.
+        turns: objects with a role and a content, or objects with a question and its answer; also as JSON, of all
+            together or of each.
         by_place: the column's form has turns without names too: texts by turns, or lists of a question and its answer.
             In any other column a list of texts is several answers, or a column of several rows.
     """
-    if isinstance(turns, str) and turns.lstrip().startswith(("[", "{")):
-        try:
-            turns = json.loads(turns)  # of CSV, and of Parquet with text columns alone
-        except (ValueError, RecursionError):
-            return None
+    turns = json_texts.as_messages(turns)
+    if isinstance(turns, str):
+        turns = json_texts.as_object(turns)  # of CSV, and of Parquet with text columns alone
     if isinstance(turns, dict) and ({*ROLE_KEYS} & turns.keys()):
         turns = [turns]
     if not isinstance(turns, list):
