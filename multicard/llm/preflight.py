@@ -11,7 +11,7 @@ from multicard.config.llm_models import HfConfig
 from multicard.config.llm_texts import ChatConfig, StoredTextConfig, SyntheticConfig
 from multicard.config.llm_tokenizers import EmbeddedTokenizerConfig, Llama3TokenizerConfig, Qwen25TokenizerConfig
 from multicard.config.sweeps import starts_nothing
-from multicard.llm import axes, engines, methods, models, quantised
+from multicard.llm import axes, engines, methods, models, quantised, whole_steps
 from multicard.llm.data import chat, files, held_out_rows, hub, row_sources, templates, tokenizer
 from multicard.llm.data.held_out_rows import HeldOutRows
 from multicard.messages import Message, Refusal
@@ -120,7 +120,10 @@ def prepare(config: LlmConfig) -> Inputs:
             loaded.held_out,
             are_trained,
         )
-        _NOTICES[identity] = [*_of_held_out(config, loaded, sum(are_trained)), *_notices(loaded, last_alone)]
+        said = [*_of_held_out(config, loaded, sum(are_trained)), *_notices(loaded, last_alone)]
+        if rows is not None and not config.packed:
+            said += whole_steps.notices(config, len(rows))
+        _NOTICES[identity] = said
     return _LATEST[identity]
 
 

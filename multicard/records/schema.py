@@ -330,7 +330,7 @@ class LlmRecord(Record, kw_only=True, tag_field="kind", tag="llm"):
 
     @property
     def rows_share(self) -> float | None:
-        """of those that were there in each epoch, 0 to 1: the last are left out if they make no whole step"""
+        """of those there in each epoch: below 1, some fill no whole step; above 1, two ranks train on some"""
         rows = self.text_rows or TextRows()
         there = (rows.read or 0) - (rows.left_out or 0) if rows.sequences is None else rows.sequences
         return (self.samples_trained or 0) / (there * len(self.epochs)) if there and self.epochs else None
