@@ -19,6 +19,7 @@ from torchtune.data import CROSS_ENTROPY_IGNORE_IDX, AlpacaToMessages, ChosenRej
 from torchtune.datasets import PackedDataset, PreferenceDataset, SFTDataset
 from torchtune.models.llama3 import Llama3Tokenizer
 
+from multicard.llm.data import pairs as pairs_of_rows
 from multicard.llm.data.tokenizer import FolderTokenizer
 from multicard.messages import Refusal
 from multicard.records.schema_parts import Ignored
@@ -280,22 +281,12 @@ def chats(tokenizer: Any, *, source: str, **arguments: Any) -> SFTDataset:
     return SFTDataset(source=source, message_transform=None, model_transform=transform, **arguments)  # pyright: ignore[reportArgumentType]
 
 
-def shared(chosen: Sequence[Any], rejected: Sequence[Any], most: int) -> int:
-    """How many turns, or pieces of text, of a pair come before its answers differ; no more than `most`."""
-    differ = (place for place in range(most) if chosen[place] != rejected[place])
-    return next(differ, most)
-
-
-def last_learnt(pieces: Sequence[Mapping[str, Any]]) -> int:
-    return max(place for place, piece in enumerate(pieces) if piece["learnt"])
-
-
 class LastAnswers(ChosenRejectedToMessages):
     """torchtune's messages of a pair, the assistant's turns of the history that both answers share masked."""
 
     def __call__(self, sample: Mapping[str, Any]) -> Mapping[str, Any]:
         chosen, rejected = sample["chosen"], sample["rejected"]
-        history = shared(chosen, rejected, min(len(chosen), len(rejected)) - 1)
+        history = pairs_of_rows.shared(chosen, rejected, min(len(chosen), len(rejected)) - 1)
         pair = super().__call__(sample)
         for messages in pair.values():
             for message in messages[:history]:
@@ -309,8 +300,7 @@ def pairs(tokenizer: Any, *, source: str, **arguments: Any) -> PreferenceDataset
 
 
 class ChatPairs(Dataset[dict[str, Any]]):
-    """Pairs of answers, each in pieces of text, of which those that both share are not learnt; `arguments` are
-    `datasets.load_dataset`'s."""
+    """Pairs of answers, each in pieces of text; `arguments` are `datasets.load_dataset`'s."""
 
     def __init__(self, tokenizer: Any, *, source: str, **arguments: Any) -> None:
         self._data, self._tokenizer = load_dataset(source, **arguments), tokenizer
@@ -320,11 +310,8 @@ class ChatPairs(Dataset[dict[str, Any]]):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         row, stored = {}, self._data[index]
-        pair = {name: stored[name] for name in ("chosen", "rejected")}  # held-out rows have others beside them
-        history = shared(pair["chosen"], pair["rejected"], min(map(last_learnt, pair.values())))
-        for name, pieces in pair.items():
-            asked = [piece | {"learnt": False} for piece in pieces[:history]]
-            encoded = chat_tokens(self._tokenizer, {"pieces": asked + pieces[history:]})
+        for name in pairs_of_rows.CHOICES:  # held-out rows have others beside them
+            encoded = chat_tokens(self._tokenizer, {"pieces": stored[name]})
             labels = np.where(encoded["mask"], CROSS_ENTROPY_IGNORE_IDX, encoded["tokens"])
             row |= {f"{name}_input_ids": encoded["tokens"], f"{name}_labels": labels.tolist()}
         return row

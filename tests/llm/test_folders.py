@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from multicard.llm import preflight, torchtune_config
-from multicard.llm.data.row_reader import CHOICES
+from multicard.llm.data.pairs import CHOICES
 from multicard.records import run_folder
 from multicard.records.rank_files import ModelSizes
 from tests.conftest import Tuning, typed_llm
@@ -110,6 +110,17 @@ def test_the_prompt_of_a_pair_is_before_both_answers_in_its_template(checkpoint:
     chosen, rejected = ("".join(piece["content"] for piece in (inputs.rows or [])[0][name]) for name in CHOICES)
     begin = "<system>S</s>\n<user>Q</s>\n<assistant>"
     assert (chosen, rejected) == (f"{begin}A</s>\n", f"{begin}B</s>\n")
+
+
+def test_turns_that_both_answers_share_are_the_prompt(checkpoint: Path, tmp_path: Path):
+    """What the run folder shows as learnt is what bears loss."""
+    other = ANSWERED | {"content": "B"}
+    row = {"prompt": [ASKED, ANSWERED, ASKED], "chosen": [ANSWERED], "rejected": [other]}
+    inputs = preflight.prepare(typed_llm(*words_of(checkpoint, *PREFERENCE, stored(tmp_path, row))))
+    for name, answer in zip(CHOICES, ("A</s>", "B</s>"), strict=True):
+        pieces = (inputs.rows or [])[0][name]
+        assert [piece["content"] for piece in pieces if piece["learnt"]] == [answer]
+        assert [piece["content"] for piece in pieces].count("A</s>") == (2 if name == "chosen" else 1)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from torchtune.data import CROSS_ENTROPY_IGNORE_IDX as IGNORED
 
 from multicard.llm import labelled_rows
 from multicard.llm.batches import COUNTS, count, counted, stacked
-from multicard.llm.data.row_reader import CHOICES
+from multicard.llm.data import pairs
+from multicard.llm.data.pairs import CHOICES
 from tests.llm.test_chat import ROWS, written
 from tests.llm.test_engines import tuned_here
 from tests.llm.test_llm_data import read
@@ -87,7 +88,8 @@ def test_of_a_pair_of_pieces_the_shared_ones_are_not_learnt(tmp_path: Path):
         name: [{"content": text, "learnt": learnt} for text, learnt in [*pieces, (said + "</s>", True), ("!", False)]]
         for name, said in zip(CHOICES, ("Better", "Worse"), strict=True)
     }
-    rows = [pair, pair | {"rejected": pair["chosen"]}]
+    every = [pair, pair | {"rejected": pair["chosen"]}]
+    rows = [dict(zip(CHOICES, pairs.answers_alone(row["chosen"], row["rejected"]), strict=True)) for row in every]
     lines = [json.dumps({"row": place, "is_trained": False} | row) for place, row in enumerate(rows)]
     (tmp_path / "rows.jsonl").write_text("\n".join(lines))
     tokenizer = FolderTokenizer(str(tmp_path))

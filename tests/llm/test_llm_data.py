@@ -13,7 +13,7 @@ from torchtune.data import CROSS_ENTROPY_IGNORE_IDX as IGNORED
 from multicard.config.placement import Placement
 from multicard.llm import batches, labelled_rows, models, summary
 from multicard.llm.batches import COUNTS, PackedBatch, count, counted, half_mask
-from multicard.llm.data import row_reader, row_sources
+from multicard.llm.data import pairs, row_sources
 from multicard.llm.data import tokenizer as tokens
 from multicard.llm.data.templates import TEMPLATES, examples
 from multicard.llm.torchtune_config import write as torchtune_config_of
@@ -170,9 +170,7 @@ def cut_rows(folder: Path, *words: str) -> Any:
 
 def parts(row: dict[str, Any]) -> list[tuple[list[int], list[int]]]:
     """Tokens and labels of a row, or of a pair's two."""
-    names = (
-        [("tokens", "labels")] if "tokens" in row else [(f"{n}_input_ids", f"{n}_labels") for n in row_reader.CHOICES]
-    )
+    names = [("tokens", "labels")] if "tokens" in row else [(f"{n}_input_ids", f"{n}_labels") for n in pairs.CHOICES]
     return [(list(row[tokens]), [int(label) for label in row[labels]]) for tokens, labels in names]
 
 

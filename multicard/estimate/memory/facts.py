@@ -21,7 +21,7 @@ from multicard.config.llm_tokenizers import EmbeddedTokenizerConfig, Qwen25Token
 from multicard.config.roles import Role
 from multicard.config.vision import VisionConfig
 from multicard.llm import methods, preflight
-from multicard.llm.data import row_reader, row_sources, templates, tokenizer
+from multicard.llm.data import pairs, row_sources, templates, tokenizer
 from multicard.llm.preflight import Inputs
 from multicard.messages import Message, Refusal
 from multicard.vision.data.datasets import DATASETS
@@ -171,7 +171,7 @@ def _answers(config: LlmConfig, rows: Sequence[dict[str, Any]]) -> Sequence[dict
     """The rows; of pairs each answer as a row."""
     if not methods.chosen(config).pairs:
         return rows
-    return [{name: row[name]} for row in rows for name in row_reader.CHOICES]
+    return [{name: row[name]} for row in rows for name in pairs.CHOICES]
 
 
 def _texts(config: LlmConfig, row: dict[str, Any]) -> list[str]:

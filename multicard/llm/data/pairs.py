@@ -24,6 +24,9 @@ from multicard.llm.data.forms import (
 from multicard.llm.data.turns import Message
 from multicard.messages import Refusal
 
+CHOICES = ("chosen", "rejected")
+Piece = dict[str, Any]
+
 
 class Pair(NamedTuple):
     """Two answers to the same messages, each with these before it."""
@@ -140,3 +143,21 @@ def _open(said: list[Message], answer: Sequence[Message], column: str) -> list[M
             raise two_prompts(column)
         return said[:-1]
     return said
+
+
+# ---- what both answers share
+
+
+def shared(chosen: Sequence[Any], rejected: Sequence[Any], most: int) -> int:
+    """How many turns, or pieces of text, of a pair come before its answers differ; no more than `most`."""
+    differ = (place for place in range(most) if chosen[place] != rejected[place])
+    return next(differ, most)
+
+
+def answers_alone(chosen: Sequence[Piece], rejected: Sequence[Piece]) -> tuple[list[Piece], list[Piece]]:
+    """The pieces of both answers, of which those that both share are not learnt: they are the prompt, as TRL has it."""
+    every = (chosen, rejected)
+    last = min(max(place for place, piece in enumerate(pieces) if piece["learnt"]) for pieces in every)
+    history = shared(chosen, rejected, last)
+    first, second = ([piece | {"learnt": False} for piece in pieces[:history]] for pieces in every)
+    return [*first, *chosen[history:]], [*second, *rejected[history:]]

@@ -12,12 +12,12 @@ from multicard.llm.data import columns as names
 from multicard.llm.data.chat import ChatTemplate
 from multicard.llm.data.columns import Columns, Unread, override
 from multicard.llm.data.forms import Conversation
+from multicard.llm.data.pairs import CHOICES
 from multicard.llm.data.turns import Message
 from multicard.messages import Refusal
 
 Row = dict[str, Any]
 
-CHOICES = ("chosen", "rejected")
 CHAT, FOLDER = ", or use `dataset=chat`", ", or use engine=trl with model=hf, whose template may write it"
 SHARE_GPT = {"system": "system", "user": "human", "assistant": "gpt"}
 
@@ -68,10 +68,10 @@ class RowReader:
             if found.tools:
                 raise turns.unwritten("tools", None, instead=FOLDER)
             return {name: self._plain(said, unread) for name, said in zip(CHOICES, found[:2], strict=True)}
-        row: Row = {}
+        written = list[list[Row]]()
         for name, said in zip(CHOICES, found[:2], strict=True):
-            row[name] = self._conversation(Conversation(said, found.tools, name), unread)["pieces"]
-        return row
+            written.append(self._conversation(Conversation(said, found.tools, name), unread)["pieces"])
+        return dict(zip(CHOICES, pairs.answers_alone(*written), strict=True))
 
     def is_equal(self, row: Row) -> bool:
         """True of a pair whose answers are the same tokens, of which no preference is learnt."""
