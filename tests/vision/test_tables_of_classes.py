@@ -99,6 +99,26 @@ def test_nan_among_numbers_and_an_empty_cell_are_no_class(tmp_path: Path):
         assert refusal.value.message.facts["reason"].code == "photographs.no-label"
 
 
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_minus_one_beside_numbers_of_classes_is_no_class_in_any_file(kind: str, tmp_path: Path):
+    numbers = [0, 1, -1, 2] * 4
+    table = labelled(tmp_path / "root", [*map(str, numbers)])
+    paths = [f"images/{row}.png" for row in range(len(numbers))]
+    if kind == "parquet":
+        table = parquet(table.parent, path=paths, label=numbers)
+    elif kind == "jsonl":
+        lines = [json.dumps({"path": path, "label": label}) for path, label in zip(paths, numbers, strict=True)]
+        table = write(table.with_suffix(".jsonl"), *lines)
+    with refused("photographs.bad-rows", row=3, rows=4) as refusal:
+        parts(table, "dataset.split=0.5")
+    assert refusal.value.message.facts["reason"].code == "photographs.no-label"
+
+
+@pytest.mark.parametrize("labels", [["-1", "1"], ["-2", "-1", "0", "1"], ["-1", "cat", "dog"]])
+def test_minus_one_is_a_class_where_it_is_of_two_or_of_other_kinds(labels: list[str], tmp_path: Path):
+    assert parts(labelled(tmp_path / "root", labels * 4), "dataset.split=0.5")[4] == labels
+
+
 def test_classes_whose_names_differ_by_case_alone_are_said(tmp_path: Path, capsys: Any):
     table = labelled(tmp_path / "root", ["NV", "nv", "mel"] * 4)
     datasets.check(options(table, "dataset.split=0.5"))

@@ -23,6 +23,21 @@ def texts(values: Sequence[Any], declared: Sequence[str]) -> list[str]:
     return found
 
 
+def without_no_class(labels: Sequence[str]) -> list[str]:
+    """Labels with "" for -1, which stands for no class beside two or more numbers from 0 on, whatever file has them.
+
+    Of -1 and 1, or beside other negative numbers, it is a class as they are.
+    """
+    others = {label for label in labels if label and not _is_no_class(label)}
+    if len(others) < 2 or not all(NUMBER.fullmatch(label) and float(label) >= 0 for label in others):
+        return [*labels]
+    return ["" if _is_no_class(label) else label for label in labels]
+
+
+def _is_no_class(label: str) -> bool:
+    return NUMBER.fullmatch(label) is not None and float(label) == -1
+
+
 def _is_missing(value: Any) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value))
 

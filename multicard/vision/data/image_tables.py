@@ -127,7 +127,10 @@ def _without_labels(labels: Sequence[str], parts: Sequence[str], to_test: bool) 
 def _problem_of_row(image: Encoded, label: str, part: str | None, several: Sequence[Path]) -> Message | None:
     """Why a row of a table cannot be used. Its part may have any name where it is None here."""
     if not label:
-        return Message("photographs.no-label", "no label; give each image its class")
+        return Message(
+            "photographs.no-label",
+            "no label (nothing, or -1 beside other numbers); give each image its class, or leave its row out",
+        )
     if isinstance(image, Path) and not image.is_file():
         return table_images.missing(image.parent, several)
     if part not in (None, WHOLE) and part_names.parsed(part) is None:
@@ -200,7 +203,7 @@ def _columns(paths: list[Path], by_split: bool, named: Named, to_test: str | Non
     for path, count in zip(paths, counts, strict=bool(inside)):
         file = ImageFile(path, fields[image], is_named="image" in named)
         images += [Row(file, index) for index in range(count)]
-    labels = texts.get(label, [""] * len(images))
+    labels = class_names.without_no_class(texts.get(label, [""] * len(images)))
     classes = declared(stored, found.stored(label))
     return Columns(images, labels, parts, classes, ignored, files.several)
 
