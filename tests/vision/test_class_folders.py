@@ -171,6 +171,13 @@ UNCLEAR = {
     "within a class": Unclear(
         within("train", "val"), "photographs.no-classes", [("train", "val", 2)], root="train/cat"
     ),
+    "within a class of one part": Unclear(
+        ["cat", "dog"], "photographs.no-classes", [("all", "0.2 of all", 2)], root="cat"
+    ),
+    "images alone in each part": Unclear(["train", "test1"], "photographs.no-classes", [], {"above": None}, "train"),
+    "a part beside images without classes": Unclear(
+        [*within("train"), "test"], "photographs.nothing-to-test-on", [("all", "0.2 of all", 2)], root="train"
+    ),
 }
 
 

@@ -324,9 +324,16 @@ def read_folders(place: Path, folders: dict[str, Path], ignored: Counter[str]) -
 
 def no_classes(folder: Path) -> Refusal:
     """The refusal of a folder without folders of classes, with the one above that has them."""
-    above = _data_above(folder)
-    remedy = FORMS if above is None else f"use `{override('dataset.root', above)}`, which has them"
-    inside = "images, and no folders of classes" if look(folder).has_images else "no folders of classes in it"
+    has_images = look(folder).has_images
+    above = _data_above(folder) if has_images else None
+    if above is not None:
+        has_parts = len(parts_of(above).parts) > 1
+        remedy = f"use `{override('dataset.root', above)}{'' if has_parts else ' dataset.split=0.2'}`, which has them"
+    elif has_images:
+        remedy = f"put the images of each class into a folder of it, {IN_A_TABLE}"
+    else:
+        remedy = FORMS
+    inside = "images, and no folders of classes" if has_images else "no folders of classes in it"
     return Refusal(
         "photographs.no-classes",
         f"dataset.root={folder}: {inside}; {remedy}",
@@ -337,17 +344,27 @@ def no_classes(folder: Path) -> Refusal:
 
 
 def _data_above(folder: Path) -> Path | None:
-    """The folder above an all too deep one that holds the data: classes, or parts of which this is within one."""
-    if not look(folder).has_images:
-        return None
+    """The folder above an all too deep one that holds the data: classes, or parts of which this is within one. None
+    where it cannot be read either."""
     above = folder.absolute().parent
     if len(above.parts) < 2 or len(class_folders(above)) < 2:
         return None
-    return parts_above(above) or above
+    found = parts_above(above) or above
+    return found if _is_read(found) else None
+
+
+def _is_read(folder: Path) -> bool:
+    """True of a folder whose parts are found, with classes."""
+    try:
+        found = parts_of(folder)
+    except Refusal:
+        return False
+    is_whole = any(part.kind is None for part in found.parts)
+    return is_whole or {Kind.train} < {part.kind for part in found.parts}
 
 
 def parts_above(folder: Path) -> Path | None:
-    """The folder above one that is a part of it, as its name and those beside it say."""
+    """The folder above one that is a part of it, as its name and those beside it say, if it can be read."""
     folder = folder.absolute()
     for within in (folder, folder.parent):  # seg_train/seg_train
         above = within.parent
@@ -356,5 +373,5 @@ def parts_above(folder: Path) -> Path | None:
         names = part_names.named(each.name for each in class_folders(above))
         kinds = {part.kind for part in names.values()}
         if within.name in names and Kind.train in kinds and len(kinds) > 1:
-            return above
+            return above if _is_read(above) else None
     return None
