@@ -12,7 +12,7 @@ from multicard.config.llm_texts import ChatConfig, StoredTextConfig, SyntheticCo
 from multicard.config.llm_tokenizers import EmbeddedTokenizerConfig, Llama3TokenizerConfig, Qwen25TokenizerConfig
 from multicard.config.sweeps import starts_nothing
 from multicard.llm import axes, engines, methods, models, quantised, whole_steps
-from multicard.llm.data import chat, files, held_out_rows, hub, row_sources, templates, tokenizer
+from multicard.llm.data import chat, columns, files, held_out_rows, hub, row_sources, templates, tokenizer
 from multicard.llm.data.held_out_rows import HeldOutRows
 from multicard.messages import Message, Refusal
 from multicard.records.content import Blob, text_blob
@@ -214,7 +214,7 @@ def _of_held_out(config: LlmConfig, loaded: row_sources.LoadedRows, also_trained
         ]
     if loaded.held_out is None:
         return []
-    count, trained = len(loaded.held_out.rows), len(loaded.rows or ())
+    count, trained, splits = len(loaded.held_out.rows), len(loaded.rows or ()), loaded.held_out.splits
     ways = "`dataset.split=0` trains on all" if data.split is not None else "the rows of dataset.test_files"
     said = [
         Message(
@@ -226,6 +226,21 @@ def _of_held_out(config: LlmConfig, loaded: row_sources.LoadedRows, also_trained
             trained=trained,
         )
     ]
+    if splits is not None:
+        remedy = columns.override({"split": None})
+        said = [
+            Message(
+                "llm.held-out-by-column",
+                f"held out: {count} rows that the column {splits.column} calls {splits.part}, beside {trained} that "
+                f"are trained on; `{remedy}` trains on rows of all splits",
+                key="dataset.columns",
+                rows=count,
+                trained=trained,
+                column=splits.column,
+                part=splits.part,
+                remedy=remedy,
+            )
+        ]
     if also_trained:
         said.append(
             Message(

@@ -31,7 +31,7 @@ TEXT = ("text",)
 SEGMENTS = ("segments",)
 DIALOGUE = ("dialogue", "summary")  # of the template `summarize`
 READ = (*CONVERSATION, *SYSTEM, *TOOLS, *QUESTION, *CONTEXT, *ANSWER, *CHOSEN, *REJECTED, *HISTORY, *TEXT, *SEGMENTS)
-NAMED = (*READ, *DIALOGUE)  # what `dataset.columns` can name
+NAMED = (*READ, *DIALOGUE, "split")  # what `dataset.columns` can name
 
 # Columns that a form reads, and that change what is said or learnt: a reader that cannot heed them refuses them
 MEDIA = ("image", "images", "video", "videos", "audio", "audios")

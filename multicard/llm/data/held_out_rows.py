@@ -11,6 +11,7 @@ from math import ceil
 from random import Random
 from typing import Any, NamedTuple
 
+from multicard.llm.data.split_rows import SplitRows
 from multicard.messages import Refusal
 
 DRAWN_BY = 49  # seeds which rows are held out, whatever `seed` is
@@ -20,10 +21,12 @@ class HeldOutRows(NamedTuple):
     """Rows that are not trained on.
 
     rows: in the form of the run's engine. numbers: the place of each in the data set as it is read, from 0.
+    splits: the column that calls them so; None of others.
     """
 
     rows: list[dict[str, Any]]
     numbers: list[int]
+    splits: SplitRows | None = None
 
     def are_trained(self, trained: Iterable[dict[str, Any]]) -> list[bool]:
         """Of each, whether it is equal to a row that is trained on."""

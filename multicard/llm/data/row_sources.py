@@ -20,6 +20,7 @@ from multicard.llm.data.files import StoredRows, read_file, value_of
 from multicard.llm.data.held_out_rows import HeldOutRows
 from multicard.llm.data.row_folders import KEY, TEST_KEY
 from multicard.llm.data.row_reader import RowReader
+from multicard.llm.data.split_rows import split_rows
 from multicard.llm.data.turns import Message
 from multicard.messages import Refusal, as_text
 
@@ -86,7 +87,9 @@ def _loaded(config: LlmConfig, split: float | None) -> LoadedRows:
             "llm.no-rows", f"{key}={value}: holds no rows; give a file with one row or more", key=key, value=value
         )
     names.check_named(data.columns, f"{key}={value}", rows)
-    available, wanted = len(rows), data.rows or len(rows)
+    splits = split_rows(rows, data.columns)
+    pool: Sequence[int] = range(len(rows)) if splits is None else splits.train
+    available, wanted = len(pool), data.rows or len(pool)
     if wanted > available:
         raise Refusal(
             "llm.few-rows",
@@ -96,11 +99,16 @@ def _loaded(config: LlmConfig, split: float | None) -> LoadedRows:
             value=wanted,
             available=available,
         )
-    measured = held_out_rows.drawn(available, held_out_rows.size(wanted, split))
-    others: Sequence[int] = range(available)
-    if measured:
-        others = [number for number in others if number not in measured]
-    order = Random(config.seed).sample(others, wanted - len(measured))
+    # a share that the command names is drawn; the default gives way to the rows that the data have for it
+    by_column = splits is not None and split is not None and data.is_split_by_default
+    drawn = held_out_rows.drawn(available, 0 if by_column else held_out_rows.size(wanted, split))
+    measured = {pool[place] for place in drawn}
+    others = [number for number in pool if number not in measured] if measured else pool
+    if splits is not None:
+        rows = [{name: value for name, value in row.items() if name != splits.column} for row in rows]
+        if by_column:
+            measured = {*splits.test}
+    order = Random(config.seed).sample(others, wanted - len(drawn))
     numbers = [*order, *sorted(measured)]
     read = _read(config, data, {number: rows[number] for number in numbers}, stored)
     trained = [row for number, row in read.rows.items() if number not in measured]
@@ -110,8 +118,9 @@ def _loaded(config: LlmConfig, split: float | None) -> LoadedRows:
         read = read._replace(ignored=dict(Counter(read.ignored) + Counter(beside)))
     elif split is not None:
         kept = {number: row for number, row in read.rows.items() if number in measured}
-        held_out = HeldOutRows([*kept.values()], [*kept])
-    return LoadedRows(trained, read.broken, read.equal, read.ignored, available, held_out, wanted)
+        held_out = HeldOutRows([*kept.values()], [*kept], splits if by_column else None)
+    ignored = read.ignored if splits is None else {**read.ignored, **splits.unread(by_column)}
+    return LoadedRows(trained, read.broken, read.equal, ignored, available, held_out, wanted)
 
 
 def _test_rows(config: LlmConfig, data: StoredTextConfig) -> tuple[HeldOutRows, Mapping[str, int]]:

@@ -10,15 +10,12 @@ from typing import Any, NamedTuple
 
 from multicard.config.pasting import override
 from multicard.messages import Refusal
-from multicard.records import part_names
+from multicard.records.part_columns import SPLITS
 from multicard.vision.data.stored_images import opened
 
 PATHS = ("path", "file", "filename", "file_name", "image", "img")  # names of columns, in any case
 IDS = ("image_id", "id_code", "image_name", "imageid", "id", "filepath")  # of images, where no such column is there
 LABELS = ("label", "labels", "class", "target")
-# Columns that name the part of a row. All but the first do so only where each value is the name of a part, or a boolean
-SPLITS = ("split", "set", "subset", "partition", "is_valid", "is_val", "is_test")
-BOOLEANS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
 HOLDS_BYTES = re.compile("struct<.*bytes: |(large_)?binary")  # types of encoded images
 OF_CLASSES = re.compile(
     "label|class|categor|species|breed|target|diagnos|^dx$", re.IGNORECASE
@@ -209,20 +206,3 @@ def splits_of(found: Usable, named: Named) -> list[str]:
         return [name for name in SPLITS if name in found.fields and name not in (found.image, found.label)]
     theirs = named["split"]
     return [] if theirs is None else [theirs.strip().lower()]
-
-
-def named_parts(columns: Mapping[str, list[str]], is_named: bool) -> tuple[str, list[str] | None]:
-    """The first of these columns that names the part of each row, and the parts. "" and None where none does.
-
-    Args:
-        is_named: the column was given, so that its values are parts, whatever they are.
-    """
-    for name, values in columns.items():
-        if name.startswith("is_") and all(value.lower() in BOOLEANS for value in values):
-            kind = name.removeprefix("is_")
-            return name, [kind if BOOLEANS[value.lower()] else "train" for value in values]
-        if is_named or name == SPLITS[0]:
-            return name, values
-        if not name.startswith("is_") and all(part_names.parsed(value) for value in {*values}):
-            return name, values
-    return "", None

@@ -10,6 +10,7 @@ from typing import Any
 
 from multicard.messages import Message, Refusal
 from multicard.records import part_names
+from multicard.records.part_columns import named_parts
 from multicard.records.part_names import Kind
 from multicard.records.separated_text import separated_text
 from multicard.vision.data import class_names, table_images
@@ -18,7 +19,6 @@ from multicard.vision.data.image_columns import (
     NONE_NAMED,
     Named,
     declared,
-    named_parts,
     no_columns,
     require_bytes,
     require_no_pixels,

@@ -1,0 +1,80 @@
+"""Rows whose column says of which split they are: those called test are not trained on, as with images."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from multicard.records import part_names
+from multicard.records.part_columns import SPLITS, named_parts
+from multicard.records.part_names import Kind
+
+NO_PART = "no split"  # of rows whose column holds nothing
+
+
+class SplitRows(NamedTuple):
+    """Rows by their splits.
+
+    column: that says it. train: the numbers of rows to train on. test: of those of the split to test on, `part`.
+    others: how many rows each other split has.
+    """
+
+    column: str
+    train: list[int]
+    test: list[int]
+    part: str
+    others: Counter[str]
+
+    def unread(self, tests: bool) -> dict[str, int]:
+        """The record's `ignored`: rows that are neither trained nor tested on.
+
+        Args:
+            tests: those of `part` are tested on.
+        """
+        found = Counter(self.others)
+        if not tests:
+            found[self.part] += len(self.test)
+        return {f"rows of {part} ({self.column})": count for part, count in found.items()}
+
+
+def split_rows(rows: Sequence[Any], named: Mapping[str, str | None]) -> SplitRows | None:
+    """Rows by their splits; None where no column names some to train on and others to test on.
+
+    Args:
+        named: `dataset.columns`, of which `split` names another column, or none.
+    """
+    if "split" in named and named["split"] is None:
+        return None
+    if not all(isinstance(row, dict) for row in rows):
+        return None
+    wanted = [named["split"]] if "split" in named else _called(rows)
+    columns = {name: [_text(row.get(name)) for row in rows] for name in wanted if name is not None}
+    lowered = {name.strip().lower(): name for name in columns}
+    known = {name: columns[lowered[name]] for name in SPLITS if name in lowered} or columns
+    column, parts = named_parts(known, is_named="split" in named)
+    if parts is None:
+        return None
+    kinds = {part: name.kind for part in {*parts} if (name := part_names.parsed(part)) is not None}
+    tests = [part for part in kinds if kinds[part] is not Kind.train]
+    if not tests or len(tests) == len(kinds):
+        return None
+    part = min(tests, key=_order)
+    train = [number for number, own in enumerate(parts) if kinds.get(own) is Kind.train]
+    test = [number for number, own in enumerate(parts) if own == part]
+    others = Counter(own or NO_PART for own in parts if own != part and kinds.get(own) is not Kind.train)
+    return SplitRows(lowered.get(column, column), train, test, part, others)
+
+
+def _called(rows: Sequence[Any]) -> list[str]:
+    found = dict.fromkeys(name for row in rows for name in row)
+    return [name for name in found if name.strip().lower() in SPLITS]
+
+
+def _order(part: str) -> tuple[int, int, str]:
+    """Of several splits to test on, the one that comes first is taken."""
+    name = part_names.parsed(part)
+    assert name is not None
+    return *name.order, part
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value).strip()
