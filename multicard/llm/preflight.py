@@ -197,6 +197,27 @@ def _notices(loaded: row_sources.LoadedRows, last_alone: int) -> list[Message]:
                 rows=last_alone,
             )
         )
+    tokens = loaded.tokens
+    if tokens is not None and tokens.rows:
+        shown = ", ".join([*tokens.within][:SHOWN])
+        said.append(
+            Message(
+                "llm.template-twice",
+                f"{tokens.rows} rows have tokens of the chat template in their own text ({shown}), which it writes "
+                "around each message again; give the text alone, or segments that are learnt as they are",
+                rows=tokens.rows,
+                tokens=dict(tokens.within),
+            )
+        )
+    if tokens is not None and tokens.unended:
+        said.append(
+            Message(
+                "llm.answers-unended",
+                f"{tokens.unended} rows have an answer that is learnt without a special token that ends it, so that "
+                "the model does not learn to stop; give a chat template that writes one behind each answer",
+                rows=tokens.unended,
+            )
+        )
     return said
 
 

@@ -13,6 +13,7 @@ from multicard.llm.data.chat import ChatTemplate
 from multicard.llm.data.columns import Columns, Unread, override
 from multicard.llm.data.forms import Conversation
 from multicard.llm.data.pairs import CHOICES
+from multicard.llm.data.turn_tokens import TokenNotes, TurnTokens
 from multicard.llm.data.turns import Message
 from multicard.messages import Refusal
 
@@ -33,11 +34,16 @@ class RowReader:
         self._written: ChatTemplate | None = None  # by the model's own template: of conversations, and of `model=hf`
         if self._is_chat or isinstance(config.model, HfConfig):
             self._written = chat.template(config)
+        self._tokens: TurnTokens | None = None
+        if self._written is not None:
+            self._tokens = TurnTokens(self._written.special, self._written.render, self._written.around)
         template = config.template_name
         self._reader = f"template={template}" if template else f"dataset={self._data.name}"
 
     def read(self, row: Any) -> Row:
         """A stored row. Refuses (ValueError) one that cannot be read as it is meant."""
+        if self._tokens is not None:
+            self._tokens.begin_row()
         columns, unread = forms.columns_of(row, self._named), Unread()
         if self.pairs:
             found = pairs.pair(columns, self._reader)
@@ -58,7 +64,13 @@ class RowReader:
         unread.add(columns)
         half_characters.check_characters(converted, columns)
         self.unread.update(dict.fromkeys(unread, 1))  # each once a row
+        if self._tokens is not None:
+            self._tokens.end_row()
         return converted
+
+    def token_notes(self) -> TokenNotes | None:
+        """What was seen of special tokens; None without a chat template."""
+        return None if self._tokens is None else self._tokens.notes()
 
     def pair(self, found: pairs.Pair, unread: Unread | None = None) -> Row:
         """A pair as torchtune's messages, or as the pieces of both answers."""
@@ -107,6 +119,8 @@ class RowReader:
         assert self._written is not None
         loss = self._data.loss if isinstance(self._data, ChatConfig) else ChatLoss.answers
         row, keys = chat.converted(said, self._written, loss)
+        if self._tokens is not None and said.messages:
+            self._tokens.note(said.messages, row["pieces"], is_whole=loss is ChatLoss.all)
         if unread is not None:
             unread.update(keys)
         return row

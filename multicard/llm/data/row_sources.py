@@ -21,6 +21,7 @@ from multicard.llm.data.held_out_rows import HeldOutRows
 from multicard.llm.data.row_folders import KEY, TEST_KEY
 from multicard.llm.data.row_reader import RowReader
 from multicard.llm.data.split_rows import split_rows
+from multicard.llm.data.turn_tokens import TokenNotes
 from multicard.llm.data.turns import Message
 from multicard.messages import Refusal, as_text
 
@@ -35,7 +36,8 @@ class LoadedRows(NamedTuple):
     both answers are the same; None of other data. ignored: what nobody reads, with its count: columns, keys of messages
     as "messages.id", and files. available: rows that are stored; None of generated rows, of which there are any number.
     held_out: rows that are not trained on; None where none are. wanted: both kinds together, before any was left out.
-    too_few: True where the default share was not held out, as too few rows would have been left.
+    too_few: True where the default share was not held out, as too few rows would have been left. tokens: what was seen
+    of special tokens; None without a chat template.
     """
 
     rows: list[Row] | None
@@ -46,6 +48,7 @@ class LoadedRows(NamedTuple):
     held_out: HeldOutRows | None = None
     wanted: int = 0
     too_few: bool = False
+    tokens: TokenNotes | None = None
 
 
 def load(config: LlmConfig) -> LoadedRows:
@@ -120,7 +123,7 @@ def _loaded(config: LlmConfig, split: float | None) -> LoadedRows:
         kept = {number: row for number, row in read.rows.items() if number in measured}
         held_out = HeldOutRows([*kept.values()], [*kept], splits if by_column else None)
     ignored = read.ignored if splits is None else {**read.ignored, **splits.unread(by_column)}
-    return LoadedRows(trained, read.broken, read.equal, ignored, available, held_out, wanted)
+    return LoadedRows(trained, read.broken, read.equal, ignored, available, held_out, wanted, tokens=read.tokens)
 
 
 def _test_rows(config: LlmConfig, data: StoredTextConfig) -> tuple[HeldOutRows, Mapping[str, int]]:
@@ -186,6 +189,7 @@ class ReadRows(NamedTuple):
     broken: int | None
     equal: int | None
     ignored: Mapping[str, int]
+    tokens: TokenNotes | None
 
 
 def _read(
@@ -242,7 +246,7 @@ def _read(
                 pairs=equal,
             )
     ignored = {as_text(name): count for name, count in reader.unread.items()}  # the record is in UTF-8
-    return ReadRows(kept, len(broken) if skips else None, equal, ignored)
+    return ReadRows(kept, len(broken) if skips else None, equal, ignored, reader.token_notes())
 
 
 def sample(config: LlmConfig, count: int) -> list[Row]:
