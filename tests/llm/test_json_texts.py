@@ -58,6 +58,18 @@ CONVERSATIONS: dict[str, tuple[Any, str]] = {
         f"user: Sum up.\n{json.dumps([Q, A])} | assistant: B",
     ),
     "texts by turns that begin as JSON does": ({"messages": ["[Q", "{A"]}, "user: [Q | assistant: {A"),
+    "a list for each key": (
+        {"conversations": {"from": ["human", "gpt"], "value": ["Q", "A"]}},
+        "user: Q | assistant: A",
+    ),
+    "a list for each key, of a prompt": (
+        {"prompt": {"role": ["system", "user"], "content": ["S", "Q"]}, "completion": "A"},
+        "system: S | user: Q | assistant: A",
+    ),
+    "a list for each key, with nulls": (
+        {"messages": {"role": ["user", "assistant"], "content": ["Q", "A"], "tool_calls": [None, None], "name": None}},
+        "user: Q | assistant: A",
+    ),
     "an answer beside messages": (
         {"messages": [Q, A, U2], "completion": "A2"},
         "user: Q | assistant: A | user: Q2 | assistant: A2",

@@ -40,13 +40,15 @@ def messages(turns: Any, by_place: bool = False) -> list[Message] | None:
 
     Args:
         turns: objects with a role and a content, or objects with a question and its answer; also as JSON, of all
-            together or of each.
+            together or of each; or one object with a list for each key.
         by_place: the column's form has turns without names too: texts by turns, or lists of a question and its answer.
             In any other column a list of texts is several answers, or a column of several rows.
     """
     turns = json_texts.as_messages(turns)
     if isinstance(turns, str):
         turns = json_texts.as_object(turns)  # of CSV, and of Parquet with text columns alone
+    if isinstance(turns, dict):
+        turns = _of_lists(turns) or turns
     if isinstance(turns, dict) and ({*ROLE_KEYS} & turns.keys()):
         turns = [turns]
     if not isinstance(turns, list):
@@ -67,6 +69,20 @@ def messages(turns: Any, by_place: bool = False) -> list[Message] | None:
             found.append(message(number, turn))
         else:
             found += _exchanged(turn, exchange, number)
+    return found
+
+
+def _of_lists(held: Mapping[str, Any]) -> list[Message] | None:
+    """The turns of an object with a list for each key, as the type Sequence of older `datasets` has them; None of
+    any other. A turn lacks a key that holds nothing."""
+    lists = {key: values for key, values in held.items() if values is not None}
+    if not ({*ROLE_KEYS} & lists.keys()) or not all(isinstance(values, list) for values in lists.values()):
+        return None
+    if len({len(values) for values in lists.values()}) != 1:
+        return None
+    found = list[Message]()
+    for values in zip(*lists.values(), strict=True):
+        found.append({key: value for key, value in zip(lists, values, strict=True) if value is not None})
     return found
 
 
