@@ -53,22 +53,53 @@ def test_images_called_by_their_class_in_parts_are_no_classes_train_and_test(tmp
     assert remedies(refusal.value) == []
 
 
-@pytest.mark.parametrize("name", ["metadata.csv", "metadata.jsonl"])
-def test_a_table_in_the_part_to_train_on_is_named_and_its_remedy_reads_it(name: str, tmp_path: Path):
-    root = put(tmp_path / "root", "train", "test", count=10)
-    for part in ("train", "test"):
+def with_metadata(root: Path, name: str, labelled_parts: list[str], unlabelled: list[str]) -> Path:
+    """Images in parts, and a table beside those of each, with classes or without."""
+    put(root, "train", "test", count=10)
+    for part in (*labelled_parts, *unlabelled):
         rows = [{"file_name": f"{number}.png", "label": ["cat", "dog"][number % 2]} for number in range(10)]
+        if part in unlabelled:
+            rows = [{"file_name": row["file_name"]} for row in rows]
         if name.endswith(".csv"):
-            lines = ["file_name,label", *(",".join(row.values()) for row in rows)]
+            lines = [",".join(rows[0]), *(",".join(row.values()) for row in rows)]
         else:
             lines = [json.dumps(row) for row in rows]
         write(root / part / name, *lines)
+    return root
+
+
+METADATA = pytest.mark.parametrize("name", ["metadata.csv", "metadata.jsonl"])
+
+
+@METADATA
+def test_a_table_in_the_part_to_train_on_is_named_and_its_remedy_reads_it(name: str, tmp_path: Path):
+    root = with_metadata(tmp_path / "root", name, ["train"], [])
     with refused("photographs.table-beside", table=str(root / "train" / name)) as refusal:
         datasets.check(options(root))
     (remedy,) = remedies(refusal.value)
     table, split = remedy.split()
     read = parts(Path(table.removeprefix("dataset.root=")), split)
     assert read == ("all", "0.2 of all", 8, 2, ["cat", "dog"])
+
+
+@METADATA
+def test_a_table_in_each_part_gives_the_classes_of_its_images(name: str, tmp_path: Path):
+    root = with_metadata(tmp_path / "root", name, ["train", "test"], [])
+    assert parts(root) == ("train", "test", 10, 10, ["cat", "dog"])
+    assert parts(root, "dataset.parts=[test,train]") == ("test", "train", 10, 10, ["cat", "dog"])
+    put(root, "other", count=3)
+    assert {found.what: found.count for found in datasets.DATASETS["images"].read(options(root), 0).ignored} == {
+        "other/": 3
+    }
+
+
+@METADATA
+def test_a_table_of_a_part_to_test_on_may_lack_classes(name: str, tmp_path: Path):
+    root = with_metadata(tmp_path / "root", name, ["train"], ["test"])
+    with refused("photographs.test-unlabelled", parts=["test"]) as refusal:
+        datasets.check(options(root))
+    (remedy,) = remedies(refusal.value)
+    assert parts(root, remedy) == ("train", "0.2 of train", 8, 2, ["cat", "dog"])
 
 
 def test_a_broken_table_of_json_lines_is_refused(tmp_path: Path):

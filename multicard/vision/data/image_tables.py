@@ -103,6 +103,13 @@ def table_parts(
     return Source(made, table.ignored)
 
 
+def column_of_classes(path: Path, named: Named) -> str:
+    """The column of a table that holds the classes, in lower case; "" where none does."""
+    from pyarrow import dataset
+
+    return usable(dataset.dataset(_text_table(path)).schema, named, f"dataset.root={path}").label
+
+
 def parts_of_rows(paths: list[Path], named: Named) -> list[str]:
     """The part of each row, by a column; none where none says one."""
     return _columns(paths, True, named, None).parts or []

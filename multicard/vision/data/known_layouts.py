@@ -2,6 +2,7 @@
 
 from collections import Counter
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -10,9 +11,10 @@ from multicard.config.pasting import override
 from multicard.messages import Message, Refusal
 from multicard.records import part_names
 from multicard.records.part_names import Kind
-from multicard.vision.data.data_parts import TABLE, WHOLE, Part, Samples, Source
+from multicard.vision.data.data_parts import TABLE, WHOLE, Part, Samples, Source, order_of_tests
 from multicard.vision.data.folder_contents import beside, class_folders, count_files, is_hidden
-from multicard.vision.data.image_tables import LINES, table_parts
+from multicard.vision.data.image_columns import NONE_NAMED, Named
+from multicard.vision.data.image_tables import LINES, column_of_classes, table_parts
 from multicard.vision.data.label_tables import is_submission
 
 ARCHIVES = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".zip")
@@ -20,6 +22,7 @@ ONE_HOT = "_classes.csv"  # of Roboflow's export, in each part
 
 LISTS = ("images.txt", "image_class_labels.txt")  # of CUB-200, a line an image: its number, and what it has
 SPLIT = "train_test_split.txt"
+METADATA = ("metadata.csv", "metadata.jsonl")  # of an `imagefolder` of `datasets`, in each part
 
 
 def listed_parts(root: Path, whole: bool) -> Source | None:
@@ -57,6 +60,35 @@ def listed_parts(root: Path, whole: bool) -> Source | None:
             ignored[f"{folder.name}/"] += count_files(folder)
     kinds = {"train": Kind.train, "test": Kind.test}
     return Source([Part(name, kinds.get(name), partial(Samples, *found[name])) for name in sorted(found)], +ignored)
+
+
+def metadata_parts(root: Path, named: Named = NONE_NAMED) -> Source | None:
+    """The parts of a folder whose folders of parts have a table each, as `datasets` reads an `imagefolder`; None of any
+    other, and of one whose parts to test on have no table.
+
+    Args:
+        named: `dataset.columns`.
+    """
+    names = part_names.named(folder.name for folder in class_folders(root))
+    tables = dict[str, Path]()
+    for name in names:
+        found = [root / name / table for table in METADATA if (root / name / table).is_file()]
+        tables |= {name: found[0]} if len(found) == 1 else {}
+    trains = [name for name in tables if names[name].kind is Kind.train]
+    if not trains or len(trains) == len(tables):
+        return None
+    trained = column_of_classes(tables[trains[0]], named)
+    parts, ignored = list[Part](), beside(root)
+    for name in sorted(tables, key=order_of_tests):
+        is_train = names[name].kind is Kind.train
+        source = table_parts([tables[name]], by_split=False, named=named, to_test=None if is_train else trained)
+        (part,) = source.parts
+        parts.append(replace(part, name=name, kind=names[name].kind))
+        ignored += source.ignored
+    for folder in class_folders(root):
+        if folder.name not in tables:
+            ignored[f"{folder.name}/"] += count_files(folder)
+    return Source(parts, ignored)
 
 
 def _alone(path: Path) -> str:

@@ -35,6 +35,8 @@ def find(root: Path, chosen: Sequence[str] | None = None, named: Named = NONE_NA
     whole = chosen is not None and not chosen
     if root.is_dir():
         source = stored_parts(root, whole, any_name=bool(chosen), named=named)
+        if source is None and not whole:
+            source = known_layouts.metadata_parts(root, named)
         if source is None and named:
             raise _no_columns(root)
         if source is None:
