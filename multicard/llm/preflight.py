@@ -197,6 +197,15 @@ def _notices(loaded: row_sources.LoadedRows, last_alone: int) -> list[Message]:
                 rows=last_alone,
             )
         )
+    if loaded.by_place:
+        said.append(
+            Message(
+                "llm.turns-by-place",
+                f"{loaded.by_place} rows hold texts without roles, which are read as the user's and the assistant's "
+                "in turn; words that name a speaker in them are learnt as text",
+                rows=loaded.by_place,
+            )
+        )
     tokens = loaded.tokens
     if tokens is not None and tokens.rows:
         shown = ", ".join([*tokens.within][:SHOWN])
@@ -204,7 +213,7 @@ def _notices(loaded: row_sources.LoadedRows, last_alone: int) -> list[Message]:
             Message(
                 "llm.template-twice",
                 f"{tokens.rows} rows have tokens of the chat template in their own text ({shown}), which it writes "
-                "around each message again; give the text alone, or segments that are learnt as they are",
+                "again. Give the text alone, or segments that are learnt as they are",
                 rows=tokens.rows,
                 tokens=dict(tokens.within),
             )
@@ -213,8 +222,8 @@ def _notices(loaded: row_sources.LoadedRows, last_alone: int) -> list[Message]:
         said.append(
             Message(
                 "llm.answers-unended",
-                f"{tokens.unended} rows have an answer that is learnt without a special token that ends it, so that "
-                "the model does not learn to stop; give a chat template that writes one behind each answer",
+                f"{tokens.unended} rows have an answer that no special token ends, so that the model does not learn "
+                "to stop. Give a chat template that writes one behind each answer",
                 rows=tokens.unended,
             )
         )

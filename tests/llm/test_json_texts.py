@@ -9,10 +9,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from multicard.llm import preflight
 from multicard.llm.data import forms, pairs, row_sources
 from multicard.llm.data.forms import Conversation
 from tests.conftest import typed_llm
 from tests.helpers.messages import refused
+from tests.llm.test_chat import written
 from tests.llm.test_row_forms import ASKED, CHAT, GPT, PREFERENCE, SLIMORCA, A, B, Q, S, loaded, pieces, said_by
 
 U2, A2 = {"role": "user", "content": "Q2"}, {"role": "assistant", "content": "A2"}
@@ -163,6 +165,13 @@ def test_a_form_that_would_learn_the_answers_of_a_prompt_refuses_them(tmp_path: 
     with refused("llm.broken-rows") as caught:
         loaded(tmp_path, [ANSWERED["messages and messages"]], *SLIMORCA)
     assert caught.value.message.facts["reason"].code == "llm.row-prompt-learnt"
+
+
+def test_texts_without_roles_are_read_in_turn_which_is_said(tmp_path: Path):
+    rows = [{"messages": ["Q", "A"]}, {"conversations": json.dumps(["Q", "A"])}, {"messages": as_json(Q, A)}]
+    config = typed_llm(written(tmp_path, *rows), "batch_size=1", *CHAT)
+    preflight.prepare(config)
+    assert [each.facts for each in preflight.notices(config) if each.code == "llm.turns-by-place"] == [{"rows": 2}]
 
 
 def test_pairs_keep_their_history_with_prompts_of_messages(tmp_path: Path):

@@ -233,6 +233,10 @@ PAIRS: dict[str, tuple[Any, str]] = {
         "user: Q | assistant: Human: a species",
     ),
     "code": ({"prompt": "Q", "chosen": "    a\n", "rejected": "B"}, "user: Q | assistant:     a\n"),
+    "answers of several turns": (
+        {"prompt": [Q], "chosen": [B, Q, A], "rejected": [B, Q, B]},
+        "user: Q | assistant: B | user: Q | assistant: A",
+    ),
     "words before the first Human": (
         {"prompt": "S\n\nHuman: Q\n\nAssistant:", "chosen": " A", "rejected": " B"},
         "system: S | user: Q | assistant: A",

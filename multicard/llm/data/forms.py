@@ -24,6 +24,7 @@ class Conversation(NamedTuple):
     messages: none of a text. tools: that the assistant may call. column: that held the messages. text: a text alone.
     segments: a text in parts, with the `label` of those that are learnt. prompt: the places of messages that a prompt
     holds, apart from its answer: as TRL does, answers among them are not learnt unless a key of theirs says so.
+    is_by_place: no message said whose it is, and they were taken for the user's and the assistant's in turn.
     """
 
     messages: list[Message]
@@ -32,6 +33,7 @@ class Conversation(NamedTuple):
     text: str | None = None
     segments: list[tuple[str, bool]] | None = None
     prompt: range = range(0)
+    is_by_place: bool = False
 
     def answers_of_prompt(self) -> list[int]:
         """The places of the answers that the prompt holds and no key calls learnt."""
@@ -61,10 +63,11 @@ def conversation(row: Columns) -> Conversation:
     held = held_messages(row)
     if held is not None:
         column, said = held
+        is_by_place = turns.are_texts(row.peek(column))
         _check_said(row, said)
         if said[-1]["role"] != "assistant":
             said = [*said, *_answer_beside(row)]
-        return Conversation(with_system(row, said), tools_of(row), column)
+        return Conversation(with_system(row, said), tools_of(row), column, is_by_place=is_by_place)
     asked = row.there(names.QUESTION) or row.there(names.CONTEXT[:1])
     if asked and row.present(names.ANSWER):
         return _answered(row, asked)

@@ -61,8 +61,7 @@ def pair(row: Columns, reader: str) -> Pair:
     for name, value in zip((*chosen, *rejected), values, strict=True):
         is_text = isinstance(value, str) and is_whole
         said = flat_turns(value) if is_text else answer_messages(value, row, name, flat)
-        has_user = any(each["role"] == "user" for each in said)
-        if said[-1]["role"] != "assistant" or has_user != is_whole:
+        if said[-1]["role"] != "assistant" or _begins_whole(said) != is_whole:
             raise unanswered(name)
         answers.append(said)
     first = answers[0]
@@ -85,7 +84,14 @@ def _is_whole(value: Any) -> bool:
     if isinstance(value, str):
         return is_dialogue(value) and flat_turns(value)[-1]["role"] == "assistant"
     said = turns.messages(value) if isinstance(value, list | dict) else None
-    return any(each["role"] == "user" for each in said or ())
+    return _begins_whole(said or ())
+
+
+def _begins_whole(said: Sequence[Message]) -> bool:
+    """True of messages that begin with the user's, behind the system's at most. Others go on from a prompt, and the
+    user may speak among them."""
+    roles = [each["role"] for each in said if each["role"] not in ("system", "developer")]
+    return roles[:1] == ["user"]
 
 
 def _pair_of_answered(row: Columns, said: list[Message], column: str) -> Pair:
@@ -93,8 +99,7 @@ def _pair_of_answered(row: Columns, said: list[Message], column: str) -> Pair:
     other = answer_messages(row.get(column), row, column)
     if other[-1]["role"] != "assistant":
         raise unanswered(column)
-    is_whole = any(each["role"] == "user" for each in other)
-    own = other if is_whole else [*said[:-1], *other]
+    own = other if _begins_whole(other) else [*said[:-1], *other]
     _check_same_prompt(said, own)
     return Pair(with_system(row, said), with_system(row, own), tools_of(row))
 

@@ -28,6 +28,7 @@ class RowReader:
 
     def __init__(self, config: LlmConfig) -> None:
         self.config, self.pairs, self.unread = config, methods.chosen(config).pairs, Unread()
+        self.by_place = 0  # rows of texts that are the user's and the assistant's in turn
         self._data, self._template = config.dataset, templates.chosen(config)
         self._is_chat = isinstance(self._data, ChatConfig)
         self._named = self._data.columns if isinstance(self._data, StoredTextConfig) else {}
@@ -53,10 +54,12 @@ class RowReader:
             said = forms.conversation(columns)
             self._check_borne(columns)
             converted = self._conversation(said, unread)
+            self.by_place += said.is_by_place
         elif self._template is None or DATASETS[self._data.name].conversations:
             said = forms.conversation(columns)
             self._check_borne(columns)
             converted = self._share_gpt(said, unread)
+            self.by_place += said.is_by_place
         else:
             held = self._template_columns(columns)
             self._check_borne(columns)

@@ -37,7 +37,7 @@ class LoadedRows(NamedTuple):
     as "messages.id", and files. available: rows that are stored; None of generated rows, of which there are any number.
     held_out: rows that are not trained on; None where none are. wanted: both kinds together, before any was left out.
     too_few: True where the default share was not held out, as too few rows would have been left. tokens: what was seen
-    of special tokens; None without a chat template.
+    of special tokens; None without a chat template. by_place: rows of texts without roles.
     """
 
     rows: list[Row] | None
@@ -49,6 +49,7 @@ class LoadedRows(NamedTuple):
     wanted: int = 0
     too_few: bool = False
     tokens: TokenNotes | None = None
+    by_place: int = 0
 
 
 def load(config: LlmConfig) -> LoadedRows:
@@ -123,7 +124,17 @@ def _loaded(config: LlmConfig, split: float | None) -> LoadedRows:
         kept = {number: row for number, row in read.rows.items() if number in measured}
         held_out = HeldOutRows([*kept.values()], [*kept], splits if by_column else None)
     ignored = read.ignored if splits is None else {**read.ignored, **splits.unread(by_column)}
-    return LoadedRows(trained, read.broken, read.equal, ignored, available, held_out, wanted, tokens=read.tokens)
+    return LoadedRows(
+        trained,
+        read.broken,
+        read.equal,
+        ignored,
+        available,
+        held_out,
+        wanted,
+        tokens=read.tokens,
+        by_place=read.by_place,
+    )
 
 
 def _test_rows(config: LlmConfig, data: StoredTextConfig) -> tuple[HeldOutRows, Mapping[str, int]]:
@@ -190,6 +201,7 @@ class ReadRows(NamedTuple):
     equal: int | None
     ignored: Mapping[str, int]
     tokens: TokenNotes | None
+    by_place: int
 
 
 def _read(
@@ -246,7 +258,7 @@ def _read(
                 pairs=equal,
             )
     ignored = {as_text(name): count for name, count in reader.unread.items()}  # the record is in UTF-8
-    return ReadRows(kept, len(broken) if skips else None, equal, ignored, reader.token_notes())
+    return ReadRows(kept, len(broken) if skips else None, equal, ignored, reader.token_notes(), reader.by_place)
 
 
 def sample(config: LlmConfig, count: int) -> list[Row]:

@@ -72,6 +72,14 @@ def messages(turns: Any, by_place: bool = False) -> list[Message] | None:
     return found
 
 
+def are_texts(turns: Any) -> bool:
+    """True of a list of texts that are no JSON of messages: none says whose it is."""
+    if isinstance(turns, str):
+        turns = json_texts.as_object(turns)
+    turns = json_texts.as_messages(turns)
+    return isinstance(turns, list) and bool(turns) and all(isinstance(turn, str) for turn in turns)
+
+
 def _of_lists(held: Mapping[str, Any]) -> list[Message] | None:
     """The turns of an object with a list for each key, as the type Sequence of older `datasets` has them; None of
     any other. A turn lacks a key that holds nothing."""
