@@ -36,7 +36,7 @@ class TurnTokens:
     """
 
     def __init__(self, special: Sequence[str], render: Callable[..., str], around: Callable[[], Sequence[str]]) -> None:
-        self._special = SpecialTokens(special)
+        self._every = tuple(token for token in special if token)
         self._render, self._around = render, around
         self._of_turns: SpecialTokens | None = None
         self._within, self._rows, self._unended = Counter[str](), 0, 0
@@ -53,11 +53,9 @@ class TurnTokens:
             is_whole: every token is learnt, so that pieces are no answers.
         """
         for message in messages:
-            found = self._special.one.findall(str(message["content"]))
-            if found:
-                self._found |= {token for token in found if self._turns.one.fullmatch(token)}
+            self._found |= {*self._turns.one.findall(str(message["content"]))}
         learnt = [str(piece["content"]) for piece in pieces if piece["learnt"]]
-        self._is_unended |= not is_whole and not all(self._special.ends(text.rstrip()) for text in learnt)
+        self._is_unended |= not is_whole and not all(text.rstrip().endswith(self._every) for text in learnt)
 
     def end_row(self) -> None:
         """Count what was found in a row, whose conversations may be several."""
@@ -70,7 +68,8 @@ class TurnTokens:
 
     @property
     def _turns(self) -> SpecialTokens:
-        """The tokens that the template writes around turns, and those around a text."""
+        """The tokens that the template writes around turns, and those around a text: few, so that the search in each
+        message is short."""
         if self._of_turns is None:
             written = "".join(self._around())
             for messages in (PLAIN, PLAIN[:1]):
@@ -80,5 +79,5 @@ class TurnTokens:
                     )
                 except (jinja2.TemplateError, TypeError, ArithmeticError, LookupError, AttributeError):
                     continue
-            self._of_turns = SpecialTokens(self._special.one.findall(written))
+            self._of_turns = SpecialTokens(SpecialTokens(self._every).one.findall(written))
         return self._of_turns
