@@ -8,25 +8,21 @@ left out of its times.
 """
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils._pytree import tree_leaves
-from torch.utils.weak import WeakTensorKeyDictionary
 
+from multicard.script.operations import Operations, tensors_in
 from multicard.script.passes import Pass, Reach
 
-DEEPEST = 8  # levels of a batch that are looked at
 ENOUGH = 2  # steps of several batches that are watched
 LATER = 2  # steps after which a batch that was read ahead has been trained on
 LONGEST = 6  # steps that are watched at once
 KEPT = 8  # sources that joined the training last
 AHEAD = 3  # batches of a new source that may be read before the first is trained on
-NO_BATCHES = frozenset[int]()
 
 
 @dataclass(eq=False)
@@ -75,6 +71,7 @@ class Contributions:
     Attributes:
         is_open: operations are watched in this step.
         joined: sources that seemed to be evaluated when they were first drawn from, and are trained on.
+        operations: what watches them.
     """
 
     def __init__(self) -> None:
@@ -84,7 +81,7 @@ class Contributions:
         self._found: list[tuple[Any, Reach]] = []
         self._held_back: list[tuple[Any, bool]] = []
         self._window: _Window | None = None
-        self._operations = _Operations()
+        self.operations = Operations()
         self._steps, self._not_before = 0, 2
         self._in_row = 0  # steps of several batches up to now: the first of a pass alone may read ahead
         self._is_due = False
@@ -107,7 +104,7 @@ class Contributions:
             self.joined = [*self.joined[-KEPT:], one.source]
             is_new, trains = False, True
         if not trains and not is_new:
-            self._operations.rest()
+            self.operations.rest()
             return
         self._new += is_new
         if self._window is None and (is_new or self._is_due) and not _has_compiled():
@@ -115,11 +112,11 @@ class Contributions:
         if self._window is None:
             return
         self._window.handed.append(_Handed(one.source, one.backwards[-1], self._window.steps))
-        self._operations.marks(_tensors(batch), len(self._window.handed) - 1)
+        self.operations.marks(tensors_in(batch), len(self._window.handed) - 1)
         if self._new > AHEAD:
-            self._operations.rest()
+            self.operations.rest()
         else:
-            self._operations.watch()
+            self.operations.watch()
 
     def _joins_as_before(self, source: Any) -> bool:
         """True of data that are built anew for each pass, or each step, and were trained on before."""
@@ -131,20 +128,20 @@ class Contributions:
         """Gradients of these are about to be computed, by a call of backward of this number, from 1."""
         self._new = 0
         if self._window is not None:
-            for number in self._operations.batches_of(tree_leaves(losses)):
+            for number in self.operations.batches_of(tree_leaves(losses)):
                 handed = self._window.handed[number]
                 if handed.reached_by is None:
                     handed.reached_by = call
-        self._operations.rest()
+        self.operations.rest()
 
     def computed(self) -> None:
         """They were computed."""
         if self._window is not None:
-            self._operations.watch()
+            self.operations.watch()
 
     def rest(self) -> None:
         """Watch nothing before the next batch, as where processes are forked."""
-        self._operations.rest()
+        self.operations.rest()
 
     def step_ends(self, batches: int, known: Iterable[Any]) -> None:
         """A step has ended, of so many batches.
@@ -210,88 +207,15 @@ class Contributions:
     def close(self) -> None:
         """Watch nothing any more, until it is due again."""
         self.is_open, self._window = False, None
-        self._operations.rest()
-        self._operations.clear()
+        self.operations.rest()
+        self.operations.clear()
 
 
 def _is_in(source: Any, sources: Iterable[Any]) -> bool:
     return any(each is source for each in sources)
 
 
-class _Operations(TorchDispatchMode):
-    """Carries the numbers of batches along the operations that read them.
-
-    What a model computes of a batch without gradients, or what is detached from it, is a constant: as a teacher's
-    answers, or a threshold. A loss is not of the batches of its constants.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._batches: Any = WeakTensorKeyDictionary()  # numbers, by the tensor that was computed from them
-        self._constants: Any = WeakTensorKeyDictionary()  # true
-        self._is_active = False
-
-    def watch(self) -> None:
-        if not self._is_active:
-            self._is_active = True
-            self.__enter__()
-
-    def rest(self) -> None:
-        """Stop, unless the script has begun to watch by itself: then when that has ended."""
-        if self._is_active and _get_current_dispatch_mode() is self:
-            self._is_active = False
-            self.__exit__(None, None, None)
-
-    def clear(self) -> None:
-        self._batches, self._constants = WeakTensorKeyDictionary(), WeakTensorKeyDictionary()
-
-    def marks(self, tensors: Iterable[Tensor], number: int) -> None:
-        """These are of that batch."""
-        for tensor in tensors:
-            self._batches[tensor] = self._batches.get(tensor, NO_BATCHES) | {number}
-
-    def batches_of(self, values: Iterable[Any]) -> frozenset[int]:
-        """The batches from which any of these was computed."""
-        found = [self._batches.get(value, NO_BATCHES) for value in values if isinstance(value, Tensor)]
-        return NO_BATCHES.union(*found)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        read = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
-        made = [value for value in tree_leaves(result) if isinstance(value, Tensor)]
-        ends = not torch.is_grad_enabled() or func is torch.ops.aten.detach.default
-        if ends and any(value.requires_grad or value in self._constants for value in read):
-            for value in made:
-                self._constants[value] = True
-            return result
-        batches = self.batches_of(read)
-        for value in made if batches else ():
-            self._batches[value] = self._batches.get(value, NO_BATCHES) | batches
-        return result
-
-
 def _has_compiled() -> bool:
     """True where torch.compile is in use: its graphs hide their operations, and a mode would have it compile anew."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     return dynamo is not None and bool(dynamo.counters["frames"])
-
-
-def _tensors(value: Any, depth: int = 0) -> Iterator[Tensor]:
-    """The tensors in a batch."""
-    if isinstance(value, Tensor):
-        yield value
-        return
-    if depth == DEEPEST or isinstance(value, (str, bytes)):
-        return
-    for part in _parts(value):
-        yield from _tensors(part, depth + 1)
-
-
-def _parts(value: Any) -> Iterable[Any]:
-    if isinstance(value, Mapping):
-        return value.values()
-    if isinstance(value, (list, tuple)):
-        return value
-    if is_dataclass(value):
-        return [getattr(value, each.name, None) for each in fields(value)]
-    return vars(value).values() if hasattr(value, "__dict__") and not callable(value) else ()

@@ -1,6 +1,7 @@
 """What torch calls while a script trains: the iterators of DataLoaders, backward, the steps of optimisers, and the
 modes of modules. The script is not changed, and no hook waits for a device."""
 
+import functools
 import os
 import threading
 from collections.abc import Iterator, Sized
@@ -12,6 +13,7 @@ import torch
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from multicard.script import marks
@@ -30,7 +32,7 @@ def installed(recorder: Recorder) -> Iterator[None]:
     marks.listen(recorder)
     os.register_at_fork(after_in_child=recorder.leave)
     replaced = _passes(recorder) | _batches(recorder) | _backward(recorder) | _modes(recorder) | _scaler(steps)
-    replaced |= _clearing(recorder, steps)
+    replaced |= _clearing(recorder, steps) | _contexts(recorder)
     try:
         with ExitStack() as patches:
             for (owner, name), measured in replaced.items():
@@ -150,6 +152,32 @@ def _clearing(recorder: Recorder, steps: Steps) -> Replaced:
     return {
         (Optimizer, "zero_grad"): measured_clear,
         (torch.nn.Module, "zero_grad"): measured_clear_module,
+    }
+
+
+def _contexts(recorder: Recorder) -> Replaced:
+    """Where the script enters or leaves a context that saves torch's state: none may lie across such a place."""
+    crossed = recorder.contributions.operations.crossed
+
+    def entering(enter: Any) -> Any:
+        @functools.wraps(enter)
+        def measured_enter(context: Any) -> Any:
+            with crossed(context):
+                return enter(context)
+
+        return measured_enter
+
+    def leaving(leave: Any) -> Any:
+        @functools.wraps(leave)
+        def measured_leave(context: Any, *raised: Any) -> Any:
+            with crossed(context):
+                return leave(context, *raised)
+
+        return measured_leave
+
+    kinds = (torch.inference_mode, TorchDispatchMode)
+    return {(kind, "__enter__"): entering(kind.__enter__) for kind in kinds} | {
+        (kind, "__exit__"): leaving(kind.__exit__) for kind in kinds
     }
 
 
