@@ -174,13 +174,16 @@ class ScriptReport(RankReport, kw_only=True, tag_field="kind", tag="script"):
     grouped: it joined a process group. stopped: it did not end by itself. weights: what it trained, where known.
     samples_unknown: steps, from 0, that trained on nobody knows how many samples, beside others that are known.
     calls_per_step: of backward, the median over steps.
+    waits_known: how long steps waited for their batches is; not where another thread drew them.
+    evaluate_s: None where another thread drew the batches of an evaluation.
     """
 
     epochs: list[CountedEpoch] = []
     left_out: list[int] = []
     samples_unknown: list[int] = []
     calls_per_step: float = 0.0
-    evaluate_s: float = 0.0
+    waits_known: bool = True
+    evaluate_s: float | None = 0.0
     loads: bool = False
     test_accuracy: float | None = None
     logged: dict[str, float] = {}

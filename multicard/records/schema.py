@@ -359,8 +359,10 @@ class ScriptRecord(Record, kw_only=True, tag_field="kind", tag="script"):
     epochs: Annotated[list[Epoch], "one entry: all steps of the run"] = []
     step_s: Annotated[Statistics | None, "after the warm-up, without the steps in `left_out`"] = None
     left_out: Annotated[list[int], "steps, from 0, with an evaluation before them or an unknown start"] = []
-    evaluate_s: Annotated[Number, "seconds of evaluation, by batches drawn without gradients or from other data"] = None
-    data_s: Annotated[Number, "mean seconds of waiting for batches, per step and rank; null: no DataLoader"] = None
+    evaluate_s: Annotated[
+        Number, "seconds of evaluation: batches without gradients, or of other data; null: not known"
+    ] = None
+    data_s: Annotated[Number, "mean seconds of waiting for batches, per step and rank; null: not known"] = None
     samples_per_s: Annotated[Number, "after the warm-up, all ranks; null where no batch could be counted"] = None
     tokens: Annotated[Tokens | None, "non_padding: as the script told them by multicard.step"] = None
     tokens_per_s: Annotated[TokenRates | None, "after the warm-up, of the tokens told"] = None
@@ -427,7 +429,9 @@ class LlmSteps(CommonSteps):
 
 
 class ScriptSteps(CommonSteps):
-    """Columns of a run of a script, beside those of all. `epoch` is 0; without a DataLoader `data_s` is 0."""
+    """Columns of a run of a script, beside those of all. `epoch` is 0; without a DataLoader `data_s` is 0, and NaN
+    where another thread than that of the training draws its batches.
+    """
 
     tokens: Annotated[int, "as the script told them"]
     batches: Annotated[int, "handed out for the step"]

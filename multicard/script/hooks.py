@@ -3,7 +3,6 @@ modes of modules. The script is not changed, and no hook waits for a device."""
 
 import functools
 import os
-import threading
 from collections.abc import Iterator, Sized
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -67,7 +66,6 @@ def _passes(recorder: Recorder) -> Replaced:
 def _batches(recorder: Recorder) -> Replaced:
     """Where iterators hand out batches, and draw the indices of their samples."""
     next_batch, next_indices = _BaseDataLoaderIter.__next__, _BaseDataLoaderIter._next_index
-    trains_in = threading.get_ident()
 
     def measured_indices(batches: Any) -> Any:
         number = getattr(batches, "_send_idx", batches._num_yielded)  # of the batch in this pass
@@ -85,7 +83,8 @@ def _batches(recorder: Recorder) -> Replaced:
             batches.multicard_collated = counted_by(batches)
             if batches._dataset_kind == _DatasetKind.Iterable and batches.multicard_collated is None:
                 one.workers = batches._num_workers
-        one.in_thread = threading.get_ident() != trains_in
+        if recorder.threads.is_elsewhere():
+            recorder.threads.reads_elsewhere(one, recorder.steps)
         trains = recorder.asks(one)
         try:
             batch = next_batch(batches)
@@ -112,6 +111,8 @@ def _backward(recorder: Recorder) -> Replaced:
     backward, of_inputs, is_within = torch.autograd.backward, torch.autograd.grad, [False]
 
     def computing(compute: Any, losses: Any, arguments: Any, keywords: Any) -> Any:
+        if not recorder.draws.backwards:
+            recorder.trains_here()
         recorder.contributions.computes(losses, recorder.draws.backwards + 1)
         recorder.draws.backwards += 1
         is_within[0] = True

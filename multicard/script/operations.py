@@ -39,6 +39,11 @@ class Operations(TorchDispatchMode):
         self._is_on = False  # torch has the mode; where it cannot be taken off it only passes operations on
         self._state: object = None  # of torch, when the mode was put on
 
+    def trains_here(self) -> None:
+        """This thread is that of the training."""
+        if not self._is_on:
+            self._thread = threading.get_ident()
+
     def watch(self) -> None:
         self._is_wanted = True
         self._put_on()

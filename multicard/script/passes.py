@@ -39,7 +39,7 @@ class Pass:
         places: the number of each batch among all that were handed out, from 0.
         backwards: calls of backward before the batch was handed out.
         trains: 1 for a batch of the training, 0 for one of an evaluation, or of nobody.
-        in_thread: the batches are drawn by another thread than that which trains.
+        in_thread: batches are drawn by another thread than that which trains. begun_at: steps that had ended before.
         ended: the calls of backward, and the batches of all loaders, before the loader had no more; None: it was left.
         workers: of a stream, processes that collate its batches, each of which may end with a smaller one.
         reach: which batches were trained on, where several are handed out in a step; None: nobody knows.
@@ -52,6 +52,7 @@ class Pass:
     backwards: "array[int]" = field(default_factory=_numbers)
     trains: bytearray = field(default_factory=bytearray)
     in_thread: bool = False
+    begun_at: int = 0
     ended: tuple[int, int] | None = None
     workers: int | None = None
     reach: Reach | None = None

@@ -33,6 +33,7 @@ from multicard.script.marks import step
 from multicard.script.passes import Pass, StepData
 from multicard.script.seen import Seen, sentences
 from multicard.script.step_times import Lap, StepTimes
+from multicard.script.threads import Threads
 from multicard.script.weights import Trained
 
 TAKEN = 32  # steps whose laps are read together
@@ -69,7 +70,7 @@ class Recorder:
         self.optimizers, self.others, self.skipped, self.is_over = list[str](), set[int](), 0, False
         self.draws, self.losses = Draws(), Losses()
         self.contributions = Contributions()
-        self.trained = Trained()
+        self.trained, self.threads = Trained(), Threads()
         self.steps = self.evaluations = 0
         self._laps = Laps(torch.device("cpu"))
         self._started_s: float | None = None
@@ -107,10 +108,16 @@ class Recorder:
 
     # ---- what the hooks and marks tell
 
+    def trains_here(self) -> None:
+        """The first gradients are computed, in this thread."""
+        if self.threads.trains_here():
+            self._evaluated = 1  # how long the first step waited is not known
+            self.contributions.operations.trains_here()
+
     def begins_pass(self, loader: Any) -> None:
         """A loader is about to begin a pass: its workers start."""
         self.contributions.rest()
-        if self.is_over or self._started_s is None or not self._gaps.seems_open:
+        if self.threads.is_elsewhere() or self.is_over or self._started_s is None or not self._gaps.seems_open:
             return
         is_of_training = self.draws.is_known(Source(loader.dataset, loader._index_sampler))
         if is_of_training and torch.is_grad_enabled() and not self._evaluating:
@@ -148,7 +155,9 @@ class Recorder:
             return
         if (trains or self._evaluating) and not one.in_thread:
             self._laps.end(Lap.data if trains else Lap.evaluate_wait)
-        if trains and self.window.recording:
+        if trains and one.in_thread:
+            self.threads.waits_known = False
+        elif trains and self.window.recording:
             self.window.ranges.close()
         self.draws.add(one, trains, size)
 
@@ -398,11 +407,15 @@ class Recorder:
         else:
             left_out = sorted({*left_out, *self._left_out_by_mode})
             self._times.evaluate_s += float(times[:, 2].sum())
+        evaluated, waits_known = self.threads.evaluated(), self.threads.waits_known
+        evaluations_known = all(one.begun_at in self._left_out_by_mode for one in evaluated)
+        self.evaluations += len(evaluated)
+        left_out = sorted({*left_out, *self.threads.begun_before(steps)})
         data = self.data()
         losses, told = self.losses.read(steps)
         columns = {
             "step_s": times[:, 0],
-            "data_s": times[:, 1],
+            "data_s": times[:, 1] if waits_known else np.full(steps, math.nan),
             "loss": losses,
             "samples": data.samples[:steps],
             "tokens": np.array([tokens or 0 for _, tokens in self._told[:steps]], dtype=np.int64),
@@ -416,11 +429,12 @@ class Recorder:
         content.left_out = [number for number in left_out if number < steps]
         content.samples_unknown = np.flatnonzero(data.unknown[:steps]).tolist() if self.draws.ever else []
         content.calls_per_step = float(np.median(data.calls)) if len(data.calls) else 0.0
-        content.evaluate_s, content.loads = self._times.evaluate_s, self.draws.ever
+        content.evaluate_s = self._times.evaluate_s if evaluations_known else None
+        content.loads, content.waits_known = self.draws.ever, waits_known
         content.threads = torch.get_num_threads()
         content.peak_memory_bytes = memory.peak_memory_bytes(self.rank.device)
         content.test_accuracy, content.logged = self._figures()
-        messages = sentences(self._seen(bool(told.any())), data, self._times)
+        messages = sentences(self._seen(bool(told.any()), evaluations_known), data, self._times)
         content.seen = [str(message) for message in messages]
         content.seen_codes = [message.code for message in messages]
         if self.gate is not None:
@@ -442,7 +456,7 @@ class Recorder:
             data.unknown = data.samples == 0
         return data
 
-    def _seen(self, tells_loss: bool) -> Seen:
+    def _seen(self, tells_loss: bool, evaluations_known: bool) -> Seen:
         return Seen(
             steps=self.steps,
             step_names=["multicard.step"] if self._marked else self.optimizers,
@@ -452,6 +466,8 @@ class Recorder:
             evaluations=max(0, self.evaluations),
             trained_alone=self.rank.world_size > 1 and not self._grouped,
             loads=self.draws.ever,
+            waits_known=self.threads.waits_known,
+            evaluations_known=evaluations_known,
             tells_loss=tells_loss,
         )
 

@@ -22,6 +22,7 @@ class Seen:
         step_names: what ended the steps. stopped_after: the step after which the script was to end, where it did.
         others: optimisers whose steps do not count. skipped: steps that a GradScaler left out.
         trained_alone: no process group, though there are several ranks. loads: batches of a DataLoader were trained on.
+        waits_known: no other thread drew them. evaluations_known: nor those of an evaluation.
     """
 
     steps: int
@@ -32,6 +33,8 @@ class Seen:
     evaluations: int
     trained_alone: bool
     loads: bool
+    waits_known: bool
+    evaluations_known: bool
     tells_loss: bool
 
 
@@ -92,6 +95,15 @@ def _not_known(seen: Seen, data: StepData) -> Iterator[Message]:
         )
     if not seen.loads:
         yield Message("script.no-loader", "no DataLoader: how long steps waited for data is not known")
+    if not seen.waits_known:
+        yield Message(
+            "script.waits-unknown", "another thread reads the loader: how long steps waited for data is not known"
+        )
+    if not seen.evaluations_known:
+        yield Message(
+            "script.evaluations-unknown",
+            "another thread reads the data of an evaluation: how long it took is not known",
+        )
     unknown = int(data.unknown.sum())
     if unknown:
         steps = "" if unknown == len(data.unknown) else f" of {count(unknown, 'step')}"

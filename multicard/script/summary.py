@@ -57,7 +57,8 @@ def summarise(
     if ended:
         own = [rank.epochs[0] for rank in ranks]
         record.total_s = max(epoch.ended_s for epoch in own)
-        record.evaluate_s = max(rank.evaluate_s for rank in ranks)
+        evaluated = [rank.evaluate_s for rank in ranks if rank.evaluate_s is not None]
+        record.evaluate_s = max(evaluated) if len(evaluated) == len(ranks) else None
         train_s, done = max(epoch.train_s for epoch in own), max(epoch.steps for epoch in own)
         is_known = not any(rank.samples_unknown for rank in ranks)
         samples = int(table["samples"].sum()) or None if is_known else None
@@ -103,7 +104,7 @@ def _rate(record: ScriptRecord, ranks: Sequence[ScriptReport], table: dict[str, 
     if table["tokens"].any():
         record.tokens, record.tokens_per_s = Tokens(), TokenRates(non_padding=rate("tokens"))
         record.tokens.non_padding = int(table["tokens"].sum())
-    if any(rank.loads for rank in ranks):
+    if any(rank.loads for rank in ranks) and all(rank.waits_known for rank in ranks):
         record.data_s = counted.mean("data_s")
 
 
