@@ -14,13 +14,15 @@ usually comes after two, `contributions.py` has watched some of them. Nor is it
 known of a step with more calls than usual, before which gradients may have been cleared; and of steps from which a
 loader is missing that was beside another until its pass ended, as its batches may have been kept.
 
+Batches that another thread draws are trained on in their turn, or nobody knows: see `streams.py`.
+
 Where batches do not fit into memory, a script may begin again with smaller ones. Those of the failed attempt since its
 last step were not trained on, whether backward was called or not.
 """
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +30,7 @@ import numpy as np
 
 from multicard.script.doubts import has_more, lacks_a_source, share_a_gap, shares_call
 from multicard.script.passes import NEVER, UNKNOWN, Pass, Reach, StepData, StepEnd
+from multicard.script.streams import in_turn
 
 
 @dataclass(eq=False)
@@ -46,17 +49,23 @@ class _Trained:
     reads_ahead: bool
 
 
-def attribute(passes: Sequence[Pass], ends: Sequence[StepEnd]) -> StepData:
+def attribute(
+    passes: Sequence[Pass], ends: Sequence[StepEnd], total_calls: int = 0, is_stopped: bool = False
+) -> StepData:
     """Give each step the batches that it trained on.
 
     Args:
         passes: those that training draws from, in the order of their first batches.
         ends: of the steps, in their order.
+        total_calls: of backward, those after the last step included.
+        is_stopped: the run was stopped before its end.
     """
     backwards = np.array([end.backwards for end in ends], dtype=np.int64)
     calls = np.diff(backwards, prepend=0)
     calls_tell = bool(2 * (calls > 0).sum() > len(ends))
-    trained = _trained(passes, ends, calls_tell)
+    in_threads = in_turn(passes, max(total_calls, int(backwards[-1]) if len(ends) else 0), is_stopped)
+    is_known = in_threads is not None and (calls_tell or not in_threads)
+    trained = _trained(passes, ends, calls_tell, in_threads or {})
     if calls_tell:
         calls = backwards - np.maximum(_without_cleared(trained, ends), np.append(0, backwards[:-1]))
     data = _added_up(trained, calls)
@@ -64,20 +73,25 @@ def attribute(passes: Sequence[Pass], ends: Sequence[StepEnd]) -> StepData:
         _doubt(data, trained)
     if passes:
         data.unknown |= (calls > 0) & (data.batches == 0)
+    if not is_known:
+        data.unknown[:], data.batches[:] = True, 0
     data.samples[data.unknown] = 0
     return data
 
 
-def _trained(passes: Sequence[Pass], ends: Sequence[StepEnd], calls_tell: bool) -> list[_Trained]:
+def _trained(
+    passes: Sequence[Pass], ends: Sequence[StepEnd], calls_tell: bool, in_threads: Mapping[int, np.ndarray]
+) -> list[_Trained]:
     """Of each pass the batches that are trained on.
 
     Args:
         calls_tell: most steps have a call of backward.
+        in_threads: the calls that train on batches that another thread drew, by the number of the pass.
     """
     backwards = np.array([end.backwards for end in ends], dtype=np.int64)
     handed_out = np.array([end.handed_out for end in ends], dtype=np.int64)
     following = _next_training(passes, int(backwards[-1]) if len(ends) else 0)
-    consumed_by = _consumption(passes, following)
+    consumed_by = _consumption(passes, following, in_threads)
     left_at = _left_at(passes) if calls_tell else [None] * len(passes)
     failed_at = _failed_at(passes)
     found = []
@@ -94,7 +108,7 @@ def _trained(passes: Sequence[Pass], ends: Sequence[StepEnd], calls_tell: bool) 
             trains &= trained_by <= last_call
         if failed is not None:
             trains &= steps < np.searchsorted(handed_out, failed, side="right")
-        if calls_tell and not one.in_thread and by is None and one.ended is not None:
+        if calls_tell and by is None and one.ended is not None:
             trains &= trained_by <= max(one.ended[0], following[number])  # nobody trained on those that no call follows
         found.append(_Trained(one, trains, steps[trains], trained_by[trains], by is not None))
     return found
@@ -160,23 +174,25 @@ def _doubt(data: StepData, trained: Sequence[_Trained]) -> None:
     data.batches[skipping] = 0
 
 
-def _consumption(passes: Sequence[Pass], nexts: Sequence[int]) -> list[np.ndarray | None]:
+def _consumption(
+    passes: Sequence[Pass], nexts: Sequence[int], in_threads: Mapping[int, np.ndarray]
+) -> list[np.ndarray | None]:
     """Of each pass the call of backward, from 1, that first trains on each batch; None for a pass whose batches are
     trained on as they are handed out.
 
     Args:
         nexts: the calls of backward before the first batch that was handed out after each pass had ended.
     """
-    found = dict[int, np.ndarray]()
+    found = dict(in_threads)
     depths = defaultdict[int, list[int]](list)  # by source, of whole passes
     for number, (one, next_backwards) in enumerate(zip(passes, nexts, strict=True)):
-        if one.ended is not None and any(one.trains):
+        if one.ended is not None and any(one.trains) and not one.in_thread:
             consumed = None if one.holds_back is False else _of_whole_pass(one, next_backwards)
             if consumed is not None:
                 found[number] = consumed
             depths[id(one.source)].append(0 if consumed is None else _depth(one) or 1)
     for number, one in enumerate(passes):
-        if one.ended is None and any(one.trains):
+        if one.ended is None and any(one.trains) and not one.in_thread:
             known = depths[id(one.source)]
             depth = _depth(one)
             if depth is None or (known and not max(known)):
@@ -272,10 +288,8 @@ def _of_whole_pass(one: Pass, next_backwards: int) -> np.ndarray | None:
     assert one.ended is not None
     count, first, end = len(one.places), one.backwards[0], one.ended[0]
     reads_ahead = sum(each == first for each in one.backwards) > 1 or (count == 1 and end == first)
-    if not reads_ahead and not one.in_thread:
+    if not reads_ahead or next_backwards == end:  # nothing was trained on after the end
         return None
-    if next_backwards == end and not one.in_thread:  # nothing was trained on after the end
-        return None  # a thread may have seen the end late
     order = np.arange(count)
     calls, rest = divmod(next_backwards - first, count)
     if end == first:  # all were there before the first was trained on

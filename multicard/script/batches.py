@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass
+from threading import RLock
 from typing import Any
 
 import torch
@@ -89,6 +90,7 @@ class Draws:
         self._passes: list[Pass] = []  # with batches of the training
         self._ends: list[StepEnd] = []
         self._part_end = StepEnd(0, 0)
+        self._changing = RLock()  # another thread may draw a batch while a step ends
         self._clear()
 
     def _clear(self) -> None:
@@ -136,6 +138,10 @@ class Draws:
 
     def add(self, of: Pass, trains: bool, size: int | None) -> None:
         """Count a batch of so many samples."""
+        with self._changing:
+            self._add(of, trains, size)
+
+    def _add(self, of: Pass, trains: bool, size: int | None) -> None:
         if trains:
             self.ever = True
         of.sizes.append(UNKNOWN if size is None else size)
@@ -161,6 +167,10 @@ class Draws:
 
     def ends(self, of: Pass, handed_out: int) -> None:
         """The loader has no more batches, after so many in this pass over the data."""
+        with self._changing:
+            self._end(of, handed_out)
+
+    def _end(self, of: Pass, handed_out: int) -> None:
         source = of.source
         if of.ended is None:
             of.ended = (self.backwards, self._handed_out)
@@ -178,6 +188,10 @@ class Draws:
         Args:
             joined: sources that seemed to be, of which batches reached a loss.
         """
+        with self._changing:
+            return self._take(joined)
+
+    def _take(self, joined: Sequence[Source]) -> tuple[list[Drawn], bool]:
         seemed_evaluated = bool(self._new) and (self._joins(joined) or self._moves()) and not self._first_step
         drawn = self._pending
         for one in drawn:
@@ -200,13 +214,18 @@ class Draws:
         """It was two."""
         self._ends.append(self._part_end)
 
-    def of_steps(self, contributions: Contributions) -> StepData:
-        """What each step trained on, as far as it is known by now."""
+    def of_steps(self, contributions: Contributions, is_stopped: bool = False) -> StepData:
+        """What each step trained on, as far as it is known by now.
+
+        Args:
+            is_stopped: the run was stopped before its end.
+        """
         for one in self._passes:
             one.forget_short(one.source.batch_size)
             one.reach = contributions.reach(one.source)
             one.holds_back = contributions.holds_back(one.source)
-        return attribute(self._passes, self._ends)
+        with self._changing:
+            return attribute(self._passes, self._ends, self.backwards, is_stopped)
 
     @property
     def known(self) -> Sequence[Source]:

@@ -85,6 +85,7 @@ class Recorder:
         self._samples = self._tokens = 0  # as they are posted
         self._left_out: list[int] = []
         self._left_out_by_mode: list[int] = []  # alone
+        self._after_mode: set[int] = set()  # steps with an evaluation before them that modules' modes show
         self._pending_loss: Any = None
         self._accuracy: Any = None
         self._logged: dict[str, Any] = {}
@@ -310,6 +311,8 @@ class Recorder:
         self._told.append((samples, tokens))
         self._samples += sum(one.size or 0 for one in drawn) if samples is None else samples
         self._tokens += tokens or 0
+        if self._gaps.evaluations:
+            self._after_mode.add(self.steps)
         if self._evaluated > 0 or is_watched:
             self._left_out.append(self.steps)
         elif self._gaps.evaluations:
@@ -407,11 +410,11 @@ class Recorder:
         else:
             left_out = sorted({*left_out, *self._left_out_by_mode})
             self._times.evaluate_s += float(times[:, 2].sum())
-        evaluated, waits_known = self.threads.evaluated(), self.threads.waits_known
-        evaluations_known = all(one.begun_at in self._left_out_by_mode for one in evaluated)
-        self.evaluations += len(evaluated)
+        unseen = [one for one in self.threads.evaluated() if one.begun_at not in self._after_mode]
+        evaluations_known, waits_known = not unseen, self.threads.waits_known
+        self.evaluations += len(unseen)
         left_out = sorted({*left_out, *self.threads.begun_before(steps)})
-        data = self.data()
+        data = self.data(is_stopped=self._stopped or not is_whole)
         losses, told = self.losses.read(steps)
         columns = {
             "step_s": times[:, 0],
@@ -446,9 +449,9 @@ class Recorder:
             content.weights = self._held().weights
         self.report.write()
 
-    def data(self) -> StepData:
+    def data(self, is_stopped: bool = False) -> StepData:
         """What each step trained on, by the batches and as the script's marks tell it."""
-        data = self.draws.of_steps(self.contributions)
+        data = self.draws.of_steps(self.contributions, is_stopped)
         for number, (samples, _) in enumerate(self._told):
             if samples is not None:
                 data.samples[number], data.unknown[number] = samples, False

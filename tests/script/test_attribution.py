@@ -32,6 +32,16 @@ def test_a_thread_may_see_the_end_of_its_pass_at_any_time():
         assert not found.unknown.any()
 
 
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_a_batch_of_a_thread_without_a_call_was_skipped_unless_the_run_was_stopped(is_stopped: bool):
+    source = object()
+    passes = [whole_pass(source, 3 * epoch, 3 * epoch, 3 * epoch) for epoch in range(2)]
+    ends = [StepEnd(step, 3 if step <= 3 else 6) for step in range(1, 6)]
+    found = attribute(passes, ends, 5, is_stopped)
+    assert found.samples.tolist() == [8 if is_stopped else 0] * 5
+    assert found.unknown.tolist() == [not is_stopped] * 5
+
+
 def passes_of(handed_out: list[list[int]], calls: list[int]) -> tuple[list[Pass], list[StepEnd]]:
     """Passes over one loader, whose batches have 8 samples and the last 2, and the end of each step.
 

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from multicard.records.schema import ScriptRecord
+from multicard.script.recorder import EndedError
 from tests.helpers.messages import says
 from tests.script.patterns import BATCH, Loop, in_thread, none
 from tests.script.test_recorder import column, recorded, seen_by
@@ -88,6 +90,101 @@ def test_what_lies_between_passes_that_a_thread_reads_is_in_no_time(tmp_path: Pa
             time.sleep(0.02)
     assert reports[0].left_out == [7, 14]
     assert says(seen_by(reports[0]), "script.steps-of") and not says(seen_by(reports[0]), "script.evaluations")
+
+
+def accumulate(
+    loop: Loop, read: Read, epochs: int = 4, leaks: bool = True, keeps: Callable[[int], bool] = bool
+) -> None:
+    """Steps of two batches. The last of a pass is stepped with the first of the next one, where it leaks."""
+    samples = number = 0
+    for _ in range(epochs):
+        for place, batch in enumerate(read(DataLoader(loop.data, BATCH)), 1):
+            if not keeps(place):
+                continue
+            loop.backward(batch)
+            samples, number = samples + len(batch[1]), number + 1
+            if number % 2 == 0 or (place == 7 and not leaks):
+                loop.optimizer.step()
+                loop.optimizer.zero_grad()
+                loop.steps.append(samples)
+                samples = number = 0
+
+
+def slowly(read: Read, reads_s: float, trains_s: float) -> Read:
+    """The thread, or the training, waits for the other."""
+
+    class Slow:
+        def __init__(self, batches: Iterable[Any]) -> None:
+            self.batches = batches
+
+        def __iter__(self) -> Iterator[Any]:
+            for batch in self.batches:
+                time.sleep(reads_s)
+                yield batch
+
+    def read_slowly(batches: Iterable[Any]) -> Iterator[Any]:
+        for batch in read(Slow(batches)):
+            time.sleep(trains_s)
+            yield batch
+
+    return read_slowly
+
+
+@pytest.mark.parametrize("paces", [(0.0, 0.0), (0.003, 0.0), (0.0, 0.003)])
+@pytest.mark.parametrize("leaks", [True, False])
+@pytest.mark.parametrize("name", READS)
+def test_what_a_thread_draws_is_trained_on_in_its_turn(
+    tmp_path: Path, name: str, leaks: bool, paces: tuple[float, float]
+):
+    loop = Loop(none)
+    with recorded(tmp_path):
+        accumulate(loop, slowly(READS[name], *paces), leaks=leaks)
+    assert column(tmp_path, "samples") == loop.steps
+    assert sum(column(tmp_path, "samples")) == 4 * len(loop.data)
+
+
+@pytest.mark.parametrize("name", READS)
+@pytest.mark.parametrize("keeps", [lambda place: place % 2, lambda place: place < 7, lambda place: place > 1])
+def test_samples_of_a_script_that_skips_batches_of_a_thread_are_not_known(
+    tmp_path: Path, name: str, keeps: Callable[[int], bool]
+):
+    loop = Loop(none)
+    with recorded(tmp_path) as reports:
+        accumulate(loop, READS[name], keeps=keeps)
+    steps = len(loop.steps)
+    assert (column(tmp_path, "samples"), column(tmp_path, "batches")) == ([0] * steps, [0] * steps)
+    assert reports[0].samples_unknown == [*range(steps)]
+    assert says(seen_by(reports[0]), "script.samples-unknown", steps=steps)
+
+
+@pytest.mark.parametrize("name", READS)
+def test_batches_that_are_dropped_where_a_loop_breaks_leave_the_samples_unknown(tmp_path: Path, name: str):
+    loop = Loop(none)
+    with recorded(tmp_path):
+        for _ in range(3):
+            for number, batch in enumerate(READS[name](DataLoader(loop.data, BATCH))):
+                if number == 4:
+                    break
+                loop.step(batch)
+    assert set(column(tmp_path, "samples")) == {0}
+
+
+def test_a_run_that_is_stopped_has_the_samples_of_a_thread(tmp_path: Path):
+    loop = Loop(none)
+    with recorded(tmp_path, "steps=20"), suppress(EndedError):
+        train(loop, slowly(in_thread, 0.0, 0.003), epochs=9)
+    assert column(tmp_path, "samples") == ([8] * 6 + [3]) * 2 + [8] * 6
+
+
+@pytest.mark.parametrize("name", READS)
+def test_two_losses_of_each_batch_of_a_thread_are_of_one_step(tmp_path: Path, name: str):
+    loop = Loop(none)
+    with recorded(tmp_path):
+        for _ in range(3):
+            for batch in READS[name](DataLoader(loop.data, BATCH)):
+                loop.backward(batch)
+                loop.step(batch)
+    assert column(tmp_path, "samples") == ([8] * 6 + [3]) * 3
 
 
 BODY = """
