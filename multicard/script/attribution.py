@@ -163,6 +163,7 @@ def _doubt(data: StepData, trained: Sequence[_Trained]) -> None:
         reach = each.one.reach
         if each.one.in_thread or reach is Reach.every:
             continue
+        data.skips |= reach in (Reach.some, Reach.none)
         several = each.steps[share_a_gap(each.one, each.reads_ahead)[each.of_training]]
         if reach in (Reach.none, Reach.unsure):
             several = each.steps

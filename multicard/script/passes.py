@@ -89,9 +89,11 @@ class StepData:
         without a batch that was handed out for them. Of steps with a batch that may have been skipped, the batches are
         not known either: 0.
     calls: of backward in each step.
+    skips: batches were seen to reach no loss.
     """
 
     samples: np.ndarray
     batches: np.ndarray
     unknown: np.ndarray
     calls: np.ndarray
+    skips: bool = False

@@ -112,5 +112,9 @@ def _not_known(seen: Seen, data: StepData) -> Iterator[Message]:
             f"the number of samples{steps} is not known: the script can give it by multicard.step(samples=...)",
             steps=unknown,
         )
+        if data.skips:
+            yield Message(
+                "script.batches-skipped", "some batches of a loader reached no loss: they were not trained on"
+            )
     if not seen.tells_loss:
         yield Message("script.no-loss", "no loss is known: the script can give it by multicard.log(loss=...)")

@@ -43,9 +43,7 @@ def summarise(
         steps: the steps of all ranks (an Arrow table), or None where there are none.
     """
     ended, table = of_ended_epochs(steps, ranks)
-    codes: dict[str, str] = {}  # by sentence: ranks mostly see the same
-    for rank in ranks:
-        codes |= dict(zip_longest(rank.seen, rank.seen_codes, fillvalue=UNCODED))
+    codes = _seen(ranks)
     if _one_draws_for_all(ranks):
         codes = {sentence: code for sentence, code in codes.items() if code not in OF_DRAWS}
     record.left_out = sorted({number for rank in ranks for number in rank.left_out})
@@ -71,6 +69,28 @@ def summarise(
     record.segments = [Segment(steps=sum(epoch.steps or 0 for epoch in record.epochs), trained_s=record.total_s)]
     record.peak_memory_bytes = peak_memory(ranks, placement.device)
     record.threads = ranks[0].threads if ranks else None
+
+
+def _seen(ranks: Sequence[ScriptReport]) -> dict[str, str]:
+    """The codes of what ranks saw, by sentence. Most see the same; of others one rank's is there, which says so."""
+    found: dict[str, str] = {}
+    by_code: dict[str, str] = {}
+    for rank in ranks:
+        for sentence, code in zip_longest(rank.seen, rank.seen_codes, fillvalue=UNCODED):
+            first = by_code.setdefault(code, sentence)
+            if code == UNCODED or sentence == first:
+                found[sentence] = code
+    differ = {
+        code
+        for rank in ranks
+        for sentence, code in zip(rank.seen, rank.seen_codes, strict=False)
+        if sentence != by_code[code]
+    }
+    first_with = {code: rank.rank for rank in reversed(ranks) for code in rank.seen_codes}
+    return {
+        f"rank {first_with[code]}: {sentence} (other ranks differ)" if code in differ else sentence: code
+        for sentence, code in found.items()
+    }
 
 
 def _relate(record: ScriptRecord, placement: Placement, ranks: Sequence[ScriptReport]) -> None:

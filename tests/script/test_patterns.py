@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.messages import says
 from tests.script import harness, patterns
 from tests.script.counting import counting
 from tests.script.test_recorder import column, recorded
@@ -34,6 +35,13 @@ def test_a_step_never_has_the_samples_of_a_batch_that_was_skipped(tmp_path: Path
     found = column(tmp_path, "samples")
     assert len(found) == len(by_hand)
     assert [samples for samples, true in zip(found, by_hand, strict=True) if samples not in (0, true)] == []
+
+
+def test_batches_that_were_seen_to_reach_no_loss_are_named(tmp_path: Path):
+    with recorded(tmp_path) as reports:
+        patterns.main("every-second")
+    assert says("\n".join(reports[0].seen), "script.samples-unknown")
+    assert says("\n".join(reports[0].seen), "script.batches-skipped")
 
 
 KNOWN = ("mixed", "joining-late", "whole-pass", "cleared", "cleared-by-module", "cleared-by-turns", "gradients-alone")
