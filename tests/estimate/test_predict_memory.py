@@ -133,6 +133,7 @@ def test_pairs_hold_the_references_output_of_the_step_before():
     assert every.active_bytes - first.active_bytes == pytest.approx(logits, abs=1024)
 
 
+@pytest.mark.slow
 def test_the_first_gpu_of_dataparallel_has_all_of_the_batch():
     alone, parallel = images(), images("gpus=2", "strategy=dp")
     assert parallel.by_kind["batch"] == 2 * 4 * 3 * 64 * 64 * 4 + 512  # two GPUs' batches
@@ -156,6 +157,7 @@ def test_fused_blocks_store_less_and_a_stem_of_grey_images_less_again():
     assert stored[2] < 0.9 * stored[1] < 0.8 * stored[0]
 
 
+@pytest.mark.slow
 def test_options_of_tuning_change_what_they_should():
     whole = tuned("method=lora")
     apart = tuned("method=lora", "custom_sharded_layers=[tok_embeddings,output]")
@@ -168,6 +170,7 @@ def test_options_of_tuning_change_what_they_should():
     assert summed.by_kind["gradients"] == pytest.approx(adapters, rel=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["qlora", "qat"])  # of the others above
 def test_methods_on_two_gpus_that_are_not_there(method):
     seen = tuned(f"method={method}", "precision=bf16")
@@ -303,6 +306,7 @@ def test_real_steps_of_trl_take_what_is_predicted(gpus: int, words: tuple[str, .
     assert abs(real_peaks.error(gpus, "tune_llm", (*LLAMA, "engine=trl", *words))) <= 0.02
 
 
+@pytest.mark.slow
 def test_held_out_rows_take_more_where_a_step_takes_little():
     """Without gradients, but with a chunk of logits in float32, and in int4 with a layer's weights once more."""
     words = ("method=full", "precision=bf16", "activation_checkpointing=true", "optimizer_in_bwd=true", "batch_size=1")
