@@ -237,7 +237,8 @@ def kernels(record: Record) -> Finding:
     rows = [row for row in profile.get("rows", []) if row["group"] == "kernel" and row["rank"] is not None]
     slowest = sorted(rows, key=lambda row: -row["total_s"])[:SLOWEST]
     each = [f"{row['metric'][:40]} {1000 * row['total_s'] / profile['steps']:.2f} ms" for row in slowest]
-    return Finding(f"kernels, model.blocks={blocks}", "; ".join(each) or profile["error"])
+    value = "; ".join(each) or profile.get("error") or "no kernels: CPU ranks have none"
+    return Finding(f"kernels, model.blocks={blocks}", value)
 
 
 def diagnosis(record: Record) -> Finding:
