@@ -72,7 +72,7 @@ def _composed(entry: str, words: list[str]) -> tuple[list[str], Any]:
     from multicard.cli import command_line
     from multicard.llm import methods
     from multicard.run import prepare
-    from multicard.sweep.cells import task_of
+    from multicard.sweep.compositions import task_of
 
     workloads.register()
     workload = workloads.of_entry(entry)

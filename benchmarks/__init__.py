@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 
 from multicard import workloads
 from multicard.machine.environment import cores, cpu_model
-from multicard.sweep.cells import task_of
+from multicard.sweep.compositions import task_of
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -30,8 +30,9 @@ from multicard.messages import Message, Refusal, say
 from multicard.records import run_folder
 from multicard.records.run_folder import Run
 from multicard.records.text_table import in_bytes
-from multicard.sweep.cells import NAMED_CELLS, Cell, Refused, cell_of, task_of
+from multicard.sweep.cells import NAMED_CELLS, Cell, Refused, cell_of
 from multicard.sweep.command import Command
+from multicard.sweep.compositions import task_of
 from multicard.sweep.task import run
 
 REPEATS = ("seed=", "repetition=")  # begin words in which cells of one value may differ

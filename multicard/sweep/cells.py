@@ -3,7 +3,6 @@
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from copy import copy, deepcopy
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
@@ -30,6 +29,7 @@ from multicard.run import outcome, prepare
 from multicard.run.workload import Workload, unsaid
 from multicard.sweep import as_before, order
 from multicard.sweep.command import Command
+from multicard.sweep.compositions import Compositions
 from multicard.sweep.order import Turn
 
 REPETITION = "repetition="  # begins the word of a repetition
@@ -299,10 +299,10 @@ def compose(
     total = len(turns)
     shrunk = {f"{key}={value}" for key, value in sweep_config.hydra.experiment.smoke.items()}
     unnamed = shrunk if sweep_config.scale == Scale.smoke else set()  # not part of a folder's name
+    compositions = Compositions(context.config_loader, sweep_config)
     for at, turn in enumerate(turns, 1):
-        composed = context.config_loader.load_sweep_config(sweep_config, list(turn.words))
-        composed.order = sweep_config.order
-        cfg = task_of(composed)
+        composed, cfg = compositions.of(turn.words)
+        composed.order = cfg.order = sweep_config.order
         words = [word for word in turn.words if word not in unnamed]
         label = f"[{at}/{total}] "
         sweep = Path(str(composed.hydra.sweep.dir))
@@ -348,16 +348,6 @@ def settings_apart(settings: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(map(cell_len, column)) for column in zip_longest(*rows, fillvalue="")]
     lines = [" ".join(map(set_cell_size, row, widths)) for row in rows]
     return [set_cell_size(line, max(map(cell_len, lines))) for line in lines]
-
-
-def task_of(cfg: DictConfig) -> DictConfig:
-    """The configuration of the run itself, resolved, without Hydra's part, which is there while a sweep is composed."""
-    task = copy(cfg)
-    with open_dict(task):
-        task.pop("hydra", None)
-    task = deepcopy(task)  # of the run's part alone: Hydra's is the larger
-    OmegaConf.resolve(task)
-    return task
 
 
 def cell_of(

@@ -24,7 +24,8 @@ from multicard.machine import environment
 from multicard.messages import Message, Refusal
 from multicard.records.schema_parts import Interval
 from multicard.sweep import auto
-from multicard.sweep.cells import Cell, Refused, cell_of, task_of
+from multicard.sweep.cells import Cell, Refused, cell_of
+from multicard.sweep.compositions import task_of
 
 # Seconds from a command to the start of its training, where no run of the machine tells: imports, data, the ranks
 START = Interval(15.0, 5.0, 40.0)

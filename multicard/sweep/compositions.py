@@ -1,0 +1,108 @@
+"""Composes the configurations of a sweep's cells: by Hydra once for each choice of groups, and from that for the rest.
+
+Hydra composes the groups first, and applies overrides of single keys after that. So cells that choose the same groups
+share all of the first part, which takes some 120 ms, and each gets a copy with its own overrides applied by Hydra.
+"""
+
+import pickle
+from collections.abc import Sequence
+from copy import copy, deepcopy
+from typing import NamedTuple, cast
+
+from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+
+class Composition(NamedTuple):
+    """A configuration with Hydra's own part, and the run's part alone, resolved."""
+
+    whole: DictConfig
+    task: DictConfig
+
+
+class Compositions:
+    """The configurations of the cells of one sweep.
+
+    Args:
+        loader: Hydra's, of the command.
+        sweep: the configuration of the command, whose overrides of Hydra itself each cell has too.
+    """
+
+    def __init__(self, loader: ConfigLoader, sweep: DictConfig) -> None:
+        self._loader = cast("ConfigLoaderImpl", loader)
+        self._sweep = sweep
+        self._parser = OverridesParser.create()
+        # With the folders of `hydra.searchpath`, as an entry's own groups lie in one
+        entry = sweep.hydra.job.config_name
+        _, self._repository = self._loader._parse_overrides_and_create_caching_repo(entry, [])
+        self._overrides: dict[str, Override] = {}
+        self._by_groups: dict[tuple[str, ...], _Copies] = {}
+
+    def of(self, words: Sequence[str]) -> "Composition":
+        """The configuration of the cell with these overrides, as `load_sweep_config` composes it.
+
+        Raises:
+            HydraException: what Hydra raises for overrides that it does not take.
+        """
+        overrides = [self._parsed(word) for word in words]
+        # Hydra's own keys change how the rest is composed
+        if any(override.is_hydra_override() or override.is_sweep_override() for override in overrides):
+            whole = self._composed(words)
+            return Composition(whole, task_of(whole))
+        groups = tuple(word for word, override in zip(words, overrides, strict=True) if self._is_group(override))
+        if groups not in self._by_groups:
+            self._by_groups[groups] = _Copies(self._composed(groups))
+        values = [override for override in overrides if not self._is_group(override)]
+        found = self._by_groups[groups].of(values)
+        found.whole.hydra.overrides.task = [*words]
+        names = found.whole.hydra.job.config.override_dirname
+        found.whole.hydra.job.override_dirname = get_overrides_dirname(
+            overrides, kv_sep=names.kv_sep, item_sep=names.item_sep, exclude_keys=names.exclude_keys
+        )
+        for config in (found.whole, found.task):
+            OmegaConf.copy_cache(from_config=self._sweep, to_config=config)
+        OmegaConf.resolve(found.task)
+        return found
+
+    def _parsed(self, word: str) -> Override:
+        if word not in self._overrides:  # cells share most of their words
+            (self._overrides[word],) = self._parser.parse_overrides([word])
+        return self._overrides[word]
+
+    def _composed(self, words: Sequence[str]) -> DictConfig:
+        return self._loader.load_sweep_config(self._sweep, [*words])
+
+    def _is_group(self, override: Override) -> bool:
+        """True where an override chooses an option of a group, as Hydra decides it (`defaults_list.Overrides`)."""
+        is_group = self._repository.group_exists(override.key_or_group)
+        return is_group and not isinstance(override.value(), dict)
+
+
+class _Copies:
+    """Copies of a configuration, each with overrides of its own. Pickle copies four times as fast as deepcopy."""
+
+    def __init__(self, config: DictConfig) -> None:
+        self._whole = pickle.dumps(config)
+        task = copy(config)
+        with open_dict(task):
+            task.pop("hydra", None)
+        self._task = pickle.dumps(task)
+
+    def of(self, values: list[Override]) -> Composition:
+        made = Composition(pickle.loads(self._whole), pickle.loads(self._task))
+        for config in made:
+            ConfigLoaderImpl._apply_overrides_to_config(values, config)
+        return made
+
+
+def task_of(config: DictConfig) -> DictConfig:
+    """The configuration of the run itself, resolved, without Hydra's part, which is there while a sweep is composed."""
+    task = copy(config)
+    with open_dict(task):
+        task.pop("hydra", None)
+    task = deepcopy(task)  # of the run's part alone: Hydra's is the larger
+    OmegaConf.resolve(task)
+    return task
