@@ -27,10 +27,10 @@ from multicard.config.base import TrackerConfig
 from multicard.config.job import count
 from multicard.measure.repeated_runs import MARGIN
 from multicard.messages import Message, Parser, Refusal, drop, typed, usage
+from multicard.papers.printed import DATASETS
 from multicard.records.figures import GOALS
 from multicard.records.output import FORMATS, Output, Skipped, add_formats, file, skipped_lines
 from multicard.records.text_table import clean
-from papers.printed import DATASETS
 
 CLAIMS = "The claims of the two papers, tested on your runs: the printed figures, yours, and a verdict on each."
 DASHBOARD = "The runs of a project in W&B as a saved workspace; another call replaces it, with changes by hand."

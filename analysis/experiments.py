@@ -24,8 +24,8 @@ from multicard.config import CONF, schema
 from multicard.config.keys import flat
 from multicard.config.roles import Role
 from multicard.messages import Refusal, typed
+from multicard.papers import printed
 from multicard.records.comparable import DATA
-from papers import printed
 
 FOLDER = CONF / "experiment"
 TRACING = {"none": False, "whole": True}  # by option of `profile`, which no record names, the column of runs

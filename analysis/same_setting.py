@@ -1,4 +1,4 @@
-"""Printed figures of the papers beside runs of the same setting, by `papers/settings.yaml`.
+"""Printed figures of the papers beside runs of the same setting, by `multicard/papers/settings.yaml`.
 
 A run has a printed figure's setting where it agrees in every key that the papers print for the table or figure, in what
 the experiment chose where they print nothing, and in the figure's cell. Machine and versions never agree; they are
@@ -14,9 +14,9 @@ from analysis.runs import grouping, profile_metrics
 from analysis.runs.columns import KINDS
 from analysis.runs.grouping import Cell
 from multicard.messages import Message
+from multicard.papers import printed
+from multicard.papers.printed import PrintedFigure
 from multicard.records.text_table import clean
-from papers import printed
-from papers.printed import PrintedFigure
 
 ALIKE = {"two_and_four_gpus": frozenset({"gpus"})}  # by a figure's note, columns over whose values it is printed
 PACKAGES = {"CUDA": "nvidia-cuda-runtime", "DALI": "nvidia-dali-cuda130"}  # where they are called otherwise

@@ -38,7 +38,7 @@ MODULES = ENTRIES | {
     "profile": "multicard.observe.profiles.command",
     "completion": "multicard.completion",
 }
-OWN_PACKAGES = ("analysis", "papers", *ENTRIES.values())
+OWN_PACKAGES = ("analysis", *ENTRIES.values())
 USAGE = usage(__doc__, __file__)
 COMMANDS = dict(re.findall(r"^(\w+)(?: \S+)*  +(.+)$", USAGE, re.MULTILINE))  # and what each does
 

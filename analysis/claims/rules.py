@@ -37,8 +37,8 @@ from analysis.stats import intervals
 from analysis.stats.intervals import Interval
 from multicard.measure import formulas
 from multicard.messages import Message
+from multicard.papers import printed
 from multicard.records.limits import Forbids
-from papers import printed
 
 UNLUCKY = ("oom", "diverged")  # ends that would come again
 LEAST_SPREAD = 1e-9  # relative, below which figures are equal

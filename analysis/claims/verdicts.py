@@ -44,12 +44,12 @@ from analysis.stats import intervals
 from analysis.stats.between_runs import REMEDY
 from multicard.config.job import count
 from multicard.messages import Message, Refusal
+from multicard.papers import printed
 from multicard.records import limits
 from multicard.records.comparable import DOUBTFUL
 from multicard.records.limits import Forbids
 from multicard.records.schema_parts import Limit
 from multicard.records.text_table import clean, first_few
-from papers import printed
 
 NO_RUNS = Message("claim.no-runs", "no runs of these cells")
 MAX_NAMED = 3  # comparisons, or cells, that a line names

@@ -29,14 +29,14 @@ from multicard.config.llm_texts import DATASETS
 from multicard.config.roles import Role
 from multicard.measure import formulas
 from multicard.messages import Message
+from multicard.papers import printed
+from multicard.papers.printed import PrintedFigure
 from multicard.records import figures as registry
 from multicard.records import text_table
 from multicard.records.comparable import DOUBTFUL, DOUBTFUL_MEANING
 from multicard.records.output import Output
 from multicard.records.schema import LlmRecord
 from multicard.records.text_table import clean
-from papers import printed
-from papers.printed import PrintedFigure
 
 UNMEASURED = "not measured"
 BOUNDS = ("_low", "_high")  # of a figure's interval, in CSV

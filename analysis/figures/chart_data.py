@@ -20,8 +20,8 @@ from analysis.stats import intervals
 from analysis.stats.intervals import Interval
 from multicard.measure import formulas
 from multicard.messages import Message
+from multicard.papers.printed import HARDWARE
 from multicard.records import figures as registry
-from papers.printed import HARDWARE
 
 Row = dict[str, Any]
 MEASURED, IDEAL, PAPER, SHARED = "measured", "ideal", "paper", "shared"

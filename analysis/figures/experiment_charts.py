@@ -23,8 +23,8 @@ from analysis.runs.load import Run
 from multicard.config.job import count
 from multicard.messages import Message
 from multicard.observe.profiles.metrics import Profile
+from multicard.papers.printed import METRIC
 from multicard.records.text_table import capital, clean
-from papers.printed import METRIC
 
 FACET_WIDTH, ALL_WIDTH = 220, 880  # points, of a chart among several of one measure, and of a row of them
 BAR, GAP = 11, 8  # points: a bar's thickness, and between groups of bars

@@ -33,10 +33,10 @@ from analysis.runs.load import Run
 from analysis.table_columns import Column
 from multicard.config.job import count
 from multicard.messages import Message, typed
+from multicard.papers import printed
 from multicard.records import limits
 from multicard.records.schema_environment import Cpu
 from multicard.records.text_table import capital, clean, in_bytes
-from papers import printed
 
 # ---- What to run, how sure that is, what limits it and what to try next, for each workload
 

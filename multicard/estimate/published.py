@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from multicard.estimate.observations import Basis, StepObservation
 from multicard.estimate.totals import EVALUATION
-from papers import printed
+from multicard.papers import printed
 
 FILE = Path(__file__).parent / "published.csv"
 PAPERS_GPU, PAPERS_NODE = "h100-94gb", "the papers' node"

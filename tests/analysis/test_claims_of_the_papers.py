@@ -7,7 +7,7 @@ import pytest
 
 from analysis.claims import judge, named
 from analysis.runs import load
-from papers import printed
+from multicard.papers import printed
 from tests.helpers import claim_runs
 from tests.helpers.claim_worlds import Cell, Figures
 

@@ -18,9 +18,9 @@ from analysis.runs import load
 from analysis.runs.columns import flat
 from multicard.config.llm_texts import DATASETS
 from multicard.messages import Message
+from multicard.papers import printed
+from multicard.papers.printed import PrintedFigure
 from multicard.records.figures import FIGURES
-from papers import printed
-from papers.printed import PrintedFigure
 from tests.analysis.conftest import Said
 from tests.conftest import ROOT, composed
 from tests.helpers import grids, records

@@ -12,8 +12,8 @@ from analysis import experiments
 from analysis.commands import table as tables
 from analysis.runs import load
 from multicard.measure.repeated_runs import PRIOR_SD
+from multicard.papers import printed as papers
 from multicard.records.figures import FIGURES
-from papers import printed as papers
 from tests.analysis.conftest import Said
 from tests.helpers import grids, records
 from tests.helpers.messages import codes, says

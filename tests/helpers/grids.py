@@ -17,7 +17,7 @@ from analysis.figures import vega
 from analysis.figures.vega import Figure
 from analysis.runs import load as data
 from multicard.measure import formulas
-from papers import printed
+from multicard.papers import printed
 from tests.helpers import records
 
 BASE_S = {"fp64": 62.0, "fp32": 37.0, "fp16": 25.0, "lora": 0.8, "qlora": 1.3, "dpo": 2.1, "qat": 1.9}

@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import ROOT
 
-SOURCES = ("multicard", "analysis", "hydra_plugins", "papers")
+SOURCES = ("multicard", "analysis", "hydra_plugins")
 EXCEPTION = "always: "
 
 

@@ -12,7 +12,7 @@ from tests.conftest import ROOT
 
 PAGE = (ROOT / "docs" / "extending.md").read_text()
 ENTRIES = ("train_vision.py", "tune_llm.py")
-PARTS = ("conf", "multicard", "papers", "hydra_plugins", "tests", "analysis", "pyproject.toml", *ENTRIES)
+PARTS = ("conf", "multicard", "hydra_plugins", "tests", "analysis", "pyproject.toml", *ENTRIES)
 FILE = re.compile(r"^\*\*([\w/.]+)\*\*, (new|at its end):\n\n```\w+\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SECTIONS = {  # the option that each adds, and its number of files
     "strategy": ("ddp_fp16", 3),

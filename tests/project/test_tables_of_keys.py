@@ -1,9 +1,9 @@
 """No table of keys outside the schema: what a key means stands in its entry, and is asked for by its role.
 
 A tuple, list or set with two or more names of keys is one, wherever it stands, and so is a dictionary at the top of a
-module that has them as keys. A dictionary within a function has the values of a run, and those of `papers` and
-`benchmarks` have the values of commands. A table that says something else has a comment on a line of its own source, or
-on the line above, that says what: "no roles: ...".
+module that has them as keys. A dictionary within a function has the values of a run, and those of `multicard/papers`
+and `benchmarks` have the values of commands. A table that says something else has a comment on a line of its own
+source, or on the line above, that says what: "no roles: ...".
 """
 
 import ast
@@ -17,8 +17,8 @@ from multicard.config import schema
 from multicard.records.figures import FIGURES
 from tests.conftest import ROOT
 
-PACKAGES = ("multicard", "analysis", "hydra_plugins", "papers", "benchmarks")
-COMMANDS = ("papers", "benchmarks")  # whose dictionaries are values of keys
+PACKAGES = ("multicard", "analysis", "hydra_plugins", "benchmarks")
+COMMANDS = ("multicard/papers", "benchmarks")  # whose dictionaries are values of keys
 SCHEMAS = "multicard/config/"
 EXCEPTION = "no roles: "
 
