@@ -13,7 +13,7 @@ from multicard.ranks import interruption
 
 interruption.end_at_once()  # while the rest is imported
 
-from analysis import conclusion
+from multicard import repository
 from multicard.cli import command
 from multicard.messages import usage
 from multicard.vision.workload import WORKLOAD
@@ -21,7 +21,7 @@ from multicard.vision.workload import WORKLOAD
 
 def main() -> int:
     """Run the command of `sys.argv` and return its exit code."""
-    return command.execute(WORKLOAD, usage=usage(__doc__, __file__), conclude=conclusion)
+    return command.execute(WORKLOAD, usage=usage(__doc__, __file__), conclude=repository.module("analysis").conclusion)
 
 
 if __name__ == "__main__":

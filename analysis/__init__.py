@@ -19,12 +19,13 @@ def conclusion(folders: Sequence[Path]) -> "Conclusion":
 
     from rich.text import Text
 
-    from analysis import training_command
-    from analysis.answers import answers, recommended_runs
-    from analysis.runs import load
     from multicard.messages import link, typed
     from multicard.records import text_table
     from multicard.sweep.command import Conclusion
+
+    from . import training_command
+    from .answers import answers, recommended_runs
+    from .runs import load
 
     found = [answer for answer in answers(load.read(folders).runs) if len(answer.ranking.settings) > 1][:MOST]
     sentences = [f"{answer.work}: {answer.sentence}" if len(found) > 1 else answer.sentence for answer in found]

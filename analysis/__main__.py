@@ -18,10 +18,6 @@ from multicard.ranks import interruption
 if __name__ == "__main__":
     interruption.end_at_once()  # while the rest is imported
 
-from analysis import cli, experiments, figures
-from analysis.commands import best, compare, gate, list_runs, predictions, share, sync, table
-from analysis.runs import by_int4, load, sql
-from analysis.runs.load import Found
 from multicard.__main__ import COMMANDS
 from multicard.config.base import TrackerConfig
 from multicard.config.job import count
@@ -31,6 +27,11 @@ from multicard.papers.printed import DATASETS
 from multicard.records.figures import GOALS
 from multicard.records.output import FORMATS, Output, Skipped, add_formats, file, skipped_lines
 from multicard.records.text_table import clean
+
+from . import cli, experiments, figures
+from .commands import best, compare, gate, list_runs, predictions, share, sync, table
+from .runs import by_int4, load, sql
+from .runs.load import Found
 
 CLAIMS = "The claims of the two papers, tested on your runs: the printed figures, yours, and a verdict on each."
 DASHBOARD = "The runs of a project in W&B as a saved workspace; another call replaces it, with changes by hand."
@@ -104,7 +105,7 @@ def _compare(options: argparse.Namespace) -> int:
 def _best(options: argparse.Namespace) -> int:
     if not options.train:
         return _of_runs(_ranked)(options)
-    from analysis import train_best  # hydra
+    from . import train_best  # hydra
 
     others = [flag for flag in ("goal", *FORMATS) if getattr(options, flag, None)]
     if others:
@@ -119,7 +120,7 @@ def _best(options: argparse.Namespace) -> int:
 
 
 def _ranked(found: Found, options: argparse.Namespace) -> Output:
-    from analysis.answers import sentences
+    from .answers import sentences
 
     limits = best.Limits(options.accuracy, options.memory, options.gpus, options.loss)
     return best.output(found.runs, options.goal, limits, options.mix, sentences, options.by)
@@ -142,15 +143,15 @@ def _table(found: Found, options: argparse.Namespace) -> Output:
 
 
 def _claims(found: Found, options: argparse.Namespace) -> Output:
-    from analysis import claims
-    from analysis.claims import render
+    from . import claims
+    from .claims import render
 
     chosen = claims.named(options.only) if options.only is not None else claims.CLAIMS
     return render.output(claims.judge(found.runs, options.mix, chosen), whole=options.only is not None)
 
 
 def _figure(options: argparse.Namespace) -> int:
-    from analysis.figures import draw  # altair, which takes a second
+    from .figures import draw  # altair, which takes a second
 
     found = load.read(options.folders)
     lines = draw.write(options.name, found.runs, options.out, options.mix, options.all)
@@ -161,7 +162,7 @@ def _figure(options: argparse.Namespace) -> int:
 def _report(options: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from analysis import report  # hydra, jinja2 and vl-convert, which nothing else needs
+    from . import report  # hydra, jinja2 and vl-convert, which nothing else needs
 
     if options.watch or options.port is not None:
         if options.out is not None:
@@ -170,7 +171,7 @@ def _report(options: argparse.Namespace) -> int:
                 "--out: --watch serves the page and writes no file; leave one of them out",
                 key="--out",
             )
-        from analysis.report import watch
+        from .report import watch
 
         watch.serve(report.watched(options.folders, options.title, options.mix, options.price), options.port or 0)
         return 0
@@ -183,7 +184,7 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _dashboard(options: argparse.Namespace) -> int:
-    from analysis import dashboard  # wandb, which nothing else of the analysis needs but sync
+    from . import dashboard  # wandb, which nothing else of the analysis needs but sync
 
     print(clean(dashboard.make(options.entity, options.project, options.dry_run)))
     return 0

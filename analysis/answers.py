@@ -10,20 +10,21 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from analysis import learned, next_steps, recommended, rerun_commands, training_command
-from analysis.commands.best import COST, RankedSetting, Ranking, Said, did_as_much, known_rankings
-from analysis.next_steps import Advice, NextSteps
-from analysis.runs import circumstances, grouping
-from analysis.runs.columns import KINDS
-from analysis.runs.grouping import MEMORY, of_setting
-from analysis.runs.load import Run
-from analysis.stats.intervals import faster, times
 from multicard.config.job import count
 from multicard.measure.formulas import DOUBTFUL_EFFICIENCY
 from multicard.measure.repeated_runs import CONFIDENCE, MARGIN, Ratio
 from multicard.messages import Message
 from multicard.records import figures, limits
 from multicard.records.text_table import first_few
+
+from . import learned, next_steps, recommended, rerun_commands, training_command
+from .commands.best import COST, RankedSetting, Ranking, Said, did_as_much, known_rankings
+from .next_steps import Advice, NextSteps
+from .runs import circumstances, grouping
+from .runs.columns import KINDS
+from .runs.grouping import MEMORY, of_setting
+from .runs.load import Run
+from .stats.intervals import faster, times
 
 ENERGY = "energy_joules"
 MOST_OTHERS = 3  # alternatives that are named

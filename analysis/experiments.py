@@ -15,17 +15,18 @@ from typing import Any, Literal
 
 import msgspec
 
-from analysis.runs import grouping, profile_metrics
-from analysis.runs.columns import KINDS
-from analysis.runs.grouping import Cell
-from analysis.runs.load import Run
-from analysis.stats.between_runs import RepeatedRuns
 from multicard.config import CONF, schema
 from multicard.config.keys import flat
 from multicard.config.roles import Role
 from multicard.messages import Refusal, typed
 from multicard.papers import printed
 from multicard.records.comparable import DATA
+
+from .runs import grouping, profile_metrics
+from .runs.columns import KINDS
+from .runs.grouping import Cell
+from .runs.load import Run
+from .stats.between_runs import RepeatedRuns
 
 FOLDER = CONF / "experiment"
 TRACING = {"none": False, "whole": True}  # by option of `profile`, which no record names, the column of runs

@@ -7,16 +7,17 @@ trained on other amounts, losses are not compared, and the sentence says so.
 from collections.abc import Iterator
 from typing import Any
 
-from analysis.commands.best import RankedSetting, Ranking, did_as_much
-from analysis.runs import by_int4, details, grouping, quality
-from analysis.runs.grouping import ACCURACY, HELD_OUT, LOSS
-from analysis.runs.quality import is_less
-from analysis.stats.between_runs import is_one_loss
-from analysis.stats.held_out import FEW_ROWS
 from multicard.config.job import count
 from multicard.messages import Message
 from multicard.records import figures
 from multicard.records.schema import LlmRecord, ScriptRecord
+
+from .commands.best import RankedSetting, Ranking, did_as_much
+from .runs import by_int4, details, grouping, quality
+from .runs.grouping import ACCURACY, HELD_OUT, LOSS
+from .runs.quality import is_less
+from .stats.between_runs import is_one_loss
+from .stats.held_out import FEW_ROWS
 
 SAME_POINTS = 1.0  # of accuracy, below which settings that runs do not tell apart have the same
 LOSSES = {HELD_OUT: "held-out loss", LOSS: "training loss"}

@@ -5,17 +5,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from analysis import rerun_commands
-from analysis.commands.best import RankedSetting, Ranking
-from analysis.recommended import REPETITIONS
-from analysis.runs import details, grouping
-from analysis.runs.columns import KINDS, STEPS, Kind
-from analysis.runs.details import DetailedRun
-from analysis.runs.load import Run
 from multicard.config import schema
 from multicard.messages import Message
 from multicard.records.bounds import Bound
 from multicard.records.text_table import capital
+
+from . import rerun_commands
+from .commands.best import RankedSetting, Ranking
+from .recommended import REPETITIONS
+from .runs import details, grouping
+from .runs.columns import KINDS, STEPS, Kind
+from .runs.details import DetailedRun
+from .runs.load import Run
 
 PHASES = {  # what a step's largest phase is called
     "data": "waiting for data",

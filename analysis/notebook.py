@@ -17,21 +17,22 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from analysis import cli
-from analysis.commands import best, compare, list_runs
-from analysis.runs import by_int4, load, sql
-from analysis.runs.load import Found, Run
 from multicard.measure.repeated_runs import MARGIN
 from multicard.messages import Refusal
 from multicard.records import steps, text_table
 from multicard.records.figures import GOALS
 from multicard.records.output import Output, skipped_lines
 
+from . import cli
+from .commands import best, compare, list_runs
+from .runs import by_int4, load, sql
+from .runs.load import Found, Run
+
 if TYPE_CHECKING:
     import altair as alt
     import pandas as pd
 
-    from analysis.answers import Answer
+    from .answers import Answer
 
 ARGUMENTS = (  # options in refusals, as what is written in Python
     (r"--(common|mix)\b", r"\1=True"),
@@ -141,7 +142,7 @@ class Runs(Shown):
         Raises:
             ValueError: an argument that is no such value, or nothing can be ranked, with the reason.
         """
-        from analysis.answers import sentences  # and Parquet's file systems, which take a tenth of a second
+        from .answers import sentences  # and Parquet's file systems, which take a tenth of a second
 
         if goal not in (None, *GOALS):
             raise Refusal(
@@ -169,7 +170,7 @@ class Runs(Shown):
         Args:
             mix: rank, and average, runs of several commits or machines together.
         """
-        from analysis.answers import answers
+        from .answers import answers
 
         return answers(self.found.runs, mix)
 
@@ -217,7 +218,7 @@ class Runs(Shown):
         Raises:
             ValueError: no such figure, or nothing to draw.
         """
-        from analysis.figures import draw, vega  # altair, which takes a second
+        from .figures import draw, vega  # altair, which takes a second
 
         return vega.chart(draw.make(name, self.found.runs, mix)[0])
 

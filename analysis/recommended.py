@@ -8,16 +8,17 @@ nearest to the defaults: what would have been run without measuring.
 import math
 from collections.abc import Iterator, Sequence
 
-from analysis.commands.best import RankedSetting, Ranking
-from analysis.runs import details, grouping
-from analysis.runs.columns import STEPS
-from analysis.runs.grouping import MEMORY, of_setting
-from analysis.runs.quality import is_less
 from multicard.config.job import count
 from multicard.measure.repeated_runs import Ratio, student_quantile
 from multicard.messages import Message
 from multicard.records import figures
 from multicard.records.schema import ScriptRecord
+
+from .commands.best import RankedSetting, Ranking
+from .runs import details, grouping
+from .runs.columns import STEPS
+from .runs.grouping import MEMORY, of_setting
+from .runs.quality import is_less
 
 LEAST_STEPS = 5  # measured steps, below which a run is too short to tell
 NOTABLE = 0.05  # relative difference of memory and energy that is said, and share of compilation

@@ -5,13 +5,14 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
-from analysis import experiments
-from analysis.runs import grouping
-from analysis.runs.columns import KINDS
-from analysis.runs.load import Run
 from multicard.config import schema, strict_yaml
 from multicard.config.roles import Role
 from multicard.messages import typed
+
+from . import experiments
+from .runs import grouping
+from .runs.columns import KINDS
+from .runs.load import Run
 
 SWEEP = "multirun.yaml"  # Hydra's, in a sweep's folder: the overrides of its last command
 NO_KEYS = (grouping.DATA, grouping.TRACED)  # columns that follow from others

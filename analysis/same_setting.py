@@ -9,14 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.experiments import Panel
-from analysis.runs import grouping, profile_metrics
-from analysis.runs.columns import KINDS
-from analysis.runs.grouping import Cell
 from multicard.messages import Message
 from multicard.papers import printed
 from multicard.papers.printed import PrintedFigure
 from multicard.records.text_table import clean
+
+from .experiments import Panel
+from .runs import grouping, profile_metrics
+from .runs.columns import KINDS
+from .runs.grouping import Cell
 
 ALIKE = {"two_and_four_gpus": frozenset({"gpus"})}  # by a figure's note, columns over whose values it is printed
 PACKAGES = {"CUDA": "nvidia-cuda-runtime", "DALI": "nvidia-dali-cuda130"}  # where they are called otherwise

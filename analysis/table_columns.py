@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
-from analysis.runs import grouping
 from multicard.records import figures
 from multicard.records.output import Rows
 from multicard.records.text_table import Table
+
+from .runs import grouping
 
 
 @dataclass(frozen=True)

@@ -12,16 +12,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis import training_command
-from analysis.answers import Answer, of_ranking
-from analysis.commands.best import Limits, rankings
-from analysis.runs.columns import KINDS
-from analysis.runs.load import Run
 from multicard.config.llm import LlmConfig
 from multicard.config.script import Launch, ScriptConfig
 from multicard.messages import ROOT, Message, Refusal, say, typed
 from multicard.records import kept, run_folder
 from multicard.records.text_table import clean
+
+from . import training_command
+from .answers import Answer, of_ranking
+from .commands.best import Limits, rankings
+from .runs.columns import KINDS
+from .runs.load import Run
 
 
 def train(runs: Sequence[Run], asked: Limits, mix: bool) -> int:

@@ -9,11 +9,12 @@ import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
-from analysis.runs.load import Run
 from multicard.config import schema
 from multicard.config.roles import Role
 from multicard.messages import link, typed
 from multicard.records.schema import ScriptRecord
+
+from .runs.load import Run
 
 MOST_FOLDERS = 3  # that a command names
 # Keys of a measurement, which say how it was driven, how long it tried a setting, and what it observed

@@ -49,20 +49,6 @@ def load(*folders: str | PathLike[str], price: float | None = None) -> "Runs":
     Raises:
         ValueError: no such price, a folder that does not exist, no run at all, or none that could be read.
     """
-    from importlib.util import find_spec  # ranks import this package too, and need no analysis
-    from pathlib import Path
+    from multicard import repository  # ranks import this package too, and need no analysis
 
-    from multicard.messages import ROOT, Refusal
-
-    spec = find_spec("analysis")
-    if spec is None or spec.origin is None or Path(spec.origin).resolve().parents[1] != ROOT:
-        where = None if spec is None else spec.origin or str([*(spec.submodule_search_locations or ())])
-        raise Refusal(
-            "load.another-analysis",
-            f"multicard.load: Python finds another package analysis ({where}); start it in another folder, "
-            "or use `multicard list --json FILE`",
-            found=where,
-        )
-    from analysis.notebook import read
-
-    return read(*folders, price=price)
+    return repository.module("analysis.notebook").read(*folders, price=price)

@@ -24,32 +24,21 @@ import difflib
 import re
 import sys
 from importlib import import_module
-from importlib.machinery import ModuleSpec, PathFinder
-from typing import Any
 
-from multicard import __version__
-from multicard.messages import ROOT, Message, say, usage
+from multicard import __version__, repository
+from multicard.messages import Message, say, usage
 from multicard.ranks import interruption
 
+# Modules of the repository's top level are named, not imported: they are above this package
 ENTRIES = {"vision": "train_vision", "tune": "tune_llm", "script": "measure_script"}
-ANALYSIS = "analysis.__main__"  # named, not imported: it is above this package
-MODULES = ENTRIES | {
+ANALYSIS = "analysis.__main__"
+MODULES = {
     "plan": "multicard.decide.plan.command",
     "profile": "multicard.observe.profiles.command",
     "completion": "multicard.completion",
 }
-OWN_PACKAGES = ("analysis", *ENTRIES.values())
 USAGE = usage(__doc__, __file__)
 COMMANDS = dict(re.findall(r"^(\w+)(?: \S+)*  +(.+)$", USAGE, re.MULTILINE))  # and what each does
-
-
-class OwnPackages:
-    """Finds multicard's packages where it is itself: a user's package of such a name may come first on Python's path,
-    from the working folder or PYTHONPATH. Only this process has it: ranks import a user's own."""
-
-    @staticmethod
-    def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        return PathFinder.find_spec(name, [str(ROOT)]) if name in OWN_PACKAGES else None
 
 
 def main(words: list[str] | None = None) -> int:
@@ -57,11 +46,11 @@ def main(words: list[str] | None = None) -> int:
     interruption.end_at_once()  # while the rest is imported
     name, *rest = (sys.argv[1:] if words is None else words) or ["--help"]
     if name in COMMANDS:
-        module = MODULES.get(name, ANALYSIS)
-        if OwnPackages not in sys.meta_path:
-            sys.meta_path.insert(0, OwnPackages)
-        sys.argv[1:] = [name, *rest] if module == ANALYSIS else rest  # where Hydra reads them
-        return import_module(module).main()
+        is_analysis = name not in {*ENTRIES, *MODULES}
+        sys.argv[1:] = [name, *rest] if is_analysis else rest  # where Hydra reads them
+        if name in MODULES:
+            return import_module(MODULES[name]).main()
+        return repository.module(ANALYSIS if is_analysis else ENTRIES[name]).main()
     if name in ("-h", "--help", "--version"):
         say(f"multicard {__version__}" if name == "--version" else USAGE.rstrip())
         return 0

@@ -18,6 +18,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
+from multicard.repository import PACKAGES, ROOT
+
 if TYPE_CHECKING:
     from rich.text import Text
 
@@ -36,7 +38,6 @@ BYTES_FROM = 0xDC00  # Python has byte 0xE9 of a name that is not UTF-8 as U+DCE
 UNCODED = "other"  # the code of what libraries and the system say
 NOTE = "in parts: "  # begins the line by which the text of a traceback brings a message
 
-ROOT = Path(__file__).resolve().parents[1]  # of the checkout, or the folder of the installed packages
 INSTALLED = {
     "-m analysis": "multicard",
     "-m multicard": "multicard",
@@ -229,7 +230,7 @@ def typed(entry: str) -> str:
         return installed
     if (ROOT / entry).is_file():
         return f"python {shlex.quote(str(ROOT / entry))}"
-    return f"PYTHONPATH={shlex.quote(str(ROOT))} python -m {installed}"
+    return f"PYTHONPATH={shlex.quote(str(PACKAGES))} python -m {installed}"
 
 
 def usage(docstring: str | None, file: str) -> str:

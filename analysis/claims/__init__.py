@@ -5,6 +5,6 @@ experiment to compare, by which of the `measures`, within which bounds. `verdict
 writes the verdicts.
 """
 
-from analysis.claims.verdicts import CLAIMS, Claim, ClaimFigure, Verdict, judge, named
+from .verdicts import CLAIMS, Claim, ClaimFigure, Verdict, judge, named
 
 __all__ = ["CLAIMS", "Claim", "ClaimFigure", "Verdict", "judge", "named"]

@@ -13,15 +13,16 @@ from pathlib import Path
 from statistics import fmean
 from typing import Literal
 
-from analysis.runs.grouping import by_seed
-from analysis.runs.load import Run
-from analysis.stats import between_runs, intervals
-from analysis.stats.between_runs import Machines, Prior, Spread, log
-from analysis.stats.intervals import Interval
 from multicard.messages import Message, Refusal
 from multicard.observe.profiles.metrics import Profile
 from multicard.records.schema import AnyRecord, VisionRecord
 from multicard.records.text_table import clean
+
+from ..runs.grouping import by_seed
+from ..runs.load import Run
+from ..stats import between_runs, intervals
+from ..stats.between_runs import Machines, Prior, Spread, log
+from ..stats.intervals import Interval
 
 HOLDS, FAILS, UNDECIDED, UNMEASURED = "holds", "does not hold", "undecided", "not measured"
 EXCEEDS = "exceeds"  # more than the paper prints, where it prints a range or "up to"

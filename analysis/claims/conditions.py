@@ -12,17 +12,18 @@ import math
 from collections.abc import Collection, Sequence
 from typing import Literal
 
-from analysis.claims.comparison import FAILS, ComparedCell, Comparison, Readings
-from analysis.claims.measures import Measure
-from analysis.runs import details, grouping
-from analysis.runs.grouping import ACCURACY, LEFT_OUT
-from analysis.runs.load import Run
-from analysis.runs.quality import LOSS_APART, is_less
-from analysis.stats.between_runs import RepeatedRuns
 from multicard.messages import Message
 from multicard.records import steps
 from multicard.records.limits import Forbids
 from multicard.records.schema import LlmRecord, VisionRecord
+
+from ..runs import details, grouping
+from ..runs.grouping import ACCURACY, LEFT_OUT
+from ..runs.load import Run
+from ..runs.quality import LOSS_APART, is_less
+from ..stats.between_runs import RepeatedRuns
+from .comparison import FAILS, ComparedCell, Comparison, Readings
+from .measures import Measure
 
 Condition = Literal["learning", "work", "cores"]
 LEAST_STEP_S = 1e-5  # of training: to launch its kernels alone takes longer

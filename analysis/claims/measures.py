@@ -14,12 +14,6 @@ from statistics import fmean
 
 import numpy as np
 
-from analysis.claims import run_figures
-from analysis.claims.comparison import Figure, Readings, Sides
-from analysis.runs.grouping import MEMORY, is_exact
-from analysis.runs.load import Run
-from analysis.stats import between_runs, intervals
-from analysis.stats.intervals import Interval
 from multicard.measure.repeated_runs import Term
 from multicard.messages import Refusal
 from multicard.observe.profiles.events import COPIES
@@ -27,6 +21,13 @@ from multicard.observe.profiles.metrics import Profile
 from multicard.records.limits import Forbids
 from multicard.records.schema_parts import ProfileRank
 from multicard.records.text_table import clean
+
+from ..runs.grouping import MEMORY, is_exact
+from ..runs.load import Run
+from ..stats import between_runs, intervals
+from ..stats.intervals import Interval
+from . import run_figures
+from .comparison import Figure, Readings, Sides
 
 RankFigure = Callable[[Profile, ProfileRank], float]  # raises ValueError where a profile has none
 

@@ -6,16 +6,17 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from analysis.claims.comparison import EXCEEDS, FAILS, HALF, HOLDS, ILLUSTRATED, UNDECIDED, UNMEASURED
-from analysis.claims.verdicts import NO_RUNS, Verdict, labels
-from analysis.runs.grouping import grouped
-from analysis.stats.between_runs import REMEDY
 from multicard.config.job import count
 from multicard.messages import Message
 from multicard.records import limits, text_table
 from multicard.records.comparable import DOUBTFUL, DOUBTFUL_MEANING
 from multicard.records.output import Output
 from multicard.records.text_table import clean, first_few
+
+from ..runs.grouping import grouped
+from ..stats.between_runs import REMEDY
+from .comparison import EXCEEDS, FAILS, HALF, HOLDS, ILLUSTRATED, UNDECIDED, UNMEASURED
+from .verdicts import NO_RUNS, Verdict, labels
 
 WIDTH, LEAST_WIDTH = 120, 80  # columns where the output is no terminal, and of a narrow terminal
 BEYOND = ", beside the papers' cells"

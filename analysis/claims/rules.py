@@ -15,7 +15,18 @@ from typing import Any, Literal
 
 import msgspec
 
-from analysis.claims.comparison import (
+from multicard.measure import formulas
+from multicard.messages import Message
+from multicard.papers import printed
+from multicard.records.limits import Forbids
+
+from ..experiments import Panel
+from ..runs import grouping
+from ..runs.grouping import Cell, of_setting
+from ..runs.load import Run
+from ..stats import intervals
+from ..stats.intervals import Interval
+from .comparison import (
     FAILS,
     HOLDS,
     UNDECIDED,
@@ -27,18 +38,8 @@ from analysis.claims.comparison import (
     Sides,
     UnitName,
 )
-from analysis.claims.conditions import Condition
-from analysis.claims.measures import MEASURES, Measure
-from analysis.experiments import Panel
-from analysis.runs import grouping
-from analysis.runs.grouping import Cell, of_setting
-from analysis.runs.load import Run
-from analysis.stats import intervals
-from analysis.stats.intervals import Interval
-from multicard.measure import formulas
-from multicard.messages import Message
-from multicard.papers import printed
-from multicard.records.limits import Forbids
+from .conditions import Condition
+from .measures import MEASURES, Measure
 
 UNLUCKY = ("oom", "diverged")  # ends that would come again
 LEAST_SPREAD = 1e-9  # relative, below which figures are equal

@@ -9,14 +9,15 @@ from itertools import pairwise
 import numpy as np
 from msgspec import UNSET
 
-from analysis.claims.comparison import Figure, Readings
-from analysis.runs import details
-from analysis.runs.grouping import ranks
-from analysis.runs.load import Run
 from multicard.messages import Refusal
 from multicard.records import steps
 from multicard.records.text_table import clean
 from multicard.vision.precision import PRECISIONS
+
+from ..runs import details
+from ..runs.grouping import ranks
+from ..runs.load import Run
+from .comparison import Figure, Readings
 
 WINDOW_S = 10.0  # over which GPUs are compared: ten of NVML's samples
 

@@ -22,9 +22,24 @@ from typing import Any, Literal
 
 import msgspec
 
-from analysis import same_setting
-from analysis.claims import conditions
-from analysis.claims.comparison import (
+from multicard.config.job import count
+from multicard.messages import Message, Refusal
+from multicard.papers import printed
+from multicard.records import limits
+from multicard.records.comparable import DOUBTFUL
+from multicard.records.limits import Forbids
+from multicard.records.schema_parts import Limit
+from multicard.records.text_table import clean, first_few
+
+from .. import same_setting
+from ..experiments import Experiment, Panel, load, panels
+from ..runs import grouping
+from ..runs.columns import KINDS
+from ..runs.load import Run
+from ..stats import intervals
+from ..stats.between_runs import REMEDY
+from . import conditions
+from .comparison import (
     EXCEEDS,
     FAILS,
     HALF,
@@ -35,21 +50,7 @@ from analysis.claims.comparison import (
     Comparison,
     Readings,
 )
-from analysis.claims.rules import UNLUCKY, AnyRule, Ends
-from analysis.experiments import Experiment, Panel, load, panels
-from analysis.runs import grouping
-from analysis.runs.columns import KINDS
-from analysis.runs.load import Run
-from analysis.stats import intervals
-from analysis.stats.between_runs import REMEDY
-from multicard.config.job import count
-from multicard.messages import Message, Refusal
-from multicard.papers import printed
-from multicard.records import limits
-from multicard.records.comparable import DOUBTFUL
-from multicard.records.limits import Forbids
-from multicard.records.schema_parts import Limit
-from multicard.records.text_table import clean, first_few
+from .rules import UNLUCKY, AnyRule, Ends
 
 NO_RUNS = Message("claim.no-runs", "no runs of these cells")
 MAX_NAMED = 3  # comparisons, or cells, that a line names

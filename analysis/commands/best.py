@@ -14,13 +14,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
-from analysis.runs import by_int4, grouping, quality
-from analysis.runs.columns import KINDS
-from analysis.runs.grouping import ACCURACY, HELD_OUT, LOSS, MEMORY, PACE, of_setting
-from analysis.runs.load import Run
-from analysis.stats.between_runs import RepeatedRuns
-from analysis.stats.intervals import bonferroni
-from analysis.table_columns import Column, rows, table
 from multicard.config.job import count
 from multicard.measure.repeated_runs import MARGIN, WITHIN
 from multicard.messages import Message, Refusal
@@ -29,6 +22,14 @@ from multicard.records.figures import GOALS, SECONDS, Scale
 from multicard.records.limits import Forbids
 from multicard.records.output import Output
 from multicard.records.text_table import Table, clean, first_few, in_bytes
+
+from ..runs import by_int4, grouping, quality
+from ..runs.columns import KINDS
+from ..runs.grouping import ACCURACY, HELD_OUT, LOSS, MEMORY, PACE, of_setting
+from ..runs.load import Run
+from ..stats.between_runs import RepeatedRuns
+from ..stats.intervals import bonferroni
+from ..table_columns import Column, rows, table
 
 COST = "cost"
 MOST_EQUAL = 3  # settings not told from the best that are named

@@ -20,17 +20,6 @@ from typing import Any
 
 import numpy as np
 
-from analysis.commands import compared_losses
-from analysis.commands.compared_losses import ComparedLosses
-from analysis.runs import grouping
-from analysis.runs.circumstances import differences
-from analysis.runs.grouping import Cell, ok_runs
-from analysis.runs.load import Run
-from analysis.runs.quality import LOSS_APART
-from analysis.runs.sql import column_names, known
-from analysis.stats import between_runs
-from analysis.stats.between_runs import Machines, RepeatedRuns
-from analysis.table_columns import Column, rows, table
 from multicard.config import schema
 from multicard.config.job import count
 from multicard.config.roles import Role
@@ -42,6 +31,18 @@ from multicard.records.comparable import DATA
 from multicard.records.limits import Forbids
 from multicard.records.output import Output
 from multicard.records.text_table import clean, first_few
+
+from ..runs import grouping
+from ..runs.circumstances import differences
+from ..runs.grouping import Cell, ok_runs
+from ..runs.load import Run
+from ..runs.quality import LOSS_APART
+from ..runs.sql import column_names, known
+from ..stats import between_runs
+from ..stats.between_runs import Machines, RepeatedRuns
+from ..table_columns import Column, rows, table
+from . import compared_losses
+from .compared_losses import ComparedLosses
 
 MAX_NAMED = 6  # missing cells in a refusal
 FASTER, SLOWER, SAME, UNDECIDED = "faster", "slower", "no difference", "undecided"

@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from analysis.runs import grouping, quality
-from analysis.runs.grouping import HELD_OUT
-from analysis.runs.load import Run
-from analysis.stats.between_runs import RepeatedRuns, is_one_loss
 from multicard.measure.repeated_runs import ABOVE, BELOW, WITHIN
 from multicard.messages import Message
+
+from ..runs import grouping, quality
+from ..runs.grouping import HELD_OUT
+from ..runs.load import Run
+from ..stats.between_runs import RepeatedRuns, is_one_loss
 
 LOWER, HIGHER, SAME, UNDECIDED = "lower", "higher", "no difference", "undecided"
 VERDICTS = {ABOVE: HIGHER, BELOW: LOWER, WITHIN: SAME}

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from enum import IntEnum
 
-from analysis.commands.compare import Compared
 from multicard.config.job import count
 from multicard.measure.repeated_runs import CONFIDENCE
 from multicard.messages import Message
+
+from .compare import Compared
 
 
 class Gate(IntEnum):

@@ -3,14 +3,15 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from analysis.runs import grouping
-from analysis.runs.load import Found, Run
-from analysis.runs.sql import column_names, known
 from multicard.config.job import count
 from multicard.messages import Message
 from multicard.records import figures, text_table
 from multicard.records.output import Output
 from multicard.records.text_table import Table, clean
+
+from ..runs import grouping
+from ..runs.load import Found, Run
+from ..runs.sql import column_names, known
 
 FIGURES = tuple(figure.name for figure in figures.FIGURES.values() if figure.listed)
 ABOUT = ("name", "kind", "commit", "hardware", "hosts")  # said once, above the tables, where it is the same for all

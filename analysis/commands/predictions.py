@@ -16,11 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from analysis.runs.grouping import MEMORY
-from analysis.runs.load import Run
-from analysis.stats.intervals import wilson
-from analysis.table_columns import Column, table
-from analysis.table_columns import rows as rows_of
 from multicard.config.job import count
 from multicard.estimate.observations import SAME_LOAD, Basis, explained
 from multicard.measure.repeated_runs import CONFIDENCE
@@ -30,6 +25,12 @@ from multicard.records.limits import Forbids
 from multicard.records.output import Output, Rows
 from multicard.records.schema_parts import Interval, Prediction
 from multicard.records.text_table import Table, clean
+
+from ..runs.grouping import MEMORY
+from ..runs.load import Run
+from ..stats.intervals import wilson
+from ..table_columns import Column, table
+from ..table_columns import rows as rows_of
 
 AS_BUSY = " as busy"  # behind the basis of times if others stay as busy
 TIMES = ("step_s", "total_s")

@@ -8,8 +8,6 @@ from statistics import stdev
 
 import msgspec
 
-from analysis.runs import grouping
-from analysis.runs.load import Run
 from multicard.config import schema
 from multicard.config.job import count
 from multicard.config.keys import flat
@@ -17,6 +15,9 @@ from multicard.estimate import history, shared_rows
 from multicard.estimate.shared_rows import LICENCE, PACKAGES, SHARED_FIGURES, SharedFigure, SharedFile, SharedRow
 from multicard.messages import Message, Refusal
 from multicard.records.run_folder import write_text
+
+from ..runs import grouping
+from ..runs.load import Run
 
 EXPORT = """Write measured rows to share: settings, hardware, versions, and each figure with its number of runs, mean
 and standard deviation. No paths, hosts, names, ids, times of day or prices; docs/share.md says how to send them."""

@@ -11,8 +11,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from analysis.runs.grouping import grouped
-from analysis.runs.load import Run
 from multicard.config.base import TrackerConfig, TrackerMode
 from multicard.config.job import count
 from multicard.machine import network
@@ -22,6 +20,9 @@ from multicard.records.schema import AnyRecord
 from multicard.records.text_table import clean
 from multicard.tracking import upload
 from multicard.tracking.wandb_run import NotLoggedInError, Target, server
+
+from ..runs.grouping import grouped
+from ..runs.load import Run
 
 TRIES = 3
 WAIT_S = 5.0  # before the second try; twice as long before the third

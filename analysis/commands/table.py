@@ -15,14 +15,6 @@ from typing import Any
 
 import msgspec
 
-from analysis import same_setting, table_columns
-from analysis.experiments import EFFICIENCY, Experiment, Panel
-from analysis.runs import grouping, profile_metrics
-from analysis.runs.grouping import Cell, of_setting, ok_runs
-from analysis.runs.load import Run
-from analysis.stats import intervals
-from analysis.stats.intervals import Interval
-from analysis.table_columns import Column
 from multicard.config import CONF, schema
 from multicard.config.job import count
 from multicard.config.llm_texts import DATASETS
@@ -37,6 +29,15 @@ from multicard.records.comparable import DOUBTFUL, DOUBTFUL_MEANING
 from multicard.records.output import Output
 from multicard.records.schema import LlmRecord
 from multicard.records.text_table import clean
+
+from .. import same_setting, table_columns
+from ..experiments import EFFICIENCY, Experiment, Panel
+from ..runs import grouping, profile_metrics
+from ..runs.grouping import Cell, of_setting, ok_runs
+from ..runs.load import Run
+from ..stats import intervals
+from ..stats.intervals import Interval
+from ..table_columns import Column
 
 UNMEASURED = "not measured"
 BOUNDS = ("_low", "_high")  # of a figure's interval, in CSV

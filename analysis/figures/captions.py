@@ -3,8 +3,6 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from analysis.runs import grouping
-from analysis.runs.load import Run
 from multicard.config import schema
 from multicard.config.job import count
 from multicard.messages import Message
@@ -12,6 +10,9 @@ from multicard.records import figures, limits
 from multicard.records.comparable import DOUBTFUL, DOUBTFUL_MEANING
 from multicard.records.figures import Scale
 from multicard.records.text_table import clean, first_few
+
+from ..runs import grouping
+from ..runs.load import Run
 
 PLAIN, SI = ",~f", "~s"  # d3's formats; the second has k, M, G
 MOST_CELLS = 4  # named in a line

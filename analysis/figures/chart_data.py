@@ -10,18 +10,19 @@ from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 from typing import Any
 
-from analysis import same_setting
-from analysis.experiments import EFFICIENCY, Panel
-from analysis.figures import captions
-from analysis.runs import grouping
-from analysis.runs.grouping import ACCURACY, MEMORY, Cell
-from analysis.runs.load import Run
-from analysis.stats import intervals
-from analysis.stats.intervals import Interval
 from multicard.measure import formulas
 from multicard.messages import Message
 from multicard.papers.printed import HARDWARE
 from multicard.records import figures as registry
+
+from .. import same_setting
+from ..experiments import EFFICIENCY, Panel
+from ..runs import grouping
+from ..runs.grouping import ACCURACY, MEMORY, Cell
+from ..runs.load import Run
+from ..stats import intervals
+from ..stats.intervals import Interval
+from . import captions
 
 Row = dict[str, Any]
 MEASURED, IDEAL, PAPER, SHARED = "measured", "ideal", "paper", "shared"

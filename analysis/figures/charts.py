@@ -12,9 +12,9 @@ from typing import Any
 
 import altair as alt
 
-from analysis.figures import captions, chart_data
-from analysis.figures.chart_data import IDEAL, MEASURED, PAPER, Row
-from analysis.figures.vega import DASHES, SHAPES, Spec, cycled, layered
+from . import captions, chart_data
+from .chart_data import IDEAL, MEASURED, PAPER, Row
+from .vega import DASHES, SHAPES, Spec, cycled, layered
 
 WIDTH, HEIGHT = 340, 240  # points, of a chart among at most two
 SMALL_WIDTH, SMALL_HEIGHT = 225, 110  # of a chart among more

@@ -3,22 +3,23 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from analysis import experiments
-from analysis.experiments import Experiment, Panel
-from analysis.figures import ALL
-from analysis.figures.effect_charts import effects_alone
-from analysis.figures.experiment_charts import by_measure, copies, metrics
-from analysis.figures.setting_charts import efficiency, losses, phases, trade_off
-from analysis.figures.timelines import NEEDS as SAMPLES
-from analysis.figures.timelines import timelines
-from analysis.figures.vega import Figure, file_format, numbered, save
-from analysis.runs.load import Run
-from analysis.stats.between_runs import RepeatedRuns
 from multicard.config.job import count
 from multicard.messages import Message, Refusal, typed
 from multicard.records import limits
 from multicard.records.output import STDOUT
 from multicard.records.text_table import clean
+
+from .. import experiments
+from ..experiments import Experiment, Panel
+from ..runs.load import Run
+from ..stats.between_runs import RepeatedRuns
+from . import ALL
+from .effect_charts import effects_alone
+from .experiment_charts import by_measure, copies, metrics
+from .setting_charts import efficiency, losses, phases, trade_off
+from .timelines import NEEDS as SAMPLES
+from .timelines import timelines
+from .vega import Figure, file_format, numbered, save
 
 # What draws each form of a view but lines, bars and curves
 FORMS = {"calls": metrics, "shares": metrics, "copies": copies}

@@ -8,20 +8,21 @@ from typing import Any
 
 import altair as alt
 
-from analysis.commands.best import RankedSetting, Ranking, known_rankings
-from analysis.figures.charts import LINE, WIDTH
-from analysis.figures.setting_charts import MOST_SERIES, SettingGroup
-from analysis.figures.vega import Figure, layered, numbered
-from analysis.runs import circumstances, grouping, quality
-from analysis.runs.grouping import ACCURACY, HELD_OUT, of_setting
-from analysis.runs.load import Run
-from analysis.stats import effects
-from analysis.stats.between_runs import REMEDY
-from analysis.stats.effects import Effect, Interaction, Point
-from analysis.stats.intervals import faster
 from multicard import workloads
 from multicard.measure.repeated_runs import MARGIN
 from multicard.messages import Message
+
+from ..commands.best import RankedSetting, Ranking, known_rankings
+from ..runs import circumstances, grouping, quality
+from ..runs.grouping import ACCURACY, HELD_OUT, of_setting
+from ..runs.load import Run
+from ..stats import effects
+from ..stats.between_runs import REMEDY
+from ..stats.effects import Effect, Interaction, Point
+from ..stats.intervals import faster
+from .charts import LINE, WIDTH
+from .setting_charts import MOST_SERIES, SettingGroup
+from .vega import Figure, layered, numbered
 
 ROW = 48  # points, of a bar and its name of three lines
 TIME = "total_s"

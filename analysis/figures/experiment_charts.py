@@ -13,18 +13,19 @@ from typing import Literal
 
 import altair as alt
 
-from analysis import same_setting
-from analysis.experiments import EFFICIENCY, Panel
-from analysis.figures import captions, chart_data, charts
-from analysis.figures.chart_data import PAPER, Row
-from analysis.figures.vega import Figure, Spec, escaped
-from analysis.runs import details, grouping, profile_metrics
-from analysis.runs.load import Run
 from multicard.config.job import count
 from multicard.messages import Message
 from multicard.observe.profiles.metrics import Profile
 from multicard.papers.printed import METRIC
 from multicard.records.text_table import capital, clean
+
+from .. import same_setting
+from ..experiments import EFFICIENCY, Panel
+from ..runs import details, grouping, profile_metrics
+from ..runs.load import Run
+from . import captions, chart_data, charts
+from .chart_data import PAPER, Row
+from .vega import Figure, Spec, escaped
 
 FACET_WIDTH, ALL_WIDTH = 220, 880  # points, of a chart among several of one measure, and of a row of them
 BAR, GAP = 11, 8  # points: a bar's thickness, and between groups of bars

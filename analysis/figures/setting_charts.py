@@ -13,10 +13,25 @@ from typing import Any
 
 import altair as alt
 
-from analysis.commands.best import COST, RankedSetting, Ranking, known_rankings
-from analysis.figures import captions, chart_data
-from analysis.figures.chart_data import IDEAL, MEASURED, SHARED, Row
-from analysis.figures.charts import (
+from multicard.config import schema
+from multicard.config.job import count
+from multicard.config.roles import Role
+from multicard.estimate import shared_rows
+from multicard.measure import formulas, timing
+from multicard.messages import Message
+from multicard.records import figures as registry
+from multicard.records.comparable import DOUBTFUL
+from multicard.records.text_table import clean, first_few
+
+from ..commands.best import COST, RankedSetting, Ranking, known_rankings
+from ..runs import details, grouping, quality
+from ..runs.columns import KINDS, Kind
+from ..runs.details import REST
+from ..runs.grouping import HELD_OUT, MEMORY, did_work_of, of_setting
+from ..runs.load import Run
+from . import captions, chart_data
+from .chart_data import IDEAL, MEASURED, SHARED, Row
+from .charts import (
     SERIES,
     WIDTH,
     by_series,
@@ -28,22 +43,8 @@ from analysis.figures.charts import (
     where,
     y_axis,
 )
-from analysis.figures.experiment_charts import CURVES, MARGIN, loss_gaps
-from analysis.figures.vega import Figure, Spec, escaped, numbered
-from analysis.runs import details, grouping, quality
-from analysis.runs.columns import KINDS, Kind
-from analysis.runs.details import REST
-from analysis.runs.grouping import HELD_OUT, MEMORY, did_work_of, of_setting
-from analysis.runs.load import Run
-from multicard.config import schema
-from multicard.config.job import count
-from multicard.config.roles import Role
-from multicard.estimate import shared_rows
-from multicard.measure import formulas, timing
-from multicard.messages import Message
-from multicard.records import figures as registry
-from multicard.records.comparable import DOUBTFUL
-from multicard.records.text_table import clean, first_few
+from .experiment_charts import CURVES, MARGIN, loss_gaps
+from .vega import Figure, Spec, escaped, numbered
 
 MOST_SERIES = 8  # settings in a figure with lines
 MOST_BARS = 30  # settings in a figure with bars

@@ -9,14 +9,15 @@ from collections.abc import Iterator, Sequence
 import altair as alt
 import numpy as np
 
-from analysis.figures import captions
-from analysis.figures.chart_data import Row
-from analysis.figures.charts import SERIES, SMALL_HEIGHT, SMALL_WIDTH, by_series, facets, heading, y_axis
-from analysis.figures.setting_charts import groups
-from analysis.figures.vega import Figure, numbered
-from analysis.runs import details
-from analysis.runs.load import Run
 from multicard.messages import Message
+
+from ..runs import details
+from ..runs.load import Run
+from . import captions
+from .chart_data import Row
+from .charts import SERIES, SMALL_HEIGHT, SMALL_WIDTH, by_series, facets, heading, y_axis
+from .setting_charts import groups
+from .vega import Figure, numbered
 
 NEEDS = Message(
     "figure.needs-samples", "samples of GPUs (gpu.parquet), which NVML gives of NVIDIA's; CPU ranks have none"

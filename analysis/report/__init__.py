@@ -7,21 +7,22 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from analysis import claims, experiments
-from analysis.answers import answers, recommended_runs
-from analysis.figures import vega
-from analysis.report import page, sections
-from analysis.report.blocks import Report
-from analysis.report.runs_section import of_runs
-from analysis.report.watch import Watch
-from analysis.runs import details, grouping, load
-from analysis.runs.load import Found
-from analysis.stats.between_runs import RepeatedRuns
 from multicard.config.job import count
 from multicard.measure.timing import timestamp
 from multicard.messages import Message, Refusal
 from multicard.records import limits
 from multicard.records.text_table import first_few
+
+from .. import claims, experiments
+from ..answers import answers, recommended_runs
+from ..figures import vega
+from ..runs import details, grouping, load
+from ..runs.load import Found
+from ..stats.between_runs import RepeatedRuns
+from . import page, sections
+from .blocks import Report
+from .runs_section import of_runs
+from .watch import Watch
 
 NAME = "report.html"
 MOST_NAMES = 3  # of folders, in the title

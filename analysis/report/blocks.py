@@ -4,9 +4,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from analysis.figures.vega import Figure
-from analysis.table_columns import Column
 from multicard.records.text_table import capital
+
+from ..figures.vega import Figure
+from ..table_columns import Column
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,13 @@ import vl_convert
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from analysis.report.blocks import Grid, Plot, Report
-from analysis.table_columns import Column
 from multicard.messages import REMEDY, Message, Refusal
 from multicard.records.json_values import readable
 from multicard.records.run_folder import write_text
 from multicard.records.text_table import alignment, clean
+
+from ..table_columns import Column
+from .blocks import Grid, Plot, Report
 
 FOLDER = Path(__file__).parent
 SCRIPTS = ("grid.js", "copy.js", "plots.js")  # one script in this order: each uses names of those before

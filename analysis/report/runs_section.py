@@ -11,18 +11,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from analysis import rerun_commands
-from analysis.commands import list_runs
-from analysis.figures.setting_charts import mean_time_s
-from analysis.report.blocks import Block, Fold, Grid, Heading, Section
-from analysis.runs import details, grouping
-from analysis.runs.columns import KINDS
-from analysis.runs.details import DetailedRun
-from analysis.runs.grouping import PACE, Cell, of_setting
-from analysis.runs.load import Run
-from analysis.stats import intervals
-from analysis.stats.between_runs import RepeatedRuns
-from analysis.table_columns import Column
 from multicard.config import schema
 from multicard.config.job import count
 from multicard.config.roles import Role
@@ -33,6 +21,19 @@ from multicard.records.comparable import DOUBTFUL, DOUBTFUL_MEANING
 from multicard.records.figures import FIGURES, LEARNED
 from multicard.records.output import Skipped
 from multicard.records.text_table import clean
+
+from .. import rerun_commands
+from ..commands import list_runs
+from ..figures.setting_charts import mean_time_s
+from ..runs import details, grouping
+from ..runs.columns import KINDS
+from ..runs.details import DetailedRun
+from ..runs.grouping import PACE, Cell, of_setting
+from ..runs.load import Run
+from ..stats import intervals
+from ..stats.between_runs import RepeatedRuns
+from ..table_columns import Column
+from .blocks import Block, Fold, Grid, Heading, Section
 
 RESULT, SETTINGS, ABOUT = "Result", "Settings", "About the run"  # groups of columns
 FIRST = ("total_s", *LEARNED)

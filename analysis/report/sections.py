@@ -3,17 +3,29 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from analysis import rerun_commands, training_command
-from analysis.answers import Answer
-from analysis.claims import Verdict, render
-from analysis.commands import table
-from analysis.commands.best import Ranking, rankings
-from analysis.experiments import Experiment, Panel
-from analysis.figures import captions, draw
-from analysis.figures.effect_charts import TIME, UNREPEATED, what_matters
-from analysis.figures.setting_charts import efficiency, losses, phases, trade_off_of
-from analysis.figures.vega import numbered
-from analysis.report.blocks import (
+from multicard.config.job import count
+from multicard.messages import Message, typed
+from multicard.papers import printed
+from multicard.records import limits
+from multicard.records.schema_environment import Cpu
+from multicard.records.text_table import capital, clean, in_bytes
+
+from .. import rerun_commands, training_command
+from ..answers import Answer
+from ..claims import Verdict, render
+from ..commands import table
+from ..commands.best import Ranking, rankings
+from ..experiments import Experiment, Panel
+from ..figures import captions, draw
+from ..figures.effect_charts import TIME, UNREPEATED, what_matters
+from ..figures.setting_charts import efficiency, losses, phases, trade_off_of
+from ..figures.vega import numbered
+from ..runs import grouping
+from ..runs.details import DetailedRun
+from ..runs.grouping import ACCURACY, HELD_OUT
+from ..runs.load import Run
+from ..table_columns import Column
+from .blocks import (
     Block,
     Facts,
     Fold,
@@ -26,17 +38,6 @@ from analysis.report.blocks import (
     Section,
     sentences,
 )
-from analysis.runs import grouping
-from analysis.runs.details import DetailedRun
-from analysis.runs.grouping import ACCURACY, HELD_OUT
-from analysis.runs.load import Run
-from analysis.table_columns import Column
-from multicard.config.job import count
-from multicard.messages import Message, typed
-from multicard.papers import printed
-from multicard.records import limits
-from multicard.records.schema_environment import Cpu
-from multicard.records.text_table import capital, clean, in_bytes
 
 # ---- What to run, how sure that is, what limits it and what to try next, for each workload
 

@@ -23,10 +23,6 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from analysis import rerun_commands
-from analysis.report import page
-from analysis.report.blocks import Report
-from analysis.runs import load
 from multicard.measure.timing import clock_s, in_hours, pause
 from multicard.messages import Message, Refusal
 from multicard.records import ownership
@@ -35,6 +31,11 @@ from multicard.records.run_folder import RESULT, settings_of
 from multicard.records.text_table import first_few
 from multicard.run.progress_bar import ProgressBar
 from multicard.workloads import WORKLOADS
+
+from .. import rerun_commands
+from ..runs import load
+from . import page
+from .blocks import Report
 
 LOOPBACK = "127.0.0.1"
 LEAST_S = 2.0  # between two looks at the folders

@@ -7,12 +7,13 @@ afterwards. The plain loss, which decides otherwise, says little of either.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from analysis.runs import details, grouping
-from analysis.runs.grouping import HELD_OUT
-from analysis.runs.load import Run
 from multicard.config.job import count
 from multicard.messages import Message, Refusal
 from multicard.records.held_out import INT4_LOSS
+
+from . import details, grouping
+from .grouping import HELD_OUT
+from .load import Run
 
 BY = ("int4",)  # what `best` can be told to judge by
 

@@ -13,9 +13,6 @@ from typing import Any
 import numpy as np
 from msgspec import UNSET
 
-from analysis.runs import grouping
-from analysis.runs.grouping import DATA
-from analysis.runs.load import Run
 from multicard.config import schema
 from multicard.config.job import count
 from multicard.config.roles import Role
@@ -25,6 +22,10 @@ from multicard.records.limits import BUSY_SHARE
 from multicard.records.schema import AnyRecord, VisionRecord
 from multicard.records.schema_environment import Cpu
 from multicard.records.text_table import clean
+
+from . import grouping
+from .grouping import DATA
+from .load import Run
 
 APART = 0.02  # relative difference of means that is reported
 PAUSE_S = 3600.0  # between two sides, from which on they are said to be measured at other times

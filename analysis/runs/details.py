@@ -8,8 +8,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from analysis.runs.load import Run
-from analysis.runs.quality import is_less
 from multicard.measure.timing import PHASES
 from multicard.records import bounds
 from multicard.records.bounds import Bound
@@ -17,6 +15,9 @@ from multicard.records.schema import AnyRecord, VisionEpoch, VisionRecord
 from multicard.records.schema_environment import Environment
 from multicard.records.schema_parts import GpuPart
 from multicard.records.steps import STEPS
+
+from .load import Run
+from .quality import is_less
 
 SAMPLES = "gpu.parquet"
 REST = "rest of the step"

@@ -12,8 +12,6 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import multicard.llm.methods  # noqa: F401 (its options have keys of their own)
-from analysis.runs.columns import KINDS, RESERVED, STEPS
-from analysis.runs.load import Run
 from multicard.config import schema
 from multicard.config.roles import Role
 from multicard.messages import Message
@@ -23,6 +21,9 @@ from multicard.records.limits import Forbids
 from multicard.records.schema import ScriptRecord
 from multicard.records.schema_parts import Limit
 from multicard.records.text_table import clean
+
+from .columns import KINDS, RESERVED, STEPS
+from .load import Run
 
 ACCURACY, HELD_OUT, LOSS = "test_accuracy", "held_out_loss", "loss_last_tenth"
 MEMORY, PACE = "peak_memory_bytes", "pace_s"

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from analysis.runs.columns import columns
 from multicard.config.job import count
 from multicard.messages import Message, Refusal
 from multicard.records import limits, run_folder, steps
@@ -21,6 +20,8 @@ from multicard.records.run_folder import RESULT
 from multicard.records.schema import AnyRecord
 from multicard.records.schema_environment import Environment
 from multicard.records.schema_parts import Limit, Prediction
+
+from .columns import columns
 
 UNFINISHED = Message("runs.unfinished", "no result.json: it is still being measured, or was cut off")
 

@@ -8,11 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Literal
 
-from analysis.runs import grouping
-from analysis.runs.grouping import Cell
-from analysis.runs.load import Run
 from multicard.observe.profiles.events import COPIES
 from multicard.observe.profiles.metrics import Profile
+
+from . import grouping
+from .grouping import Cell
+from .load import Run
 
 NCCL = "nccl"  # all collectives of NCCL together
 # Of Figs. 3, 4, 11 and 12 of 2505.22905, and of Fig. 15

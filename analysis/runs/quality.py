@@ -7,13 +7,14 @@ both have. Where something forbids to compare what a run learned, its setting ha
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from analysis.runs.grouping import HELD_OUT, LOSS, of_setting
-from analysis.runs.load import Run
 from multicard.config import schema
 from multicard.config.roles import Role
 from multicard.records import limits
 from multicard.records.figures import FIGURES, LEARNED, LEARNING
 from multicard.records.limits import Forbids
+
+from .grouping import HELD_OUT, LOSS, of_setting
+from .load import Run
 
 LOSS_APART = 0.01  # relative difference below which two losses count as equal
 Learned = Mapping[str, float]  # figures of learning by their columns, the one that says it best first

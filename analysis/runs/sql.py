@@ -18,8 +18,9 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from analysis.runs.load import Run
 from multicard.messages import Message, Refusal, typed
+
+from .load import Run
 
 NEAREST = 5  # columns that a message names
 # Neither a file nor a Python variable is read by an expression, and nothing goes to disk

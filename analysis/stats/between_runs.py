@@ -13,12 +13,6 @@ from statistics import fmean
 
 import numpy as np
 
-from analysis.runs import grouping, quality
-from analysis.runs.grouping import ACCURACY, HELD_OUT, LOSS, by_seed, is_exact, of_setting
-from analysis.runs.load import Run
-from analysis.stats import intervals
-from analysis.stats.held_out import HeldOutRows, variance_over_rows
-from analysis.stats.intervals import Interval
 from multicard.config.job import count
 from multicard.measure import noise
 from multicard.measure.noise import Noise, Spread, Term, Values
@@ -35,6 +29,13 @@ from multicard.measure.series import mean_variance
 from multicard.messages import Message, Refusal
 from multicard.records import figures
 from multicard.records.text_table import clean
+
+from ..runs import grouping, quality
+from ..runs.grouping import ACCURACY, HELD_OUT, LOSS, by_seed, is_exact, of_setting
+from ..runs.load import Run
+from . import intervals
+from .held_out import HeldOutRows, variance_over_rows
+from .intervals import Interval
 
 PRIOR_ACCURACY_SD = 0.002  # of the accuracy of runs with other seeds, before any was repeated
 PRIOR_HELD_OUT_SD = 0.002  # of the logarithm of their held-out loss

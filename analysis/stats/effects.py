@@ -20,9 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from analysis.stats.held_out import ScoredRows, variance_over_rows
-from analysis.stats.intervals import Interval, bonferroni
 from multicard.measure.repeated_runs import MOST_LOG, Spread, Term, combined, student_quantile
+
+from .held_out import ScoredRows, variance_over_rows
+from .intervals import Interval, bonferroni
 
 Levels = Mapping[str, Any]  # by axis
 

@@ -21,12 +21,13 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.runs import by_int4
-from analysis.runs.grouping import DATA, HELD_OUT, by_seed
-from analysis.runs.load import Run
 from multicard.measure.noise import Term
 from multicard.records import held_out
 from multicard.records.held_out import RowLosses
+
+from ..runs import by_int4
+from ..runs.grouping import DATA, HELD_OUT, by_seed
+from ..runs.load import Run
 
 FEW_ROWS = 50  # below which quality is hardly measured
 AGREES = 1e-3  # relative difference of the rows' mean from the record's loss, up to which they are of one evaluation

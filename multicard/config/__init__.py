@@ -1,5 +1,5 @@
 """The configuration: typed, checked and refused before anything starts. Imports no torch."""
 
-from pathlib import Path
+from multicard.repository import ROOT
 
-CONF = Path(__file__).parents[2] / "conf"  # the files that Hydra composes, beside the packages
+CONF = ROOT / "conf"  # the files that Hydra composes

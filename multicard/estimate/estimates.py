@@ -24,7 +24,7 @@ from multicard.estimate.shared_rows import SharedRow
 from multicard.estimate.target import Target, targets
 from multicard.estimate.totals import Alike
 from multicard.llm import step_work
-from multicard.machine import devices, environment, gpu_models, load, private
+from multicard.machine import devices, environment, gpu_models, load
 from multicard.messages import Message, say
 from multicard.records.rank_files import ModelSizes
 from multicard.records.schema_parts import AsBusy, Interval, Prediction
@@ -77,7 +77,7 @@ def estimate(
     """
     known = history.read(history.history_folders(folder.absolute()))
     shared = shared_rows.read(folder.parent)
-    commit = history.commit_of(git or environment.git(private.ROOT))
+    commit = history.commit_of(git or environment.git())
     where = targets(configs, here=True) if where is None else where
     estimates = dict[int, Estimate]()
     watched = cache(load.busy_share_now)  # for a second, where an estimate rests on runs beside others

@@ -5,16 +5,15 @@ import platform
 import re
 import shutil
 import socket
-import subprocess
 import sysconfig
 from collections.abc import Collection
 from contextlib import suppress
 from functools import cache, partial
-from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from multicard import repository
 from multicard.config import compilation
 from multicard.machine import devices, topology
 from multicard.measure.timing import timestamp
@@ -33,7 +32,7 @@ def collect() -> dict[str, Any]:
     return {
         "recorded_at": timestamp(),
         "host": host(),
-        "git": git(Path(__file__).parent),
+        "git": git(),
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in PACKAGES},
         "platform": platform.platform(),
@@ -102,10 +101,11 @@ def _version(package: str) -> str | None:
         return None
 
 
-def git(folder: Path) -> dict[str, Any] | None:
-    """Commit of the checkout that tracks files of `folder`, and whether tracked files differ from it. Outside of one,
-    as in a copy that was sent to another machine, what COMMIT says; None where it says nothing."""
-    return _of_checkout(folder) or _of_variable(os.environ.get(COMMIT, "").strip())
+def git(folder: Path = repository.PACKAGES) -> dict[str, Any] | None:
+    """Commit of the checkout that tracks files of `folder`, and whether tracked files differ from it; in a wheel, of
+    what it was built of. Otherwise, as in a copy that was sent to another machine, what COMMIT says; None where it says
+    nothing."""
+    return repository.commit(folder) or _of_variable(os.environ.get(COMMIT, "").strip())
 
 
 @cache
@@ -119,25 +119,6 @@ def _of_variable(text: str) -> dict[str, Any] | None:
         sentence = f"{COMMIT}={text}: is no commit, so that none is recorded; give all its digits"
         say(Message("environment.commit", sentence, key=COMMIT, value=text), error=True)
     return None
-
-
-def _of_checkout(folder: Path) -> dict[str, Any] | None:
-    """The same of a checkout; None outside of one. Variables of git, as a hook has them, name no other repository."""
-    variables = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-
-    def ask(*words: str) -> bytes:
-        command = ["git", "-C", str(folder), *words]
-        return subprocess.run(command, capture_output=True, check=True, timeout=10, env=variables).stdout.strip()
-
-    try:
-        if not ask("ls-files", "."):
-            return None  # installed below somebody's own repository
-        # what was changed but not committed, as 8 hex digits; None where nothing was
-        changes = ask("diff", "HEAD", "--no-ext-diff", "--binary")
-        digest = sha256(changes).hexdigest()[:8] if changes else None
-        return {"commit": ask("rev-parse", "HEAD").decode(), "dirty": bool(changes), "changes": digest}
-    except (OSError, subprocess.SubprocessError):
-        return None
 
 
 def cores() -> int:

@@ -2,13 +2,13 @@
 
 import os
 import stat
+import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from multicard.messages import Refusal
-
-ROOT = Path(__file__).parents[2]
+from multicard.repository import PACKAGES
 
 
 def folder(path: Path, remedy: str) -> Path:
@@ -64,11 +64,12 @@ def umask(mask: int = 0o077) -> Iterator[int]:
 
 @contextmanager
 def imports() -> Iterator[None]:
-    """Have each Python that is started import this checkout, and nothing from its working directory, where others may
+    """Have each Python that is started import this multicard, and nothing from its working directory, where others may
     write and which comes before the standard library."""
     before = {name: os.environ.get(name) for name in ("PYTHONPATH", "PYTHONSAFEPATH")}
     paths = [path for path in (before["PYTHONPATH"] or "").split(os.pathsep) if path]
-    paths = paths if str(ROOT) in paths else [str(ROOT), *paths]
+    if str(PACKAGES) not in [*paths, *_searched_anyway()]:
+        paths = [str(PACKAGES), *paths]
     os.environ |= {"PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"}
     try:
         yield
@@ -76,3 +77,9 @@ def imports() -> Iterator[None]:
         for name, value in before.items():
             os.environ.pop(name, None)
             os.environ.update({} if value is None else {name: value})
+
+
+def _searched_anyway() -> list[str]:
+    """The folders of packages that each start of this Python searches. On PYTHONPATH they would come before the
+    standard library."""
+    return [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]

@@ -96,5 +96,5 @@ class Journal:
 
 def code_and_machine() -> dict[str, Any]:
     """A journal's head where its entries are measurements: the commit with its changes, and the machine."""
-    code = environment.git(private.ROOT) or {}
+    code = environment.git() or {}
     return {"code": [code.get("commit"), code.get("changes")], "machine": environment.host()}

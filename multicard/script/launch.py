@@ -10,10 +10,10 @@ from pathlib import Path
 from traceback import extract_tb
 
 from multicard.config.script import Launch, ScriptConfig
-from multicard.machine.private import ROOT
 from multicard.messages import Message, Refusal
 from multicard.ranks.failures import in_a_line, is_oom
 from multicard.ranks.process import Rank
+from multicard.repository import PACKAGES
 from multicard.script import words
 
 # Variables of torchrun, by which scripts and libraries take a process for one of several
@@ -36,7 +36,7 @@ OF_GROUP = r"process[ _]group|local[ _-]?rank|world[ _]size|\bnccl|\bgloo\b|\bc1
 OF_GPU = r"No CUDA GPUs|device ordinal|not compiled with CUDA|NVIDIA driver"
 OF_START = re.compile(f"{OF_VARIABLES.pattern}|(?i:{OF_GROUP}|{OF_GPU})")
 OF_FILES = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError, ImportError)
-LIBRARIES = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")} | {str(ROOT / "multicard")}
+LIBRARIES = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")} | {str(PACKAGES / "multicard")}
 OWN = ("script.relative-import", "script.own-ranks", "script.replaced", "script.no-step")  # whatever starts the script
 
 

@@ -17,10 +17,10 @@ from typing import Any, NoReturn
 from unittest import mock
 
 from multicard.config.script import ScriptConfig
-from multicard.machine.private import ROOT
 from multicard.messages import Refusal
 from multicard.ranks import os_calls
 from multicard.ranks.process import Rank, end_children
+from multicard.repository import IS_INSTALLED, PACKAGES
 from multicard.script import hooks, launch, words
 from multicard.script.recorder import EndedError, Recorder
 
@@ -107,8 +107,10 @@ def run(rank: Rank, config: ScriptConfig, folder: Path) -> None:
     os.environ.update(words.variables(config))
     sys.argv = [config.script, *words.words(config)]
     own = Path.cwd() if words.module(config) else Path(config.script).resolve().parent
-    # this checkout comes last: a script may have an `analysis` of its own
-    sys.path = [str(own), *(path for path in sys.path if path != str(ROOT)), str(ROOT)]
+    places = sys.path
+    if not IS_INSTALLED:  # a checkout comes last: a script may have an `analysis` of its own
+        places = [*(path for path in sys.path if path != str(PACKAGES)), str(PACKAGES)]
+    sys.path = [str(own), *places]
     recorder = Recorder(rank, config, folder)
     os_calls.before_end += [recorder.close, end_children]  # a process that hangs would outlive a rank that is killed
     try:

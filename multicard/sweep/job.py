@@ -75,7 +75,7 @@ class CellJob(ABC):
 
     def refused_code(self, job: str | None = None) -> str | None:
         """Refuse the cell where the code has changed since the submission. Returns its status then, else None."""
-        code = environment.git(Path(__file__).parent)
+        code = environment.git()
         if code == self.code or self.cfg.code == Code.latest:
             return None
         submitted, found = _code_in_words(self.code), _code_in_words(code)
@@ -216,7 +216,7 @@ class SlurmJob(CellJob):
 
 def make_jobs(cells: Sequence[Cell], job_class: Callable[..., CellJob], **options: Any) -> list[CellJob]:
     """The cells as jobs, with the present state of the code."""
-    code, jobs = environment.git(private.ROOT), []
+    code, jobs = environment.git(), []
     for cell in cells:
         variables = {key: str(value) for key, value in cell.composed.hydra.job.env_set.items()}
         jobs.append(job_class(cell.workload, cell.cfg, cell.folder.absolute(), code, variables, **options))

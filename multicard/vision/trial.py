@@ -16,12 +16,11 @@ import msgspec
 from multicard.config.vision import ModelConfig
 from multicard.messages import Message, Refusal, say
 from multicard.records import run_folder
+from multicard.repository import PACKAGES
 from multicard.vision import model_names, models
 
 if TYPE_CHECKING:
     from torch import nn
-
-ROOT = Path(__file__).parents[2]
 
 
 class Trial(msgspec.Struct, frozen=True):
@@ -85,7 +84,7 @@ def ask(trial: bytes, keeps: bool) -> Answer:
     with suppress(OSError, msgspec.DecodeError):
         return msgspec.json.decode(path.read_bytes(), type=Answer)
     command = [sys.executable, "-m", "multicard.vision.trial"]
-    done = subprocess.run(command, input=trial, capture_output=True, cwd=ROOT, check=False)
+    done = subprocess.run(command, input=trial, capture_output=True, cwd=PACKAGES, check=False)
     if done.returncode:
         output = done.stderr.decode()[-200:].strip()
         name = msgspec.json.decode(trial, type=Trial).model.name

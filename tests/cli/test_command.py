@@ -45,6 +45,7 @@ def in_folder(folder: Path, *words: str) -> list[str]:
     return [*flags, *SMALL, f"hydra.run.dir={folder}", f"hydra.sweep.dir={folder}", *keys]
 
 
+RECORDS = str(ROOT / "tests" / "fixtures" / "records_v1")
 SHADOWS = ("analysis", "papers", "conf", "train_vision", "tune_llm")
 
 
@@ -63,9 +64,13 @@ def test_commands_work_beside_packages_of_the_user_and_without_docstrings(flag: 
         done = subprocess.run(line, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
         assert done.returncode != 7 and "Traceback" not in done.stderr, done.stderr
         assert said in done.stdout, done.stdout + done.stderr
-    load = [sys.executable, flag, "-c", "import multicard; multicard.load('.')"]
-    done = subprocess.run(load, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
-    assert find(done.stderr, "load.another-analysis").facts["found"].startswith(str(tmp_path))
+    (tmp_path / "analysis.py").write_text("OWN = 3")  # which is still the user's after `load`
+    script = f"""import multicard, sys
+runs = multicard.load({RECORDS!r})
+import analysis
+sys.exit(analysis.OWN if len(runs) else 1)"""
+    done = subprocess.run([sys.executable, flag, "-c", script], cwd=tmp_path, env=variables, check=False)
+    assert done.returncode == 3
 
 
 @pytest.mark.parametrize(

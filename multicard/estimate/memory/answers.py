@@ -26,8 +26,8 @@ from multicard.machine.environment import cores
 from multicard.messages import Message
 from multicard.records import run_folder
 from multicard.records.rank_files import ModelSizes
+from multicard.repository import PACKAGES
 
-ROOT = Path(__file__).parents[3]
 FEWEST, PROCESSES = 3, 8  # answers of a process, which takes seconds to start; processes, of 1 GB each
 NOT_COMPUTED = Message("memory.not-computed", "not computed yet")
 # Files of multicard that a step without values runs: an edit of one of them, and of no other, empties the cache
@@ -133,7 +133,7 @@ def _computing(asked: Sequence[Request]) -> Iterator[Iterator[Answer]]:
     with TemporaryFile() as log, TemporaryFile() as questions:
         pickle.dump(asked, questions)
         questions.seek(0)
-        with Popen(command, stdin=questions, stdout=PIPE, stderr=log, cwd=ROOT, env=env) as process:
+        with Popen(command, stdin=questions, stdout=PIPE, stderr=log, cwd=PACKAGES, env=env) as process:
             try:
                 yield _answers(process, log, len(asked))
             finally:
