@@ -38,7 +38,8 @@ from multicard.workloads import WORKLOADS
 from tests.conftest import ROOT, SMALL, Called, composed, ok, typed, typed_llm
 from tests.helpers import records
 from tests.helpers.messages import refused
-from tests.llm.test_llm_run import FIXED, steps
+from tests.helpers.recorded import steps
+from tests.llm.test_llm_run import FIXED
 
 GROUPS = {
     "precision": {*PRECISIONS, *TUNING_PRECISIONS},

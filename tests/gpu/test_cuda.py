@@ -25,9 +25,9 @@ from multicard.vision.data.splits import Shuffled
 from multicard.vision.precision import PRECISIONS
 from multicard.vision.strategy import STRATEGIES
 from tests.conftest import ROOT, SMALL, Measured, has_dali, ok, typed
-from tests.llm.test_llm_run import steps
-from tests.run.test_resume import Case
-from tests.vision.test_loaders import DALI, noise, pixels, read, source
+from tests.helpers.loader_sources import DALI, noise, pixels, read, source
+from tests.helpers.recorded import steps
+from tests.helpers.stopped_runs import Case
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 CUDA = "device=cuda"
@@ -161,7 +161,7 @@ def test_ranks_may_share_a_gpu_for_a_trial(measured: Measured, strategy: str):
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_a_run_that_was_stopped_goes_on(precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     # kernels that add in any order differ by 1e-6, which training makes 7 % of a loss within six steps
-    monkeypatch.setattr("tests.run.test_resume.WORK", "tests.helpers.rank_work:train_deterministically")
+    monkeypatch.setattr("tests.helpers.stopped_runs.WORK", "tests.helpers.rank_work:train_deterministically")
     config = typed(*SMALL, CUDA, f"precision={precision}", "epochs=2", "lr=0.001")
     whole, cut = (Case(tmp_path / name, config, workers=2, device="cuda") for name in ("whole", "cut"))
     expected, summary = whole.train(12), cut.train(4, 12)  # of 12 steps

@@ -14,10 +14,9 @@ from multicard.vision import compiling
 from multicard.vision.loop import memory_format
 from tests.conftest import Measured, ok, typed
 from tests.gpu.test_cuda import CUDA, pytestmark, several  # noqa: F401 - marks this module too
+from tests.helpers.optimised import OPTIMIZERS, OVERFLOWS, numbers, trained, uninitialised  # noqa: F401 - a fixture
 from tests.helpers.rank_work import Small
-from tests.llm.test_llm_run import steps
-from tests.observe.test_window import rows
-from tests.vision.test_optim import OPTIMIZERS, OVERFLOWS, numbers, trained, uninitialised  # noqa: F401 - a fixture
+from tests.helpers.recorded import rows, steps
 
 
 @pytest.mark.parametrize("mode", compilation.MODES)

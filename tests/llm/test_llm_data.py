@@ -21,7 +21,7 @@ from multicard.records.rank_files import LlmReport
 from tests.conftest import Measured, ok, shared, typed_llm
 from tests.helpers import records
 from tests.helpers.messages import find, refused, remedies
-from tests.llm.test_llm_run import steps
+from tests.helpers.recorded import steps
 
 # Tokens and bytes of the 500-row extracts of 2505.22905, section 5.4.3
 PAPER = {"instruct": (59_330, 374_000), "summarize": (83_544, 341_000), "grammar": (28_683, 135_000)}

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from multicard.llm.methods import METHODS
-from multicard.records import run_folder
 from multicard.records.schema import Record
 from tests.conftest import Measured, ok, typed_llm
+from tests.helpers.recorded import steps
 
 FIXED = "model.vocab_size=1600"  # an even vocabulary: FSDP pads no shard
 QWEN = "model=qwen2_5_tiny"
@@ -28,11 +28,6 @@ def validate_yaml(result: dict[str, Any]) -> None:
     config.validate(OmegaConf.load(file))
     first = file.read_text().splitlines()[0]
     assert first.startswith("# PYTHONPATH=. tune run ") and first.endswith("torchtune.yaml")
-
-
-def steps(result: dict[str, Any], column: str, rank: int = 0) -> np.ndarray:
-    table = run_folder.read_steps(Path(result["folder"]))
-    return table[column].to_numpy()[table["rank"].to_numpy() == rank]
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,9 @@ from multicard.llm import workload as llm
 from multicard.records import run_folder
 from tests.conftest import ROOT, Measured, command, ok, shared, typed_llm
 from tests.helpers.messages import find, refused
+from tests.helpers.recorded import steps
 from tests.helpers.tuning import NEEDS_TRL
 from tests.llm.test_llm_data import read
-from tests.llm.test_llm_run import steps
 
 VOCABULARY = 1600
 

@@ -28,13 +28,9 @@ from tests.helpers import records
 from tests.helpers.launching import launch
 from tests.helpers.messages import codes, refused, remedies, says
 from tests.helpers.profiler_files import Event, nsys_program, write_nsys
+from tests.helpers.recorded import rows
 
 ALONE = Rank(0, 0, 1, torch.device("cpu"), "gloo", 1)
-
-
-def rows(result: dict[str, Any], group: str) -> dict[str, dict[str, Any]]:
-    """The rows of a group, summed over ranks."""
-    return {row["metric"]: row for row in result["profile"]["rows"] if row["group"] == group and row["rank"] is None}
 
 
 def test_a_profiled_run_on_cpu_ranks(measured: Measured, capsys: pytest.CaptureFixture[str]):

@@ -19,8 +19,8 @@ from multicard.vision.data.batch import Batch, Making, Source, sent_ahead
 from multicard.vision.data.batched_loader import Batched, Buffers
 from multicard.vision.data.splits import Remaining, Shuffled, Split, gather
 from tests.conftest import PATIENCE_S
+from tests.helpers.loader_sources import noise, read, source
 from tests.helpers.messages import refused
-from tests.vision.test_loaders import noise, read, source
 
 
 def batched(content: Split, *words: str, workers: int = 2, **options: Any) -> Source:

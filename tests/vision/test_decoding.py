@@ -17,8 +17,9 @@ from multicard.vision.data import datasets, decoding
 from multicard.vision.data.splits import Data, Split, gather
 from multicard.vision.workload import WORKLOAD
 from tests.conftest import has_dali, typed
+from tests.helpers.loader_sources import pixels, read, source
 from tests.helpers.messages import refused, remedies, says
-from tests.vision.test_loaders import NAMES, PLAIN, pixels, read, source
+from tests.vision.test_loaders import NAMES, PLAIN
 
 SIZE = 32
 

@@ -18,47 +18,21 @@ from PIL import Image
 from multicard.measure import memory
 from multicard.measure.memory import DeviceMemory
 from multicard.ranks.process import Rank
-from multicard.vision.data.batch import Batch, Source
 from multicard.vision.data.device_loader import Resident
 from multicard.vision.data.host_loader import FromHost, _start_worker
 from multicard.vision.data.loaders import LOADERS
 from multicard.vision.data.preprocess import Preparation, bands_of, cut_out, windows
-from multicard.vision.data.splits import Remaining, Sampler, Shuffled, Split
+from multicard.vision.data.splits import Remaining, Shuffled, Split
 from multicard.vision.precision import PRECISIONS
 from multicard.vision.train import evaluated_samples
 from tests.conftest import has_dali, typed
+from tests.helpers.loader_sources import DALI, noise, pixels, read, source, split
 from tests.helpers.messages import refused
 
-DALI = pytest.param("dali", marks=pytest.mark.skipif(not has_dali(), reason="no DALI (make dali)"))
 NAMES = ["torch", "batched", "device", DALI]
 OTHERS = NAMES[1:]
 GREY = ("dataset.mean=[0.5,0.5,0.5]", "dataset.std=[0.25,0.5,1.0]")
 PLAIN = ("dataset.mean=[0,0,0]", "dataset.std=[1,1,1]")
-
-
-def split(values: list[int]) -> Split:
-    return Split(np.tile(np.array(values, np.uint8)[:, None, None], (1, 8, 8)), np.arange(len(values)))
-
-
-def noise(count: int, *shape: int) -> Split:
-    """Smoothed noise, as photographs are smooth, with the samples' numbers for labels."""
-    rough = np.random.default_rng(1).random((count, *shape))
-    for axis in (1, 2):
-        rough = (rough + np.roll(rough, 1, axis) + np.roll(rough, 2, axis)) / 3
-    return Split((255 * rough).astype(np.uint8), np.arange(count))
-
-
-def source(content: Split, sampler: Sampler, *words: str, batch_size: int = 4, **options: Any) -> Source:
-    config = typed("dataset.image_size=32", *words)
-    return Source(content, sampler, batch_size, options.pop("workers", 0), config, torch.float32, **options)
-
-
-def read(asked: Source) -> list[Batch]:
-    return list(LOADERS[asked.config.loader.name].load(asked))
-
-
-def pixels(batches: list[Batch]) -> torch.Tensor:
-    return torch.cat([batch.images.expand(-1, 3, -1, -1) for batch in batches])
 
 
 @pytest.mark.parametrize("transfer", [*dict.fromkeys(each.transfer_dtype for each in PRECISIONS.values())], ids=str)

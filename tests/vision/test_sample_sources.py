@@ -22,9 +22,10 @@ from multicard.vision.data import datasets, sample_sources, stored_images
 from multicard.vision.data.splits import Data, Split
 from multicard.vision.workload import WORKLOAD
 from tests.conftest import typed
+from tests.helpers.loader_sources import pixels, read, source
 from tests.helpers.messages import Told, refused, told
 from tests.vision.test_data import image_options
-from tests.vision.test_loaders import NAMES, PLAIN, pixels, read, source
+from tests.vision.test_loaders import NAMES, PLAIN
 
 CLASSES = ("ant", "bee", "cow")
 COUNT = 5
