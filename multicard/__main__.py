@@ -26,7 +26,7 @@ import sys
 from importlib import import_module
 
 from multicard import __version__, repository
-from multicard.messages import Message, say, usage
+from multicard.messages import Message, say, typed, usage
 from multicard.ranks import interruption
 
 # Modules of the repository's top level are named, not imported: they are above this package
@@ -52,20 +52,28 @@ def main(words: list[str] | None = None) -> int:
             return import_module(MODULES[name]).main()
         return repository.module(ANALYSIS if is_analysis else ENTRIES[name]).main()
     if name in ("-h", "--help", "--version"):
-        say(f"multicard {__version__}" if name == "--version" else USAGE.rstrip())
+        say(_version() if name == "--version" else USAGE.rstrip())
         return 0
+    own = typed("-m multicard")
     near = difflib.get_close_matches(name, [*COMMANDS, "--version"], n=1)
-    question = f"did you mean `multicard {near[0]}`? " if near else ""
+    question = f"did you mean `{own} {near[0]}`? " if near else ""
     say(
         Message(
             "command.unknown",
-            f"refused: {name}: no such command; {question}`multicard --help` lists all",
+            f"refused: {name}: no such command; {question}`{own} --help` lists all",
             name=name,
             near=near,
         ),
         error=True,
     )
     return 1
+
+
+def _version() -> str:
+    from multicard.machine import environment
+
+    commit = environment.git()
+    return f"multicard {__version__}" + (f" ({repository.in_words(commit)})" if commit else "")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
-from multicard.repository import PACKAGES, ROOT
+from multicard.repository import IS_INSTALLED, PACKAGES, ROOT
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -36,6 +36,7 @@ OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u206
 SURROGATES = re.compile("[\ud800-\udfff]")  # no text of UTF-8 has them
 BYTES_FROM = 0xDC00  # Python has byte 0xE9 of a name that is not UTF-8 as U+DCE9
 UNCODED = "other"  # the code of what libraries and the system say
+PAGE = re.compile(r"\bdocs/(\w+\.md)")
 NOTE = "in parts: "  # begins the line by which the text of a traceback brings a message
 
 INSTALLED = {
@@ -221,7 +222,7 @@ def typed(entry: str) -> str:
     "python train_vision.py" in the checkout. Elsewhere `python -m analysis` may be a package of the user's."""
     started, installed = Path(sys.argv[0]), INSTALLED[entry]
     if started.name == "multicard":
-        return installed
+        return installed.replace("multicard", console_script(sys.argv[0]), 1)
     if started.parts[-2:] == ("multicard", "__main__.py"):
         return f"python -m {installed}"
     if in_checkout():
@@ -233,9 +234,37 @@ def typed(entry: str) -> str:
     return f"PYTHONPATH={shlex.quote(str(PACKAGES))} python -m {installed}"
 
 
+def console_script(started: str) -> str:
+    """The installed command as it can be typed again: its name, or its path if the shell does not
+    find it by its name, as in a virtual environment that is not activated."""
+    found = shutil.which("multicard")
+    if not Path(started).is_file() or (found is not None and Path(found).samefile(started)):
+        return "multicard"
+    return shlex.quote(started)
+
+
+def install(extra: str) -> str:
+    """The command that installs an extra of multicard ("trl") beside it."""
+    if IS_INSTALLED:
+        return f"pip install 'multicard[{extra}]'"
+    folder = "." if in_checkout() else str(ROOT)
+    return f"pip install -e {shlex.quote(f'{folder}[{extra}]')}"
+
+
+def page(name: str) -> str:
+    """Where a page of the documentation is ("own.md"): in the checkout's docs/, or in the wheel's."""
+    return str(ROOT / "docs" / name) if IS_INSTALLED else f"docs/{name}"
+
+
 def usage(docstring: str | None, file: str) -> str:
-    """The text that `--help` prints: a module's docstring, taken from its `file` where Python's -OO left it out."""
-    return docstring or ast.get_docstring(ast.parse(Path(file).read_text()), clean=False) or ""
+    """The text that `--help` prints: a module's docstring, with commands that work where it is read.
+
+    The docstring is read from the module's `file` if Python's -OO left it out.
+    """
+    text = docstring or ast.get_docstring(ast.parse(Path(file).read_text()), clean=False) or ""
+    for entry in INSTALLED:
+        text = text.replace(f"python {entry} ", f"{typed(entry)} ")
+    return PAGE.sub(lambda found: page(found[1]), text)
 
 
 def say(line: "str | Text", error: bool = False) -> None:

@@ -56,6 +56,14 @@ def commit(folder: Path = PACKAGES) -> dict[str, Any] | None:
     return None
 
 
+def in_words(code: dict[str, Any] | None) -> str:
+    """What `commit` returns, as a part of a sentence."""
+    if code is None:
+        return "no checkout"
+    changes = f" with changes {code['changes']}" if code["changes"] else ""
+    return f"commit {code['commit'][:9]}{changes}"
+
+
 def _of_git(folder: Path) -> dict[str, Any] | None:
     """What git says of a folder. Variables of git, as a hook has them, name no other repository."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}

@@ -13,14 +13,15 @@ from multicard.config.job import count
 from multicard.config.keys import flat
 from multicard.estimate import history, shared_rows
 from multicard.estimate.shared_rows import LICENCE, PACKAGES, SHARED_FIGURES, SharedFigure, SharedFile, SharedRow
-from multicard.messages import Message, Refusal
+from multicard.messages import Message, Refusal, page
 from multicard.records.run_folder import write_text
 
 from ..runs import grouping
 from ..runs.load import Run
 
-EXPORT = """Write measured rows to share: settings, hardware, versions, and each figure with its number of runs, mean
-and standard deviation. No paths, hosts, names, ids, times of day or prices; docs/share.md says how to send them."""
+EXPORT = f"""Write measured rows to share: settings, hardware, versions, and each figure with its number of runs, mean
+and standard deviation. No paths, hosts, names, ids, times of day or prices.
+{page("share.md")} says how to send them."""
 IMPORT = "Check rows that others measured and put them into multirun/published, where predictions and charts read them."
 
 

@@ -43,7 +43,7 @@ SAID = {
     ),
     "looking": Message("page.looking", "Looking for cells that run now."),
     "needs_scripts": Message("page.needs-scripts", "This table needs JavaScript; its rows are in the page's data."),
-    "made_by": Message("page.made-by", "Made by `python -m analysis report` from the records of runs."),
+    "made_by": Message("page.made-by", "Made by `multicard report` from the records of runs."),
     "offline": Message("page.offline", "This file asks nothing of any server."),
     "drawn_by": Message(
         "page.drawn-by",

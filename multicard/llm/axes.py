@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from multicard.config.llm import Attention, Engine, Kernels, LlmConfig, Sharding
 from multicard.config.placement import Placement
 from multicard.llm import methods
-from multicard.messages import Refusal
+from multicard.messages import Refusal, install
 
 
 def check(config: LlmConfig) -> None:
@@ -143,7 +143,7 @@ def _check_eight_bits(config: LlmConfig) -> None:
     if find_spec("bitsandbytes") is None:
         raise Refusal(
             "llm.no-bitsandbytes",
-            f"optimizer={name}: needs bitsandbytes; run `pip install -e '.[trl]'`, or use `optimizer=adamw`",
+            f"optimizer={name}: needs bitsandbytes; run `{install('trl')}`, or use `optimizer=adamw`",
             key="optimizer",
             value=name,
         )
@@ -165,6 +165,6 @@ def _fit_liger(placement: Placement) -> None:
     if find_spec("liger_kernel") is None:
         raise Refusal(
             "llm.no-liger",
-            "kernels=liger: needs liger-kernel; run `pip install -e '.[liger]'`, or use `kernels=torch`",
+            f"kernels=liger: needs liger-kernel; run `{install('liger')}`, or use `kernels=torch`",
             key="kernels",
         )

@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from multicard.config.llm import Engine, LlmConfig, Recipe, Sharding
 from multicard.config.llm_models import HfConfig
 from multicard.llm.method_options import LoraConfig
-from multicard.messages import Refusal
+from multicard.messages import Refusal, install
 
 # By engine the module with `prepared`, which yields its loop, ready to train, with the attributes of torchtune's
 # recipes, `check_built`, which counts what is trained, for held-out rows `row_losses`, `reference` and
@@ -58,7 +58,7 @@ def _check_trl(config: LlmConfig) -> None:
     if missing:
         raise Refusal(
             "llm.no-trl",
-            f"engine=trl: needs {', '.join(missing)}; run `pip install -e '.[trl]'`",
+            f"engine=trl: needs {', '.join(missing)}; run `{install('trl')}`",
             key="engine",
             missing=missing,
         )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from multicard.messages import Refusal
+from multicard.messages import Refusal, install
 from multicard.records import kept
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def load(place: Path) -> "nn.Module":
         import torch
         import transformers
     except ImportError as error:
-        said = f"{place}: loading it needs {error.name}; run `pip install -e '.[trl]'`"
+        said = f"{place}: loading it needs {error.name}; run `{install('trl')}`"
         raise Refusal("save.no-library", said, folder=str(place), missing=[error.name]) from None
     reader, dtype = getattr(transformers, about.reader), getattr(torch, about.dtype)
     options: dict[str, Any] = {"dtype": dtype}

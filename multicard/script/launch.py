@@ -10,7 +10,7 @@ from pathlib import Path
 from traceback import extract_tb
 
 from multicard.config.script import Launch, ScriptConfig
-from multicard.messages import Message, Refusal
+from multicard.messages import Message, Refusal, typed
 from multicard.ranks.failures import in_a_line, is_oom
 from multicard.ranks.process import Rank
 from multicard.repository import PACKAGES
@@ -63,7 +63,7 @@ def failed_at_start(config: ScriptConfig, rank: Rank, error: BaseException) -> R
     reason = str(error) if isinstance(error, Message | Refusal) else in_a_line(error)
     other = Launch.python if config.launch is Launch.torchrun else Launch.torchrun
     own = [word for word in words.overrides(config) if not word.startswith("launch=")]
-    command = shlex.join(["multicard", "script", *own, f"launch={other}"])
+    command = f"{typed('measure_script.py')} {shlex.join([*own, f'launch={other}'])}"
     return Refusal(
         "script.failed-at-start",
         f"{reason}; started by {config.launch} it failed before its first step: if it starts by {other} alone, "

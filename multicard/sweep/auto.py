@@ -26,7 +26,7 @@ from multicard.estimate.target import targets
 from multicard.machine import shares
 from multicard.measure.memory import available_memory_bytes
 from multicard.measure.timing import in_hours
-from multicard.messages import Message, Refusal, say
+from multicard.messages import Message, Refusal, say, typed
 from multicard.records import run_folder
 from multicard.records.run_folder import Run
 from multicard.records.text_table import in_bytes
@@ -184,7 +184,7 @@ def _refuse_gpus(config: Any, on_slurm: bool, beside: bool) -> None:
     if beside and config.max_jobs != 1:
         sentence = (
             "gpus=auto: cells that run beside each other are a plan's jobs; "
-            f"use `multicard plan JOBS.yaml`, or {remedy}"
+            f"use `{typed('-m multicard')} plan JOBS.yaml`, or {remedy}"
         )
         raise Refusal("auto.gpus-beside", sentence, key="gpus")
     if on_slurm:

@@ -21,7 +21,7 @@ from multicard.config.job import Device, count
 from multicard.config.placement import place
 from multicard.config.roles import Role
 from multicard.machine.slurm import Allocation
-from multicard.messages import Message, Refusal, link, say
+from multicard.messages import Message, Refusal, console_script, link, say
 from multicard.records import run_folder, text_table
 from multicard.records.run_folder import Run
 from multicard.records.schema import SCHEMA_VERSION, AnyRecord
@@ -279,8 +279,8 @@ class Sweep:
     def resume_command(self) -> str:
         """The command line of this sweep, with the name of its folder where it has none."""
         words = list(sys.orig_argv)
-        if Path(words[1]).name == "multicard":  # the installed command, whose path the shell has put there
-            words[:2] = ["multicard"]
+        if Path(words[1]).name == "multicard":  # the installed command, which an interpreter runs
+            words[:2] = shlex.split(console_script(words[1]))
         if not any(word.startswith(("name=", "hydra.sweep.dir=")) for word in words):
             words.append(f"name={self.every[0].folder.parent.name}")
         return shlex.join(words)

@@ -13,6 +13,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from multicard import repository
 from multicard.config.job import Code
 from multicard.config.sweeps import pauses
 from multicard.estimate import estimates
@@ -78,7 +79,7 @@ class CellJob(ABC):
         code = environment.git()
         if code == self.code or self.cfg.code == Code.latest:
             return None
-        submitted, found = _code_in_words(self.code), _code_in_words(code)
+        submitted, found = repository.in_words(self.code), repository.in_words(code)
         problem = Message(
             "job.other-code",
             f"code=submitted: submitted on {submitted}, found {found}; submit again, "
@@ -88,13 +89,6 @@ class CellJob(ABC):
             found=found,
         )
         return outcome.refuse(outcome.begin(self.workload, self.cfg, self.folder, job), problem).status
-
-
-def _code_in_words(code: dict[str, Any] | None) -> str:
-    if code is None:
-        return "no checkout"
-    changes = f" with changes {code['changes']}" if code["changes"] else ""
-    return f"commit {code['commit'][:9]}{changes}"
 
 
 @dataclass(frozen=True)

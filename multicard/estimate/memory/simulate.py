@@ -26,7 +26,7 @@ from multicard.estimate.memory.facts import Facts, ImageFacts, TextFacts
 from multicard.estimate.memory.torch_internals import CPU, GPU, fake, fake_ranks, patched, replicated
 from multicard.estimate.memory.tracker import CUDA_BLOCK_BYTES, HOST, Tracker
 from multicard.measure.timing import FORWARD
-from multicard.messages import Message
+from multicard.messages import Message, install
 from multicard.ranks.process import Rank
 from multicard.vision import models, optim
 from multicard.vision.data.batch import Batch
@@ -75,7 +75,7 @@ def tune(config: LlmConfig, facts: TextFacts, device: torch.device, tracker: Tra
         patches |= eight_bit_states.WITHOUT_VALUES
     if config.kernels is Kernels.liger:
         if device.type == "cpu" or find_spec("liger_kernel") is None:
-            sentence = "kernels=liger: its layers are simulated for a GPU, with `pip install -e '.[liger]'`"
+            sentence = f"kernels=liger: its layers are simulated for a GPU, with `{install('liger')}`"
             raise FellBackError(Message("memory.kernels", sentence, key="kernels"))
         patches |= liger_kernels.WITHOUT_VALUES
         undone = liger_kernels.undone()

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from multicard.config.pasting import override
-from multicard.messages import Refusal
+from multicard.messages import Refusal, page
 from multicard.records import part_names
 from multicard.records.part_names import Kind
 from multicard.vision.data.stored_images import Encoded
 
 WHOLE = "all"  # the name of samples that are not split into parts
-FORMS = "give a folder of train/<class>/ and val/<class>/, or another form of docs/own.md (images)"
-IN_A_TABLE = "or name the images and their classes in a .csv of the columns path and label (docs/own.md, images)"
+FORMS = f"give a folder of train/<class>/ and val/<class>/, or another form of {page('own.md')} (images)"
+IN_A_TABLE = f"or name the images and their classes in a .csv of the columns path and label ({page('own.md')}, images)"
 
 AS_CLASSES = "dataset.parts=[] dataset.split=0.2"  # whatever the folders are called
 TABLE = "write a .csv of the columns path and label, a row an image, and give `dataset.root=TABLE dataset.split=0.2`"

@@ -19,7 +19,7 @@ from multicard.config.vision import (
     VisionConfig,
     WorkersConfig,
 )
-from multicard.messages import Refusal
+from multicard.messages import Refusal, install
 
 if TYPE_CHECKING:
     from multicard.vision.data.batch import Input, Source
@@ -73,8 +73,7 @@ def check_dali() -> None:
     if find_spec("nvidia") is None or find_spec("nvidia.dali") is None:
         raise Refusal(
             "loader.no-dali",
-            "loader=dali: NVIDIA DALI is not installed; run `pip install -r requirements-dali.txt` or `make dali`, "
-            "or use `loader=device`",
+            f"loader=dali: NVIDIA DALI is not installed; run `{install('dali')}`, or use `loader=device`",
             key="loader",
         )
 
