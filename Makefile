@@ -1,5 +1,5 @@
-# make demo     install, tune a small model once, plan a list of the papers' trainings on four GPUs, run a small sweep, print
-#               what was measured, and write a page about the runs; what the sweep found stands at the end
+# make demo     install, and `multicard demo`: tune a small model once, plan a list of trainings, run a small sweep, and
+#               write a page about the runs
 # make example  measure the sweeps of docs/example, and make its report and the pictures of the pages (ten minutes on 2
 #               quiet cores, and a Chromium)
 # make test     install, lint, run the tests that start no processes and a chosen few that do (CONTRIBUTING.md has the tiers)
@@ -20,10 +20,7 @@ UV := uv==0.13.8
 install: .venv/installed
 
 demo: install
-	$(BIN)/python tune_llm.py method=qlora template=grammar max_steps=40
-	$(BIN)/python -m multicard plan docs/jobs.yaml --seconds 2
-	$(BIN)/python train_vision.py -m layout=nchw,nhwc gpus=1,2 batch_size=32 epochs=2 model.width=0.5 dataset.image_size=40
-	$(BIN)/python -m analysis report
+	$(BIN)/python -m multicard demo
 
 example: install
 	$(BIN)/python train_vision.py -m name=first layout=nchw,nhwc gpus=1,2 batch_size=16 epochs=3 model.width=0.5 dataset.image_size=48

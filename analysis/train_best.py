@@ -5,8 +5,6 @@ model is its own, the script's command under the setting is printed.
 """
 
 import shlex
-import signal
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import Any
 from multicard.config.llm import LlmConfig
 from multicard.config.script import Launch, ScriptConfig
 from multicard.messages import ROOT, Message, Refusal, say, typed
+from multicard.ranks import child_command
 from multicard.records import kept, run_folder
 from multicard.records.text_table import clean
 
@@ -50,7 +49,7 @@ def train(runs: Sequence[Run], asked: Limits, mix: bool) -> int:
         return 0
     shown = f"{typed(entry)} {shlex.join(words)}"
     say(Message("train.command", f"Training: `{shown}`", command=shown))
-    code = _run([sys.executable, str(ROOT / entry), *words])
+    code = child_command.run_to_end([sys.executable, str(ROOT / entry), *words])
     place = kept_by(Path("multirun") / words[-1].partition("=")[2], config.identity())
     if code == 0 and place is not None:
         say(Message("train.load", f"The model is in {place}. These lines load it:", folder=str(place)))
@@ -106,17 +105,6 @@ def script_command(config: ScriptConfig) -> str:
     variables: Mapping[str, str] = words.variables(config)
     named = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
     return " ".join([*named, shlex.join([*starts, *script, *words.words(config)])])
-
-
-def _run(command: list[str]) -> int:
-    """Run a command to its end. Ctrl-C reaches it by the terminal; another signal is passed on."""
-    process = subprocess.Popen(command)
-    while True:
-        try:
-            return process.wait()
-        except KeyboardInterrupt as interrupted:  # what the analysis makes of signals
-            if str(interrupted) == signal.SIGTERM.name:
-                process.send_signal(signal.SIGTERM)
 
 
 def kept_by(sweep: Path, identity: str) -> Path | None:

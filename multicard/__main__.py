@@ -17,6 +17,7 @@ import FILE              rows that others measured
 sync [FOLDER...]         bring records to Weights & Biases
 plan JOBS.yaml           what runs where and when on a node
 profile FILE...          the metrics of profiler files as one table
+demo                     a small run, a plan, a sweep and a page, in two minutes
 completion SHELL         a script that completes commands in bash, zsh or fish
 """
 
@@ -35,6 +36,7 @@ ANALYSIS = "analysis.__main__"
 MODULES = {
     "plan": "multicard.decide.plan.command",
     "profile": "multicard.observe.profiles.command",
+    "demo": "multicard.demo",
     "completion": "multicard.completion",
 }
 USAGE = usage(__doc__, __file__)

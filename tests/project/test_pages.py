@@ -12,6 +12,7 @@ from PIL import Image
 from analysis.__main__ import main
 from analysis.commands.gate import Gate
 from docs import pictures
+from multicard import demo
 from tests.analysis.test_compare import sweep
 from tests.conftest import ROOT, SHARED, Called, has_dali
 from tests.helpers import records
@@ -33,7 +34,7 @@ def commands(start: str) -> list[str]:
     return list(dict.fromkeys(line for line in lines if line.startswith(start)))
 
 
-DEMO = re.findall(r"^\t\$\(BIN\)/(python train_vision.py .*)$", MAKEFILE, re.MULTILINE)
+DEMO = [f"python train_vision.py {demo.SWEEP}"]
 # `predict=true` of a GPU is for tests/estimate, and prices are of GPUs: the words that shrink a command leave none
 VISION = [
     line

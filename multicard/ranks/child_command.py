@@ -1,0 +1,23 @@
+"""A command of multicard as a process in the foreground: what it prints is what it prints when typed."""
+
+import signal
+import subprocess
+from collections.abc import Sequence
+from contextlib import suppress
+
+
+def run_to_end(command: Sequence[str]) -> int:
+    """Run a command, and return its exit code; as in a shell 128 + N if signal N ended it.
+
+    A signal that is answered by a KeyboardInterrupt with its name (`interruption.answered`) is
+    passed on. From a terminal the command gets it twice, and answers it once.
+    """
+    process = subprocess.Popen(command)
+    while True:
+        try:
+            code = process.wait()
+            return code if code >= 0 else 128 - code
+        except KeyboardInterrupt as interrupted:
+            name = str(interrupted) or signal.SIGINT.name
+            with suppress(ProcessLookupError):
+                process.send_signal(signal.Signals[name])
