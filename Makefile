@@ -5,6 +5,7 @@
 # make test     install, lint, run the tests that start no processes and a chosen few that do (CONTRIBUTING.md has the tiers)
 # make test-all `make test`, and then all other tests (those of a cluster where `tests/slurm/cluster up` has started one)
 # make test-gpu what only a CUDA device can show
+# make wheel    build a wheel into dist/, install it into an empty environment, and run `multicard demo` there
 # make experiments  every table and figure of the papers, shrunk (scale=smoke), one after the other, and a report of them
 #               (a nightly job: about twenty minutes on 2 quiet cores)
 # make faults   every fault and mutant of tests/faults (a nightly job, after `tests/slurm/cluster up`; some faults need root)
@@ -16,7 +17,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 UV := uv==0.13.8
 
-.PHONY: demo example test test-all test-gpu experiments faults dali lint lock install
+.PHONY: demo example test test-all test-gpu wheel experiments faults dali lint lock install
 install: .venv/installed
 
 demo: install
@@ -36,6 +37,14 @@ test-all: test
 
 test-gpu: install
 	$(BIN)/python -m pytest -n 0 -m gpu
+
+# uv takes what the environment beside has from its cache
+wheel: install
+	rm -rf dist
+	$(BIN)/python -m pip wheel -q --no-deps --no-build-isolation -w dist .
+	$(PYTHON) -m venv --without-pip --clear dist/venv
+	$(BIN)/python -m uv pip install -q --python dist/venv/bin/python dist/multicard-*.whl -c requirements.lock
+	cd dist && venv/bin/multicard demo
 
 experiments: dali
 	@failed=; \

@@ -17,6 +17,9 @@ from setuptools.command.sdist import sdist
 
 HERE = Path(__file__).parent
 TOP_LEVEL = ("conf", "analysis", "train_vision.py", "tune_llm.py", "measure_script.py", "docs/jobs.yaml")
+# Tests that need a GPU, for whoever has one: `python -m pytest -m gpu`, with pytest's options in pyproject.toml
+TESTS_OF_GPUS = ("tests/__init__.py", "tests/conftest.py", "tests/gpu", "tests/helpers", "pyproject.toml")
+PAGES = "docs/*.md"  # which messages name
 REPOSITORY = runpy.run_path(str(HERE / "multicard" / "repository.py"))
 NO_SOURCE = shutil.ignore_patterns("__pycache__", ".*")
 
@@ -37,8 +40,8 @@ class BuildPackage(build_py):
             return
         package = Path(self.build_lib) / "multicard"
         write_commit(package)
-        for name in TOP_LEVEL:
-            source, target = HERE / name, package / REPOSITORY["IN_WHEEL"].name / name
+        for source in [*(HERE / name for name in TOP_LEVEL + TESTS_OF_GPUS), *HERE.glob(PAGES)]:
+            target = package / REPOSITORY["IN_WHEEL"].name / source.relative_to(HERE)
             target.parent.mkdir(parents=True, exist_ok=True)
             if source.is_dir():
                 shutil.copytree(source, target, ignore=NO_SOURCE, dirs_exist_ok=True)

@@ -9,14 +9,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+from multicard.repository import IS_INSTALLED
+
 ROOT = Path(__file__).parent.parent
+CACHE = (Path.cwd() if IS_INSTALLED else ROOT) / ".pytest_cache"  # a wheel is not written to
 if sys.dont_write_bytecode:  # else each process that starts would compile torch's sources anew, for seconds
-    sys.dont_write_bytecode, sys.pycache_prefix = False, str(ROOT / ".pytest_cache" / "bytecode")
+    sys.dont_write_bytecode, sys.pycache_prefix = False, str(CACHE / "bytecode")
     os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ["MULTICARD_MESSAGES"] = "codes"  # sentences may change: tests ask for codes and facts
 os.environ["OPENBLAS_NUM_THREADS"] = "1"  # of numpy: on one core threads wait for each other
-os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(ROOT / ".pytest_cache" / "hypothesis")
+os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(CACHE / "hypothesis")
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -75,7 +78,7 @@ os.environ["MULTICARD_STRICT"] = "1"  # a record that does not match its schema 
 
 # Each worker of pytest-xdist keeps to a core of its own: threads that wait for one another across tests would spin
 _worker = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
-os.environ["MULTICARD_LEASES"] = str(ROOT / ".pytest_cache" / f"leases{_worker}")  # no test waits for other commands
+os.environ["MULTICARD_LEASES"] = str(CACHE / f"leases{_worker}")  # no test waits for other commands
 if _worker:
     _cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {_cores[int(_worker) % len(_cores)]})
