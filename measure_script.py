@@ -9,9 +9,9 @@ python measure_script.py script=train.py args.style=hydra args.optim.lr=0.1     
 
 import sys
 
-from multicard.ranks import interruption
+from multicard.ranks import program
 
-interruption.end_at_once()  # while the rest is imported
+program.begin()  # while the rest is imported
 
 from multicard import repository
 from multicard.cli import command

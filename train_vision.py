@@ -9,9 +9,9 @@ python train_vision.py experiment=table2 name=table2              a table of the
 
 import sys
 
-from multicard.ranks import interruption
+from multicard.ranks import program
 
-interruption.end_at_once()  # while the rest is imported
+program.begin()  # while the rest is imported
 
 from multicard import repository
 from multicard.cli import command

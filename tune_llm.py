@@ -9,9 +9,9 @@ python tune_llm.py experiment=templates name=templates                  a figure
 
 import sys
 
-from multicard.ranks import interruption
+from multicard.ranks import program
 
-interruption.end_at_once()  # while the rest is imported
+program.begin()  # while the rest is imported
 
 from multicard import repository
 from multicard.cli import command

@@ -13,10 +13,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from multicard.ranks import interruption
+from multicard.ranks import interruption, program
 
 if __name__ == "__main__":
-    interruption.end_at_once()  # while the rest is imported
+    program.begin()  # while the rest is imported
 
 from multicard.__main__ import COMMANDS
 from multicard.config.base import TrackerConfig

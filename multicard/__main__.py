@@ -28,7 +28,7 @@ from importlib import import_module
 
 from multicard import __version__, repository
 from multicard.messages import Message, say, typed, usage
-from multicard.ranks import interruption
+from multicard.ranks import program
 
 # Modules of the repository's top level are named, not imported: they are above this package
 ENTRIES = {"vision": "train_vision", "tune": "tune_llm", "script": "measure_script"}
@@ -45,7 +45,7 @@ COMMANDS = dict(re.findall(r"^(\w+)(?: \S+)*  +(.+)$", USAGE, re.MULTILINE))  # 
 
 def main(words: list[str] | None = None) -> int:
     """Run a command and return its exit code."""
-    interruption.end_at_once()  # while the rest is imported
+    program.begin()  # while the rest is imported
     name, *rest = (sys.argv[1:] if words is None else words) or ["--help"]
     if name in COMMANDS:
         is_analysis = name not in {*ENTRIES, *MODULES}
