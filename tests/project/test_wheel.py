@@ -9,8 +9,10 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import pytest
+from filelock import FileLock
 
 from multicard import repository
 from tests.conftest import ROOT, SMALL
@@ -19,6 +21,8 @@ from tests.helpers.messages import codes, find
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("processes")]
 # Modules and folders of the user's own, in the working folder and on PYTHONPATH
 FOREIGN = ("analysis", "conf", "papers", "multirun", "train_vision", "tune_llm", "measure_script", "tests", "docs")
+PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "-q")
+LOCAL = ("--no-index", "--no-deps")  # nothing is downloaded
 SOURCES = ("multicard", "conf", "analysis")
 RECORDS = ROOT / "tests" / "fixtures" / "records_v1"
 EXAMPLES = ROOT / "docs" / "example" / "records"
@@ -30,15 +34,14 @@ class Installed:
     def __init__(self, folder: Path) -> None:
         self.folder, self.bin = folder / "user", folder / "venv" / "bin"
         built = folder / "built"
-        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
-        here = ["--no-index", "--no-deps"]
-        run([*pip, "wheel", *here, "--no-build-isolation", "-w", str(built), str(ROOT)])
+        with FileLock(folder.parent.parent / "wheel.lock"):  # builds write to the checkout's .egg-info
+            run([*PIP, "wheel", *LOCAL, "--no-build-isolation", "-w", str(built), str(ROOT)])
         (self.wheel,) = built.glob("*.whl")
         run([sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")])
         (self.packages,) = (folder / "venv").glob("lib/python*/site-packages")
         # A line of a .pth file names a folder, whose own .pth files, as that of an editable install, are not read
         (self.packages / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
-        run([*pip[:-1], "--python", str(self.bin / "python"), "install", *here, str(self.wheel)])
+        run([*PIP, "--python", str(self.bin / "python"), "install", *LOCAL, str(self.wheel)])
         self.folder.mkdir()
         for name in FOREIGN:
             (self.folder / f"{name}.py").write_text("raise SystemExit(7)\n")
@@ -75,8 +78,8 @@ class Installed:
         return {path.relative_to(package).as_posix(): path.stat().st_mtime_ns for path in files}
 
 
-def run(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)
+def run(command: list[str], cwd: Path | None = None) -> None:
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, timeout=500)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -150,3 +153,16 @@ def test_the_tests_of_gpus_are_found(installed: Installed):
     folder = installed.packages / "multicard" / "checkout" / "tests" / "gpu"
     printed = installed(*words, str(folder), program=("python", "-m", "pytest"))
     assert re.search(r"\b\d\d+ (passed|skipped)", printed) and not re.search(r"failed|error", printed)
+
+
+def test_a_source_archive_makes_the_same_wheel(installed: Installed, tmp_path: Path):
+    """It has no .git, and so brings the commit."""
+    build = f"from setuptools import build_meta\nbuild_meta.build_sdist({str(tmp_path)!r})"
+    with FileLock(tmp_path.parent.parent / "wheel.lock"):
+        run([sys.executable, "-c", build], cwd=ROOT)
+    (archive,) = tmp_path.glob("*.tar.gz")
+    run([*PIP, "wheel", *LOCAL, "--no-build-isolation", "-w", str(tmp_path), str(archive)])
+    (wheel,) = tmp_path.glob("*.whl")
+    contents = [{name: file.read(name) for name in file.namelist()} for file in map(ZipFile, (wheel, installed.wheel))]
+    own, expected = ({name: part for name, part in each.items() if "dist-info" not in name} for each in contents)
+    assert own == expected
