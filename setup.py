@@ -1,7 +1,8 @@
-"""What pyproject.toml cannot say of a wheel: where the repository's top level is in it, and which commit it has.
+"""What pyproject.toml cannot say of a wheel: the place of the repository's top level, and the commit.
 
-`conf/`, `analysis/` and the entries go to `multicard/checkout/` (multicard/repository.py), so that the top of
-site-packages has `multicard/` and Hydra's `hydra_plugins/` alone. An editable install uses the checkout as it is.
+`conf/`, `analysis/` and the entries go to `multicard/checkout/` (multicard/repository.py). So the
+top of site-packages has only `multicard/` and Hydra's `hydra_plugins/`. An editable install uses the
+checkout as it is.
 """
 
 import json
@@ -16,9 +17,11 @@ from setuptools.command.build_py import build_py
 from setuptools.command.sdist import sdist
 
 HERE = Path(__file__).parent
-TOP_LEVEL = ("conf", "analysis", "train_vision.py", "tune_llm.py", "measure_script.py", "docs/jobs.yaml")
-# Tests that need a GPU, for whoever has one: `python -m pytest -m gpu`, with pytest's options in pyproject.toml
-TESTS_OF_GPUS = ("tests/__init__.py", "tests/conftest.py", "tests/gpu", "tests/helpers", "pyproject.toml")
+ENTRIES = ("train_vision.py", "tune_llm.py", "measure_script.py")
+TOP_LEVEL = ("conf", "analysis", *ENTRIES, "docs/jobs.yaml")
+# Tests that need a GPU, for whoever has one (`python -m pytest -m gpu`)
+TESTS_OF_GPUS = ("tests/__init__.py", "tests/conftest.py", "tests/gpu", "tests/helpers")
+PYTEST = ("pyproject.toml",)  # its options and marks
 PAGES = "docs/*.md"  # which messages name
 REPOSITORY = runpy.run_path(str(HERE / "multicard" / "repository.py"))
 NO_SOURCE = shutil.ignore_patterns("__pycache__", ".*")
@@ -40,7 +43,7 @@ class BuildPackage(build_py):
             return
         package = Path(self.build_lib) / "multicard"
         write_commit(package)
-        for source in [*(HERE / name for name in TOP_LEVEL + TESTS_OF_GPUS), *HERE.glob(PAGES)]:
+        for source in [*(HERE / name for name in TOP_LEVEL + TESTS_OF_GPUS + PYTEST), *HERE.glob(PAGES)]:
             target = package / REPOSITORY["IN_WHEEL"].name / source.relative_to(HERE)
             target.parent.mkdir(parents=True, exist_ok=True)
             if source.is_dir():

@@ -2,8 +2,9 @@
 
     multicard demo
 
-It tunes a small model once, plans a list of the papers' trainings on four GPUs, runs a small sweep, prints what was
-measured, and writes a page about the runs. Records and page are in `multirun/` of the working folder.
+It tunes a small model once, plans a list of the papers' trainings on four GPUs, and runs a small
+sweep. It prints what was measured, and writes a page about the runs. Records and page are in
+`multirun/` of the working folder.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Where the repository's top level is (`conf/`, `analysis/`, the entries), and of which commit it is.
+"""Where the repository's top level is (`conf/`, `analysis/`, the entries), and its commit.
 
 In a checkout it is the folder that holds this package. In a wheel it is `checkout/` within this
 package, where `setup.py` puts it: names such as `conf` and `analysis` may belong to another

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 
 def run_to_end(command: Sequence[str]) -> int:
-    """Run a command, and return its exit code; as in a shell 128 + N if signal N ended it.
+    """Run a command, and return its exit code, which is 128 + N if signal N ended it.
 
     A signal that is answered by a KeyboardInterrupt with its name (`interruption.answered`) is
     passed on. From a terminal the command gets it twice, and answers it once.

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from multicard.ranks import interruption
 
 OPTIMISE = "PYTHONOPTIMIZE"  # the variable that does what -O and -OO do
-TAKES_VALUE = ("-W", "-X", "--check-hash-based-pycs")  # options of Python whose value may be the next word
+# Options of Python whose value may be the next word
+TAKES_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
 
 def begin() -> None:
@@ -25,7 +26,7 @@ def begin() -> None:
 
 
 def without_optimisation(words: Sequence[str]) -> list[str]:
-    """The words after `python` on a command line, without -O and -OO, alone or in one word with others as in -BOO."""
+    """The words after `python` on a command line, without -O and -OO, also in one word as in -BOO."""
     kept, left = list[str](), list(words)
     while left and left[0].startswith("-") and not left[0].startswith(("-m", "-c")) and left[0] != "-":
         word = left.pop(0)

@@ -1,4 +1,4 @@
-"""Commands start anew without Python's -O and -OO, with which libraries that they need do not work."""
+"""Commands start anew without -O and -OO, with which libraries that they need do not work."""
 
 import os
 import subprocess
