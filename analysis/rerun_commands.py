@@ -4,10 +4,14 @@ import shlex
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+from multicard import workloads
 from multicard.config import schema, strict_yaml
+from multicard.config.keys import flat
 from multicard.config.roles import Role
 from multicard.messages import typed
+from multicard.sweep.cells import task_of
 
 from . import experiments
 from .runs import grouping
@@ -15,6 +19,7 @@ from .runs.columns import KINDS
 from .runs.load import Run
 
 SWEEP = "multirun.yaml"  # Hydra's, in a sweep's folder: the overrides of its last command
+UNKNOWN = "?"  # the value of an axis that no record and no command says
 NO_KEYS = (grouping.DATA, grouping.TRACED)  # columns that follow from others
 
 
@@ -54,14 +59,65 @@ def _of_cell(run: Run, apart: Sequence[str]) -> str | None:
     if overrides is None or axes is None:
         return None
     axes += [_key(run, name) for name in apart if name in run.columns and name not in (*NO_KEYS, *axes)]
-    places = {axis: (f"config.{axis}", axis, f"{axis}.name") for axis in axes}
-    values = {axis: next(run[name] for name in names if name in run.columns) for axis, names in places.items()}
+    values = {axis: _value(run, axis, overrides) for axis in axes}
+    if UNKNOWN in values.values():
+        return None
     words = {axis: repr(value) if isinstance(value, float) else grouping.typed(value) for axis, value in values.items()}
     if grouping.TRACED in words:
         words["profile"] = next(name for name, traced in experiments.TRACING.items() if traced is run[grouping.TRACED])
         del words[grouping.TRACED]
     kept = {key: value for key, value in overrides.items() if Role.sweeps not in schema.of(key)}
     return _command(run["kind"], kept | {axis: f"={word}" for axis, word in words.items()})
+
+
+def _value(run: Run, axis: str, overrides: dict[str, str]) -> Any:
+    """The value of an axis in a run's cell; UNKNOWN where nothing says it."""
+    for name in (f"config.{axis}", axis, f"{axis}.name"):
+        if name in run.columns:
+            return run[name]
+    return _option(run, axis, overrides)
+
+
+def _option(run: Run, group: str, overrides: dict[str, str]) -> str:
+    """The option of a group that sets other keys and has none of its own, as a preset: the one with which the sweep's
+    command gives most of the keys that the run had; UNKNOWN where several do."""
+    entry = KINDS[run["kind"]].entry
+    fixed = [key + value for key, value in overrides.items() if key != group and not _is_swept(value)]
+    offered = workloads.groups(workloads.of_entry(entry)).get(group, [])
+    named = {word.strip() for word in overrides.get(group, "").removeprefix("=").split(",")}
+    # A glob, or an experiment, names its options otherwise
+    options = [option for option in offered if option in named] or offered
+    configs = {option: _composed(entry, (*fixed, f"{group}={option}")) for option in options}
+    had = flat(run.record().config)
+    agreeing = {
+        option: sum(key in had and had[key] == value and _tells(key, configs) for key, value in config.items())
+        for option, config in configs.items()
+    }
+    # Not all keys need agree: some are swept beside it, and what a run had is resolved, as `half` to fp16
+    best = sorted(agreeing, key=lambda option: -agreeing[option])[:2]
+    if len(best) == 2 and agreeing[best[0]] > agreeing[best[1]]:
+        return best[0]
+    return UNKNOWN
+
+
+def _tells(key: str, configs: dict[str, dict[str, Any]]) -> bool:
+    """True for a key in which some of the configurations differ."""
+    return len({str(config.get(key)) for config in configs.values()}) > 1
+
+
+@cache
+def _composed(entry: str, words: tuple[str, ...]) -> dict[str, Any]:
+    """The keys of an entry with some words; none where Hydra does not take them any more."""
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    workloads.register()
+    try:
+        task = task_of(workloads.composed(entry, words))
+        return flat(OmegaConf.to_container(task, resolve=True, enum_to_str=True))  # pyright: ignore
+    except (HydraException, OmegaConfBaseException):
+        return {}
 
 
 def _key(run: Run, name: str) -> str:

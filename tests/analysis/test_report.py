@@ -213,6 +213,22 @@ def test_a_run_of_an_earlier_command_has_its_own_values(tmp_path: Path):
     assert commands == [f"python train_vision.py {words}" for words in own]
 
 
+@pytest.mark.parametrize(
+    ("preset", "config"),
+    [
+        ("fast", {"loader": {"name": "device"}, "layout": {"name": "nhwc"}, "compile": None}),
+        ("papers", {"loader": {"name": "torch"}, "layout": {"name": "nchw"}, "compile": False}),
+    ],
+)
+def test_a_preset_that_was_swept_is_told_by_the_keys_that_it_sets(preset: str, config: dict[str, Any], tmp_path: Path):
+    record = records.vision()
+    record["config"] = config  # the others of its keys follow from nothing that is swept
+    records.write(tmp_path / "run", record)
+    swept(tmp_path, "preset=papers,fast name=s")
+    (command,) = rerun_commands.of_cells(load.read([tmp_path]).runs)
+    assert command is not None and command.split()[:4] == ["python", "train_vision.py", f"preset={preset}", "name=s"]
+
+
 def test_the_command_writes_beside_the_runs_and_says_what(tmp_path: Path, said: Said):
     sweep(tmp_path)
     *_, finding, last = said("report", tmp_path, "--title", "A & B").splitlines()
