@@ -2,7 +2,6 @@
 
     python -m benchmarks.step [--image-size 224] [--batch-size 16] [--rounds 5] [--precisions fp16 bf16]
         [--layouts nhwc] [--compile [MODE ...]] [--pointwise convolution linear] [--depthwise convolution triton]
-    python -m benchmarks.step --bandwidth
 
 `--compile` measures compiled steps too, in the default mode or in each of these: default, reduce-overhead,
 max-autotune, max-autotune-no-cudagraphs; `--only-compiled` leaves the others out. `linear` and
@@ -18,15 +17,11 @@ read and written whole (parameters are small and left out):
     ReLU6         5 out            forward reads and writes; backward reads two and writes; fused into BatchNorm: none
     residual      3 out            forward reads two and writes; backward passes the gradient on
 
-The rows follow once more as JSON, for `benchmarks.on_gpu`. The bandwidth is that of a copy within the device, which
-reads and writes, and both count; `--bandwidth` measures copies alone, from the host and to it too (whose bytes count
-once), and prints them with versions and `nvidia-smi` as JSON. Each is the fastest of ten, timed by CUDA events.
+The bandwidth is that of a copy within the device, which reads and writes, and both
+count (`multicard.machine.rates`).
 """
 
 import argparse
-import json
-import shutil
-import subprocess
 from collections.abc import Callable
 from itertools import product
 from typing import NamedTuple
@@ -39,7 +34,7 @@ from torchvision import models
 from benchmarks import configuration, device_here, interleaved, machine, parser, quartiles
 from multicard.config.compilation import CUDA_GRAPHS, GRAPH_PASSES, MODES
 from multicard.config.vision import Depthwise, ModelConfig, Pointwise
-from multicard.machine import environment
+from multicard.machine import rates
 from multicard.machine.environment import cores
 from multicard.measure import timing
 from multicard.ranks import os_calls
@@ -52,7 +47,6 @@ from multicard.vision.precision import PRECISIONS, choose
 # no roles: headings
 HEADINGS = ("precision", "layout", "compiled", "pointwise", "depthwise", "step, ms", "quartiles", "images/s", "ceiling")
 STEPS = 6  # a turn
-COPIES, COPY_BYTES = 10, {"cuda": 2**31, "cpu": 2**28}
 GRAPHS_A_COMBINATION = 4  # at most: one for its shape, and again where a global flag changed in between
 
 
@@ -76,44 +70,6 @@ def bytes_an_image(model: nn.Module, size: int, value_bytes: int, fused: bool) -
         module.register_forward_hook(count)
     model.eval()(torch.zeros(1, 3, size, size, device="meta"))  # in training BatchNorm refuses a single value
     return counted * value_bytes
-
-
-def copy_s(target: torch.Tensor, source: torch.Tensor, device: torch.device) -> float:
-    """Seconds of the fastest of `COPIES` copies, after one that has all pages in place."""
-    target.copy_(source)
-    laps = timing.Laps(device)
-    for _ in range(COPIES):
-        target.copy_(source, non_blocking=True)
-        laps.end()
-    return min(copy_s for _, copy_s in laps.known(wait=True))
-
-
-def within_bytes_per_s(device: torch.device) -> float:
-    """Bytes read and written by a copy that is larger than all caches."""
-    source = torch.ones(COPY_BYTES[device.type], dtype=torch.uint8, device=device)
-    return 2 * len(source) / copy_s(torch.empty_like(source), source, device)
-
-
-def all_bytes_per_s(device: torch.device) -> dict[str, float]:
-    """Rates of every kind of copy that the device has."""
-    rates, size = {"within the device": within_bytes_per_s(device)}, COPY_BYTES[device.type]
-    if device.type == "cuda":
-        on_device = torch.ones(size, dtype=torch.uint8, device=device)
-        for memory, locked in (("page-locked", True), ("pageable", False)):
-            on_host = torch.ones(size, dtype=torch.uint8, pin_memory=locked)
-            rates[f"host to device, {memory}"] = size / copy_s(on_device, on_host, device)
-            rates[f"device to host, {memory}"] = size / copy_s(on_host, on_device, device)
-    return rates
-
-
-def print_bandwidth(device: torch.device) -> None:
-    if shutil.which("nvidia-smi"):
-        print(subprocess.run(["nvidia-smi"], capture_output=True, text=True, check=False).stdout)
-    facts = environment.collect()
-    versions = facts["packages"] | {"python": facts["python"], "CUDA": torch.version.cuda}
-    versions |= {"cuDNN": torch.backends.cudnn.version(), "driver": (facts["gpus"] or [{}])[0].get("driver")}
-    figures = {"hardware": machine(device), "versions": versions, "bytes_per_s": all_bytes_per_s(device)}
-    print(json.dumps(figures))
 
 
 class Cell(NamedTuple):
@@ -175,7 +131,6 @@ def step(cell: Cell, size: int, batch: int, device: torch.device) -> Callable[[]
 
 def options() -> argparse.ArgumentParser:
     result = parser(__doc__, rounds=5)
-    result.add_argument("--bandwidth", action="store_true", help="measure copies alone")
     result.add_argument("--image-size", type=int, default=224)
     result.add_argument("--batch-size", type=int, default=16)
     result.add_argument("--precisions", nargs="+", default=["fp64", "fp32", "fp16", "bf16"], choices=list(PRECISIONS))
@@ -193,13 +148,10 @@ def main() -> None:
     os_calls.tune_malloc()
     torch.set_num_threads(cores())
     device = device_here()
-    if args.bandwidth:
-        print_bandwidth(device)
-        return
     # each combination compiles the same code anew; beyond the limit of 8, torch would go on uncompiled
     torch._dynamo.config.recompile_limit = GRAPHS_A_COMBINATION * len(cells(args))
     torch._dynamo.config.fail_on_recompile_limit_hit = True
-    rate = within_bytes_per_s(device)
+    rate = rates.within_bytes_per_s(device)
     print(f"{machine(device)}; {args.image_size} px, batch {args.batch_size}; {rate / 1e9:,.1f} GB/s")
     turns = {cell: step(cell, args.image_size, args.batch_size, device) for cell in cells(args)}
     rows = []
@@ -213,9 +165,6 @@ def main() -> None:
         figures = f"{middle:.1f}", f"{low:.1f} to {high:.1f}", f"{images:,.1f}", f"{ceiling:,.0f}"
         rows.append((cell.precision, cell.layout, cell.mode or "no", *cell[3:], *figures))
     print("\n".join(text_table.text(HEADINGS, rows)))
-    for row in rows:
-        figures = {"step_ms": row[5], "images_per_s": row[7], "ceiling": row[8]}
-        print(json.dumps({"step": f"{row[0]}, {row[1]}, compiled {row[2]}, {row[3]}, {row[4]}", **figures}))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ compare A [B]            two sweeps cell by cell
 table NAME [FOLDER...]   a table or figure of the papers
 figure NAME [FOLDER...]  the papers' figures, of your runs
 claims [FOLDER...]       the papers' claims, tested
+evidence                 what the GPUs of this machine do: a page, and a file to share
 predictions [FOLDER...]  how well runs were predicted
 dashboard                a workspace in Weights & Biases
 export [FOLDER...]       measured rows to share, without names
@@ -33,6 +34,7 @@ from multicard.ranks import program
 # Modules of the repository's top level are named, not imported: they are above this package
 ENTRIES = {"vision": "train_vision", "tune": "tune_llm", "script": "measure_script"}
 ANALYSIS = "analysis.__main__"
+EVIDENCE = "analysis.evidence.command"
 MODULES = {
     "plan": "multicard.decide.plan.command",
     "profile": "multicard.observe.profiles.command",
@@ -48,11 +50,12 @@ def main(words: list[str] | None = None) -> int:
     program.begin()  # while the rest is imported
     name, *rest = (sys.argv[1:] if words is None else words) or ["--help"]
     if name in COMMANDS:
-        is_analysis = name not in {*ENTRIES, *MODULES}
+        top = ENTRIES | {"evidence": EVIDENCE}
+        is_analysis = name not in {*top, *MODULES}
         sys.argv[1:] = [name, *rest] if is_analysis else rest  # where Hydra reads them
         if name in MODULES:
             return import_module(MODULES[name]).main()
-        return repository.module(ANALYSIS if is_analysis else ENTRIES[name]).main()
+        return repository.module(ANALYSIS if is_analysis else top[name]).main()
     if name in ("-h", "--help", "--version"):
         say(_version() if name == "--version" else USAGE.rstrip())
         return 0

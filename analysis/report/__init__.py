@@ -20,7 +20,7 @@ from ..runs import details, grouping, load
 from ..runs.load import Found
 from ..stats.between_runs import RepeatedRuns
 from . import page, sections
-from .blocks import Report
+from .blocks import Report, Section
 from .runs_section import of_runs
 from .watch import Watch
 
@@ -57,8 +57,12 @@ def _title(folders: Sequence[Path]) -> str:
     return f"Runs of {first_few([folder.resolve().name for folder in folders], MOST_NAMES)}"
 
 
-def build(found: Found, title: str, mix: bool) -> Report:
-    """The whole report, without the sections that have nothing to say."""
+def build(found: Found, title: str, mix: bool, first: Sequence[Section] = ()) -> Report:
+    """The whole report, without the sections that have nothing to say.
+
+    Args:
+        first: sections that come before its own.
+    """
     page.bundling()
     runs = details.read(found.runs)
     loaded = [experiments.load(name) for name in experiments.names()]
@@ -66,6 +70,7 @@ def build(found: Found, title: str, mix: bool) -> Report:
     panels = [(experiment, experiments.panels(experiment, runs, mix, repeated)) for experiment in loaded]
     found_out = answers(runs, mix)
     made = [
+        *first,
         sections.of_answers(found_out, runs),
         sections.of_effects([answer.ranking for answer in found_out]),
         of_runs(runs, found.skipped, repeated, mix, recommended_runs(found_out)),
@@ -83,6 +88,11 @@ def build(found: Found, title: str, mix: bool) -> Report:
         {name: vega.theme(name) for name in ("light", "dark")},
         found_out[0].sentence if found_out else "",
     )
+
+
+def bare(title: str, summary: str, own: Sequence[Section]) -> Report:
+    """A report of some sections alone, where there are no runs."""
+    return Report(title, timestamp(), summary, [], {}, own)
 
 
 def _summary(found: Found) -> Message:

@@ -1,0 +1,395 @@
+"""What `multicard evidence` measures, in the order of its worth: each step a command, and a claim that it tests."""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from multicard.machine import environment
+from multicard.measure import memory
+from multicard.messages import ROOT, Message
+from multicard.records.text_table import in_bytes
+
+from . import findings
+from .findings import Compared, Read, extrapolated, joined
+from .place import ROWS, TOKENIZER, Place, engines, has_dali
+
+Words = dict[str, object]  # overrides of an entry; several values, separated by commas, are a sweep
+START_S, COMPILE_S = 15.0, 66.0  # of a run, as an H200's host took them
+LARGE = 40e9  # bytes of a GPU's memory, from which the papers' batches of 500 px in fp64 fit
+
+# On CPU ranks the same steps are shrunk: such figures say that the code works, and no more
+SMALL_IMAGES: Words = {"dataset.image_size": 32, "dataset.train_limit": 96, "dataset.test_limit": 48}
+SMALL_VISION: Words = {"device": "cpu", "dataset": "digits", **SMALL_IMAGES, "model.width": 0.35}
+SMALL_VISION |= {"batch_size": 16, "epochs": 2, "warmup_steps": 1, "compile": False, "precision": "fp32"}
+SMALL_VISION |= {"oversubscribe": True}
+SMALL_TUNING: Words = {"device": "cpu", "precision": "fp32", "dataset.rows": 24, "max_steps": 4, "skip_steps": 1}
+SMALL_TUNING |= {"oversubscribe": True}
+SMALL_PACKED: Words = {"max_seq_len": 256, "batch_size": 2, "compile": False, "dataset.rows": 60}
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step.
+
+    title: what is measured, and of what. command: its words; of a sweep, which can be repeated, for a number of
+    repetitions. read: its findings. estimate_s: its duration on an H200, start-up included.
+    skip: why a place leaves it out; empty where it does not. repeats: whether measuring it again tells more.
+    """
+
+    name: str
+    title: str
+    command: Callable[[Place, int], list[str]]
+    read: Read
+    estimate_s: Callable[[Place], float]
+    skip: Callable[[Place], str] = lambda place: ""
+    repeats: bool = True
+
+
+def multicard(*words: object) -> list[str]:
+    """A command of multicard, which works from any folder."""
+    return [sys.executable, "-m", "multicard", *map(str, words)]
+
+
+def sweep(command: str, name: str, place: Place, words: Words, repeat: int) -> list[str]:
+    """A sweep whose folder has the step's name. Predicting takes seconds a cell, and is left out."""
+    fixed = {"name": name, "hydra.sweep.dir": place.runs(name), "tracker.mode": "disabled", "fit": "off"}
+    repeated = {"repeat": repeat} if repeat > 1 else {}
+    return multicard(command, "-m", *(f"{key}={value}" for key, value in (words | fixed | repeated).items()))
+
+
+def vision(name: str, words: Callable[[Place], Words]) -> Callable[[Place, int], list[str]]:
+    """A sweep of image training on MNIST, or on images in its form."""
+
+    def command(place: Place, repeat: int) -> list[str]:
+        own = {"dataset": "mnist"} | words(place)
+        if place.is_cuda:
+            own |= {"dataset.root": place.images()}
+        else:
+            own |= {key: value for key, value in SMALL_VISION.items() if not has_several(own.get(key))}
+        return sweep("vision", name, place, own, repeat)
+
+    return command
+
+
+def tuning(name: str, words: Callable[[Place], Words]) -> Callable[[Place, int], list[str]]:
+    """A sweep of tuning a model of random weights on Alpaca's rows, or generated ones."""
+
+    def command(place: Place, repeat: int) -> list[str]:
+        own = {"model": place.model} | words(place)
+        if not place.is_cuda:
+            own |= {key: value for key, value in SMALL_TUNING.items() if not has_several(own.get(key))}
+            own |= SMALL_PACKED if own.get("preset") == "fast" else {}
+        return sweep("tune", name, place, own, repeat)
+
+    return command
+
+
+def has_several(value: object) -> bool:
+    return isinstance(value, str) and "," in value
+
+
+def without_cudnns_attention(command: Callable[[Place, int], list[str]]) -> Callable[[Place, int], list[str]]:
+    """The command where torch prefers its other kernels of attention: cuDNN plans anew for each length of rows."""
+    return lambda place, repeat: ["env", "TORCH_CUDNN_SDPA_DEPRIORITIZED=1", *command(place, repeat)]
+
+
+def text(place: Place) -> Words:
+    """Alpaca's rows and Llama's tokenizer where they are; else the defaults, generated rows."""
+    rows, tokens = place.found(ROWS), place.found(TOKENIZER)
+    if not place.is_cuda:
+        return {}
+    words: Words = {"dataset": "alpaca_cleaned", "dataset.data_files": rows} if rows else {}
+    return words | ({"tokenizer": "llama3", "tokenizer.path": tokens} if tokens else {})
+
+
+def images(count: int, epochs: int = 2) -> Words:
+    """Limits of the training images, and of the test images in MNIST's proportion."""
+    return {"dataset.train_limit": count, "dataset.test_limit": count // 6, "epochs": epochs}
+
+
+def listed(values: Sequence[object]) -> str:
+    return ",".join(map(str, values))
+
+
+# Why a place leaves a step out
+
+
+def needs_gpu(place: Place) -> str:
+    return "" if place.is_cuda else Message("evidence.needs-gpu", "it needs a GPU")
+
+
+def needs_several(place: Place) -> str:
+    return "" if place.gpus > 1 else Message("evidence.needs-several", "it needs two GPUs")
+
+
+def needs_memory(place: Place) -> str:
+    """Of the papers' batches in fp64, on the device and in the shared memory of the loader's workers, which hold two
+    each beside the one in use."""
+    if not place.is_cuda:
+        return ""
+    if place.memory_bytes < LARGE:
+        said = f"fp64 at 500 px needs a GPU of {LARGE / 1e9:.0f} GB"
+        return Message("evidence.needs-memory", said, needed_bytes=LARGE)
+    batches = 2 * min(8, environment.cores()) + 1
+    needed_bytes = batches * 32 * (3 * 500**2 * 8 + 8)
+    free_bytes = memory.free_shared_memory_bytes()
+    if free_bytes is None or free_bytes >= needed_bytes:
+        return ""
+    have = f"/dev/shm has {in_bytes(free_bytes)} free, fp64 needs {in_bytes(needed_bytes)}"
+    sentence = f"{have}; start the container with a larger `--shm-size=SIZE`, or with `--ipc=host`"
+    return Message("evidence.shared-memory", sentence, free_bytes=free_bytes, needed_bytes=needed_bytes)
+
+
+def needs_llama3_8b(place: Place) -> str:
+    if not place.is_cuda or place.model == "llama3_8b":
+        return ""
+    return Message("evidence.needs-8b", "Llama3-8B needs a GPU of 70 GB")
+
+
+def needs_tests(place: Place) -> str:
+    if not place.is_cuda:
+        return needs_gpu(place)
+    if not find_spec("pytest"):
+        return Message("evidence.needs-pytest", "pytest is not installed: `pip install pytest`")
+    return "" if gpu_tests() else Message("evidence.needs-tests", "the tests are not installed")
+
+
+def needs_liger(place: Place) -> str:
+    is_there = find_spec("trl") and find_spec("liger_kernel")
+    return needs_gpu(place) or ("" if is_there else Message("evidence.needs-liger", "TRL or Liger is not installed"))
+
+
+# Commands that are no sweeps
+
+
+def machine(place: Place, _: int) -> list[str]:
+    here = [] if place.is_cuda else ["--cpu"]
+    return [sys.executable, "-m", "multicard.machine.rates", "--gpus", str(place.gpus), *here]
+
+
+def gpu_tests() -> list[str]:
+    """The tests that need a GPU, where they are installed."""
+    folder = ROOT / "tests" / "gpu"
+    return [str(folder / "test_cuda.py"), str(folder)] if folder.is_dir() else []
+
+
+def tests(place: Place, _: int) -> list[str]:
+    """The tests that earlier calls have not seen through. It needs no plugin of pytest."""
+    log = place.log("tests")
+    outcomes = findings.test_outcomes(log.read_text(errors="replace")) if log.exists() else {}
+    done = [f"--deselect={name}" for name, outcome in outcomes.items() if outcome in ("PASSED", "SKIPPED")]
+    fixed = ("-o", "addopts=", "-v", "--tb=short", "--continue-on-collection-errors", "-m", "gpu")
+    return [sys.executable, "-m", "pytest", f"--rootdir={ROOT}", *fixed, *gpu_tests(), *done]
+
+
+# The steps
+
+FAST: Words = {"preset": "fast", "batch_size": 64, "dataset.image_size": 500}
+# Of preset=fast without what takes a minute to start
+FAST_AT_ONCE: Words = FAST | {"compile": False}
+TABLE2: Words = {"experiment": "table2"}
+LOADED: Words = {"batch_size": 64, "dataset.image_size": 224, "precision": "fp16", "layout": "nhwc"}
+LORA: Words = {"method": "lora", "precision": "bf16", "max_steps": 30}
+# Rows are generated: 20 steps of 8,192 tokens, of which 15 count
+FAST_LORA: Words = {"preset": "fast", "method": "lora", "dataset.rows": 3000, "max_steps": 20}
+TABLE5: Words = {
+    "experiment": "table5",
+    "dataset": "synthetic",
+    "dataset.rows": 200,
+    "max_steps": 30,
+    "warmup_steps": 5,
+}
+TOO_LARGE: Words = {"precision": "fp64", "batch_size": 4096, "dataset.image_size": 700, "num_workers": 0}
+TOO_LARGE |= {"model.name": "efficientnet_v2_l"}
+PUBLISHED_LORA = "12,473 tokens/s a GPU (NeMo 24.12, 8B, H100)"
+
+
+def each(seconds: float) -> Callable[[Place], float]:
+    """So many seconds for each number of GPUs that is measured."""
+    return lambda place: seconds * len(place.counts)
+
+
+def ends(place: Place) -> str:
+    """One GPU, and all."""
+    return listed(sorted({1, place.gpus}))
+
+
+def loaders(place: Place) -> list[str]:
+    """Every loader that can be used here. DALI decodes on a GPU."""
+    return ["torch", "batched", "device", *(["dali"] if has_dali() and place.is_cuda else [])]
+
+
+def strategies(place: Place) -> Words:
+    """Every distribution of the data, over all GPUs. CPU ranks have none for DataParallel."""
+    names = ["ddp", "ddp_rr", "ddp_ds", *(["dp"] if place.is_cuda else [])]
+    return {"strategy": listed(names), "gpus": place.gpus}
+
+
+def shardings(place: Place) -> Words:
+    """The engines by the ways that each has to share a model out."""
+    if len(engines()) == 1:
+        return {"engine": "torchtune", "gpus": place.gpus}
+    return {"engine": "trl", "sharding": "fsdp,ddp", "gpus": place.gpus}
+
+
+STEPS: Sequence[Step] = [
+    Step(
+        "machine",
+        "what is there: rates of copies and of all-reduces",
+        machine,
+        findings.of_machine,
+        lambda place: 20 + 10.0 * len(place.counts),
+        repeats=False,
+    ),
+    Step(
+        "fast",
+        "preset=fast beside the papers' setting",
+        vision("fast", lambda place: FAST | {"preset": "papers,fast", **images(6400)}),
+        Compared(
+            "loader",
+            "torch",
+            "faster than the papers' setting",
+            "images_per_s",
+            beside="484 images/s (papers, fp16, one H100)",
+            names={"torch": "preset=papers", "device": "preset=fast"},
+        ).read,
+        lambda place: 2 * START_S + 30 + COMPILE_S + 10,
+    ),
+    Step(
+        "tuning",
+        "LoRA by preset=fast, by each engine",
+        tuning("tuning", lambda place: FAST_LORA | {"engine": listed(engines())}),
+        Compared("engine", "torchtune", "faster than torchtune", "tokens_per_s", beside=PUBLISHED_LORA).read,
+        lambda place: len(engines()) * (START_S + 75),
+    ),
+    Step(
+        "scaling",
+        "image training over the GPUs",
+        vision("scaling", lambda place: FAST_AT_ONCE | {"gpus": listed(place.counts), **images(12_800)}),
+        Compared("gpus", 1, "faster than one GPU", "images_per_s").read,
+        each(START_S + 15),
+        skip=needs_several,
+    ),
+    Step(
+        "tests",
+        "the tests that need a GPU",
+        tests,
+        findings.of_tests,
+        lambda place: 90.0,
+        skip=needs_tests,
+        repeats=False,
+    ),
+    Step(
+        "shardings",
+        "LoRA over all GPUs, by sharding",
+        tuning("shardings", lambda place: LORA | text(place) | shardings(place)),
+        Compared("sharding", "fsdp", "faster than fsdp", "tokens_per_s", by=["engine"]).read,
+        lambda place: 2 * (START_S + 40),
+        skip=needs_several,
+    ),
+    Step(
+        "strategies",
+        "distribution of the data over all GPUs",
+        vision("strategies", lambda place: LOADED | strategies(place) | images(6400)),
+        Compared("strategy", "ddp", "faster than ddp", "images_per_s").read,
+        lambda place: 4 * (START_S + 15),
+        skip=needs_several,
+    ),
+    Step(
+        "table2",
+        "Table 2 of the papers, in short",
+        vision("table2", lambda place: TABLE2 | {"precision": "fp64,fp32,fp16", "gpus": ends(place), **images(3840)}),
+        joined(Compared("precision", "fp64", "faster than fp64", "images_per_s", by=["gpus"]).read, extrapolated),
+        lambda place: (3 * START_S + 96) * (2 if place.gpus > 1 else 1),
+        skip=needs_memory,
+    ),
+    Step(
+        "table5",
+        "Table 5 of the papers, in short",
+        tuning("table5", lambda place: TABLE5 | {"pin_memory": "false,true", "gpus": ends(place)}),
+        Compared("pin_memory", False, "faster than pageable memory", "tokens_per_s", by=["gpus"]).read,
+        lambda place: 2 * (START_S + 60.0) * (2 if place.gpus > 1 else 1),
+        skip=needs_llama3_8b,
+    ),
+    Step(
+        "attention",
+        "LoRA with cuDNN's attention last: do steps stall?",
+        without_cudnns_attention(tuning("attention", lambda place: LORA | text(place) | {"engine": listed(engines())})),
+        joined(Compared("engine", "torchtune", "faster than torchtune", "tokens_per_s").read, findings.slow_steps),
+        lambda place: len(engines()) * (START_S + 25),
+        skip=needs_gpu,
+        repeats=False,
+    ),
+    Step(
+        "pinned",
+        "pinned memory in image training",
+        vision("pinned", lambda place: LOADED | {"loader": "torch", "pin_memory": "false,true", **images(12_800)}),
+        Compared("pin_memory", False, "faster than pageable memory", "images_per_s").read,
+        lambda place: 2 * (START_S + 15),
+    ),
+    Step(
+        "loaders",
+        "loaders",
+        vision("loaders", lambda place: LOADED | {"loader": listed(loaders(place)), **images(12_800)}),
+        Compared("loader", "torch", "faster than torch's loader", "images_per_s").read,
+        lambda place: len(loaders(place)) * (START_S + 15),
+    ),
+    Step(
+        "tuning_scaling",
+        "LoRA by preset=fast over the GPUs",
+        tuning("tuning_scaling", lambda place: FAST_LORA | {"engine": "torchtune", "gpus": listed(place.counts)}),
+        Compared("gpus", 1, "faster than one GPU", "tokens_per_s").read,
+        each(START_S + 90),
+        skip=needs_several,
+    ),
+    Step(
+        "qlora",
+        "LoRA and QLoRA",
+        tuning("qlora", lambda place: LORA | text(place) | {"method": "lora,qlora"}),
+        Compared("method", "lora", "faster than LoRA", "tokens_per_s").read,
+        lambda place: 2 * (START_S + 30),
+    ),
+    Step(
+        "liger",
+        "LoRA by preset=fast, with Liger's kernels",
+        tuning("liger", lambda place: FAST_LORA | {"engine": "trl", "kernels": "torch,liger"}),
+        Compared("kernels", "torch", "faster than without", "tokens_per_s").read,
+        lambda place: 2 * (START_S + 75),
+        skip=needs_liger,
+    ),
+    Step(
+        "kernels",
+        "the kernels of a step of preset=fast",
+        vision("kernels", lambda place: FAST | {"profile": "kineto", **images(6400)}),
+        findings.kernels,
+        lambda place: START_S + COMPILE_S + 20,
+        repeats=False,
+    ),
+    Step(
+        "diagnosis",
+        "what limits preset=fast",
+        vision("diagnosis", lambda place: FAST_AT_ONCE | {"diagnose": True, **images(6400)}),
+        findings.diagnosis,
+        lambda place: START_S + 45,
+        repeats=False,
+    ),
+    Step(
+        "memory",
+        "a batch that is too large",
+        vision("memory", lambda place: TOO_LARGE | images(8192, epochs=1)),
+        findings.of_memory,
+        lambda place: START_S + 30,
+        skip=needs_gpu,
+        repeats=False,
+    ),
+    Step(
+        "whole",
+        "the papers' training whole, by preset=fast",
+        vision("whole", lambda place: FAST | {"epochs": 20}),
+        findings.whole,
+        lambda place: 600.0,
+        skip=needs_gpu,
+        repeats=False,
+    ),
+]
