@@ -11,7 +11,7 @@ from PIL import Image
 
 from analysis.__main__ import main
 from analysis.commands.gate import Gate
-from docs import pictures
+from docs import pictures, status
 from multicard import demo
 from tests.analysis.test_compare import sweep
 from tests.conftest import ROOT, SHARED, Called, has_dali
@@ -271,3 +271,8 @@ def test_without_a_browser_it_is_refused_in_a_line(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(pictures, "BROWSERS", ("no-such-browser",))
     assert pictures.main([]) == 1
     assert find(capsys.readouterr().err, "pictures.no-browser", browsers=["no-such-browser"])
+
+
+def test_the_readme_says_what_was_measured_where():
+    """`python -m docs.status` prints the lines."""
+    assert "\n".join(status.lines()) in PAGES["README.md"]
