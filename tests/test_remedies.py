@@ -23,6 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 import multicard
 from analysis import __main__ as analysis
+from analysis.evidence import command as evidence
 from multicard import workloads
 from multicard.__main__ import COMMANDS
 from multicard.cli import command_line
@@ -142,7 +143,8 @@ def _is_key(key: str) -> bool:
 def _parsers() -> dict[str, Parser]:
     """The parser of each command that is no entry."""
     _, found = analysis._parser()
-    return found | {"plan": _parser_of(plan.main), "profile": _parser_of(profiles.main)}
+    others = {"plan": _parser_of(plan.main), "profile": _parser_of(profiles.main), "evidence": evidence.parser()}
+    return found | others
 
 
 def _parser_of(main: Any) -> Parser:

@@ -293,7 +293,7 @@ def diagnosis(folder: Path, _: str) -> list[Finding]:
 
 def of_memory(folder: Path, _: str) -> list[Finding]:
     """That a batch which is too large ends as `oom`, in a line."""
-    claim = Message("evidence.oom", "a batch that is too large ends as `oom`")
+    claim = Message("evidence.oom", "a batch that is too large ends as out of memory")
     statuses = [record["status"] for record in records(folder)]
     return [
         Finding(claim, status, "", HOLDS if status == "oom" else FAILS, runs=1, is_failure=status != "oom")

@@ -18,7 +18,7 @@ from multicard.records.figures import FIGURES
 from tests.conftest import ROOT
 
 PACKAGES = ("multicard", "analysis", "hydra_plugins", "benchmarks")
-COMMANDS = ("multicard/papers", "benchmarks")  # whose dictionaries are values of keys
+COMMANDS = ("multicard/papers", "benchmarks", "analysis/evidence/steps.py")  # whose dictionaries are values of keys
 SCHEMAS = "multicard/config/"
 EXCEPTION = "no roles: "
 
