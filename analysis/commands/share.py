@@ -15,6 +15,7 @@ from multicard.estimate import history, shared_rows
 from multicard.estimate.shared_rows import LICENCE, PACKAGES, SHARED_FIGURES, SharedFigure, SharedFile, SharedRow
 from multicard.messages import Message, Refusal, page
 from multicard.records.run_folder import write_text
+from multicard.records.schema_environment import Environment
 
 from ..runs import grouping
 from ..runs.load import Run
@@ -58,7 +59,9 @@ def _row(runs: Sequence[Run]) -> SharedRow | None:
     if "model.weights" in flat(config) and "model.weights" not in settings:
         return None
     figures = {name: figure for name in SHARED_FIGURES if (figure := _figure(runs, name)) is not None}
-    versions = {"python": machine.python, **machine.packages}
+    drivers = {gpu.driver for gpu in machine.gpus}
+    driver = drivers.pop() if len(drivers) == 1 else None
+    versions = {"python": machine.python, "driver": driver, **machine.packages}
     is_version = re.compile(shared_rows.VERSION).search
     row = SharedRow(
         record.kind,
@@ -68,11 +71,19 @@ def _row(runs: Sequence[Run]) -> SharedRow | None:
         {name: version for name in PACKAGES if (version := versions.get(name)) and is_version(version)},
         settings,
         figures,
+        _links(machine),
     )
     try:
         return shared_rows.decode(msgspec.json.encode(SharedFile(1, LICENCE, [row]))).rows[0]
     except ValueError:
         return None
+
+
+def _links(machine: Environment) -> list[str]:
+    """The kinds of links between the GPUs of a node."""
+    found = (machine.topology or {}).get("links")
+    links = [one.get("link") for one in (found if isinstance(found, list) else []) if isinstance(one, dict)]
+    return sorted({link for link in links if isinstance(link, str) and re.search(shared_rows.LINK, link)})
 
 
 def _figure(runs: Sequence[Run], name: str) -> SharedFigure | None:

@@ -31,12 +31,14 @@ from multicard.workloads import WORKLOADS, known_keys
 
 MOST_BYTES = 20_000_000  # of a file
 LICENCE = "CC0-1.0"
-PACKAGES = ("python", *environment.PACKAGES)
+PACKAGES = ("python", "driver", *environment.PACKAGES)
 # no roles: what a row of a file has to name
 NEEDED = ("model.name", "dataset.name", "gpus")  # without them a row says nothing
 SHARED_FIGURES = [figure.name for figure in FIGURES.values() if figure.unit is not MONEY]  # prices are the user's own
 Text = Annotated[str, Meta(pattern=r"^[\w .,:()@/+-]{1,100}$(?!\n)")]
 VERSION = r"^\d{1,9}(\.\d{1,9}){0,5}((a|b|rc|\.post|\.dev)\d{1,9})?(\+cu\d{1,4}|\+cpu)?$(?!\n)"
+LINK = r"^(NV\d{1,2}|SAME|PIX|PXB|PHB|NODE|SYS)$(?!\n)"
+Link = Annotated[str, Meta(pattern=LINK)]  # as `machine.topology` and nvidia-smi name them
 Version = Annotated[str, Meta(pattern=VERSION)]
 Value = Annotated[list[Float | Text], Meta(max_length=8)] | Text | Int | Float | bool | None
 
@@ -59,6 +61,7 @@ class SharedRow(Struct, forbid_unknown_fields=True, frozen=True):
     versions: Annotated[dict[Text, Version], Meta(max_length=40)]
     settings: Annotated[dict[str, Value], Meta(max_length=200)]
     figures: Annotated[dict[str, SharedFigure], Meta(min_length=1, max_length=100)]
+    links: Annotated[list[Link], Meta(max_length=10), "between the GPUs of a node, each kind once"] = []
 
     def figure(self, name: str) -> float | None:
         return self.figures[name].mean if name in self.figures else None

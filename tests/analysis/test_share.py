@@ -18,6 +18,7 @@ from multicard.estimate import shared_rows
 from multicard.estimate.estimates import estimate
 from multicard.estimate.history import history_folders
 from multicard.estimate.target import Target
+from multicard.records import run_folder
 from tests.analysis.conftest import Said
 from tests.helpers import past_runs, records
 from tests.helpers.messages import says
@@ -168,6 +169,16 @@ def test_imported_rows_are_predictions_and_grey_marks_but_no_runs(root: Path, sa
     file.write_text("{")
     (figure,) = trade_off(load.read([root]).runs)
     assert not any(row["of"] == SHARED for row in figure.rows)
+
+
+def test_a_row_says_how_its_gpus_are_linked_and_their_driver(root: Path):
+    gpus = [{"uuid": str(number), "name": "NVIDIA H100", "driver": "580.65.06"} for number in range(2)]
+    links = [{"link": "NV18"}, {"link": "NV18"}, {"link": "SYS"}, {"link": "a private name"}, {"link": None}]
+    folder = root / "sweep" / "run"
+    records.write(folder, records.vision(total_s=50.0))
+    run_folder.write_json(folder / "environment.json", {"gpus": gpus, "topology": {"links": links}})
+    (row,) = exported(root / "sweep")["rows"]
+    assert (row["links"], row["versions"]["driver"]) == (["NV18", "SYS"], "580.65.06")
 
 
 def test_the_projects_rows_and_its_schema_are_those_of_the_code():

@@ -3,11 +3,16 @@
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 from tests.conftest import ROOT, awaited
 from tests.helpers.messages import find, says
 from tests.slurm.conftest import ask
+
+
+def has_ended(log: Path) -> bool:
+    return log.exists() and says(log.read_text(), "evidence.written")
 
 
 def test_evidence_is_one_job_and_goes_on_in_another(tmp_path: Path):
@@ -19,7 +24,7 @@ def test_evidence_is_one_job_and_goes_on_in_another(tmp_path: Path):
         assert done.returncode == 0, done.stderr
         submitted = find(done.stdout, "evidence.submitted", asks_for_gpus=False)
         job, log = submitted.facts["job"], Path(submitted.facts["log"])
-        awaited(lambda: says(log.read_text() if log.exists() else "", "evidence.written"))
+        awaited(partial(has_ended, log))
         while ask("squeue", "-h", "-j", job, "-t", "all", "-o", "%T") in ("RUNNING", "COMPLETING"):
             time.sleep(0.5)
         assert "COMPLETED" in ask("sacct", "-n", "-X", "-j", job, "-o", "State")
