@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 
 from multicard.machine import environment
 from multicard.measure import memory
@@ -170,8 +171,8 @@ def machine(place: Place, _: int) -> list[str]:
 
 def gpu_tests() -> list[str]:
     """The tests that need a GPU, where they are installed."""
-    folder = ROOT / "tests" / "gpu"
-    return [str(folder / "test_cuda.py"), str(folder)] if folder.is_dir() else []
+    folder = Path("tests", "gpu")
+    return [str(folder / "test_cuda.py"), str(folder)] if (ROOT / folder).is_dir() else []
 
 
 def tests(place: Place, _: int) -> list[str]:
@@ -179,8 +180,9 @@ def tests(place: Place, _: int) -> list[str]:
     log = place.log("tests")
     outcomes = findings.test_outcomes(log.read_text(errors="replace")) if log.exists() else {}
     done = [f"--deselect={name}" for name, outcome in outcomes.items() if outcome in ("PASSED", "SKIPPED")]
-    fixed = ("-o", "addopts=", "-v", "--tb=short", "--continue-on-collection-errors", "-m", "gpu")
-    return [sys.executable, "-m", "pytest", f"--rootdir={ROOT}", *fixed, *gpu_tests(), *done]
+    fixed = ("-o", "addopts=", "-p", "no:cacheprovider", "-v", "--tb=short", "--continue-on-collection-errors")
+    # There, as a `tests` in the working folder may be another project's
+    return ["env", f"--chdir={ROOT}", sys.executable, "-m", "pytest", *fixed, "-m", "gpu", *gpu_tests(), *done]
 
 
 # The steps
