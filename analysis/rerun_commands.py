@@ -11,7 +11,7 @@ from multicard.config import schema, strict_yaml
 from multicard.config.keys import flat
 from multicard.config.roles import Role
 from multicard.messages import typed
-from multicard.sweep.cells import task_of
+from multicard.sweep.compositions import task_of
 
 from . import experiments
 from .runs import grouping

@@ -33,8 +33,8 @@ from multicard.ranks import program
 
 # Modules of the repository's top level are named, not imported: they are above this package
 ENTRIES = {"vision": "train_vision", "tune": "tune_llm", "script": "measure_script"}
-ANALYSIS = "analysis.__main__"
-EVIDENCE = "analysis.evidence.command"
+TOP_LEVEL = ENTRIES | {"evidence": "analysis.evidence.command"}
+ANALYSIS = "analysis.__main__"  # all other commands
 MODULES = {
     "plan": "multicard.decide.plan.command",
     "profile": "multicard.observe.profiles.command",
@@ -50,12 +50,11 @@ def main(words: list[str] | None = None) -> int:
     program.begin()  # while the rest is imported
     name, *rest = (sys.argv[1:] if words is None else words) or ["--help"]
     if name in COMMANDS:
-        top = ENTRIES | {"evidence": EVIDENCE}
-        is_analysis = name not in {*top, *MODULES}
+        is_analysis = name not in {*TOP_LEVEL, *MODULES}
         sys.argv[1:] = [name, *rest] if is_analysis else rest  # where Hydra reads them
         if name in MODULES:
             return import_module(MODULES[name]).main()
-        return repository.module(ANALYSIS if is_analysis else top[name]).main()
+        return repository.module(TOP_LEVEL.get(name, ANALYSIS)).main()
     if name in ("-h", "--help", "--version"):
         say(_version() if name == "--version" else USAGE.rstrip())
         return 0
