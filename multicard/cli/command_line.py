@@ -396,6 +396,9 @@ def unknown_key(key: str, workload: Workload) -> Refusal:
             f"{key}: belongs to another launcher; use `hydra/launcher=submitit_slurm`",
             key=key,
         )
+    if key in schema.OLDER:
+        sentence = f"{key}: earlier versions had it; leave it out, and see CHANGELOG.md for what there is instead"
+        return Refusal("words.key-of-earlier-version", sentence, key=key)
     last = key.rpartition(".")[2]
     near = [last] if last in known else difflib.get_close_matches(key, known, n=3)
     remedy = f"nearest: {', '.join(near)}" if near else "`--help` shows all keys"

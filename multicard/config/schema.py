@@ -17,12 +17,28 @@ from multicard.config.roles import Role
 
 SCHEMAS: tuple[type[RunConfig], ...] = (vision.VisionConfig, llm.LlmConfig, script.ScriptConfig)
 AXES = {"vision": vision.AXES, "llm": llm.AXES, "script": script.AXES}  # by kind
-# Keys of older records that no schema has any more, and Hydra's own words
+
+
+@dataclass(frozen=True)
+class Older:
+    """A key of older records that no schema has any more.
+
+    roles: what it meant. words: the values that it could have, of a key that was part of what was measured.
+    as_now: that of runs that did what all runs do now; None of a key that was no part of it.
+    """
+
+    roles: Role
+    words: tuple[str, ...] = ()
+    as_now: str | None = None
+
+
+# Keys of older records, and Hydra's own words
 OLDER = {
-    "objective": Role.beside | Role.forecast,  # of searches
-    "repeat_compare": Role.beside,
-    "gpus_auto": Role.beside,
-    "batch_size_auto": Role.beside,
+    "objective": Older(Role.beside | Role.forecast),  # of searches
+    "repeat_compare": Older(Role.beside),
+    "gpus_auto": Older(Role.beside),
+    "batch_size_auto": Older(Role.beside),
+    "model.blocks": Older(Role.identity | Role.memory | Role.speed, ("plain", "fused"), "plain"),
 }
 OF_HYDRA = {
     "experiment": Role.beside | Role.one_value | Role.planned,
@@ -80,7 +96,7 @@ def _entries() -> dict[str, list[Entry]]:
 @remembered
 def _declared() -> dict[str, Role]:
     """The roles of each key, those of all its entries together; the name of an option has those of its group."""
-    declared = dict(OLDER) | OF_HYDRA
+    declared = {name: older.roles for name, older in OLDER.items()} | OF_HYDRA
     for name, own in _entries().items():
         roles = Role(0)
         for entry in own:
@@ -127,6 +143,27 @@ def beside() -> frozenset[str]:
 def without(role: Role) -> frozenset[str]:
     """The keys that are part of a cell's identity and do not have this role."""
     return frozenset(name for name, roles in _declared().items() if Role.identity in roles and role not in roles)
+
+
+# ---- keys of older records
+
+
+def without_older(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings ("group.key" to value) without older keys that say what all runs do now."""
+    return {key: value for key, value in settings.items() if not _is_as_now(key, value)}
+
+
+def nested_without_older(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration, as records have it, without such keys."""
+    kept = dict(config)
+    for group, own in config.items():
+        if isinstance(own, dict):
+            kept[group] = {key: value for key, value in own.items() if not _is_as_now(f"{group}.{key}", value)}
+    return kept
+
+
+def _is_as_now(name: str, value: Any) -> bool:
+    return name in OLDER and value is not None and value == OLDER[name].as_now
 
 
 # ---- columns of runs

@@ -289,7 +289,6 @@ class ImagesConfig(DatasetConfig):
 
 Pointwise = StrEnum("Pointwise", ["convolution", "linear"])
 Depthwise = StrEnum("Depthwise", ["convolution", "triton"])
-Blocks = StrEnum("Blocks", ["plain", "fused"])
 Freeze = StrEnum("Freeze", ["none", "backbone"])
 
 
@@ -315,12 +314,6 @@ class ModelConfig(Group):
         "3 x 3 convolutions of each channel: convolution, or triton, kernels for layout=nhwc on CUDA",
         Role.identity | Role.memory | Role.speed,
         since=("width", "convolution"),
-    )
-    blocks: Blocks = key(
-        Blocks.plain,
-        "fused: MobileNetV2's wide blocks do not store what they expand; on CUDA, nhwc",
-        Role.identity | Role.memory | Role.speed,
-        since=("width", "plain"),
     )
     weights: str = key(
         "random",
@@ -365,13 +358,6 @@ class ModelConfig(Group):
                 f"model.width={self.width}: only mobilenet_v2 has it; use `model.width=1`",
                 key="model.width",
                 value=self.width,
-                model=self.name,
-            )
-        if self.blocks is not Blocks.plain:
-            raise Refusal(
-                "config.fused-model",
-                f"model.blocks=fused: is for mobilenet_v2, not {self.name}; use `model.blocks=plain`",
-                key="model.blocks",
                 model=self.name,
             )
 
@@ -534,8 +520,6 @@ class VisionConfig(TrainingConfig):
                 "or `model.pointwise=convolution`",
                 key="model.pointwise",
             )
-        if self.model.blocks is Blocks.fused:
-            self._check_fused_blocks()
         target = self.target_accuracy
         if target is not None and not 0 < target <= 1:
             raise Refusal(
@@ -549,25 +533,4 @@ class VisionConfig(TrainingConfig):
                 "config.target-missing",
                 "stop_at_target=true: needs an accuracy to stop at, as `target_accuracy=0.97`",
                 key="stop_at_target",
-            )
-
-    def _check_fused_blocks(self) -> None:
-        """Refuse what `model.blocks=fused` cannot compute."""
-        if self.layout.name is not LayoutName.nhwc:
-            raise Refusal(
-                "config.fused-layout",
-                "model.blocks=fused: reads the channels of NHWC images side by side; use `layout=nhwc`",
-                key="model.blocks",
-            )
-        if self.precision.name == "fp64":
-            raise Refusal(
-                "config.fused-precision",
-                "model.blocks=fused: computes in float32 at most; use another precision, or `model.blocks=plain`",
-                key="model.blocks",
-            )
-        if isinstance(self.strategy, DdpConfig) and self.strategy.sync_batchnorm:
-            raise Refusal(
-                "config.fused-batchnorm",
-                "model.blocks=fused: has each rank's own statistics; use `strategy.sync_batchnorm=false`",
-                key="model.blocks",
             )

@@ -40,7 +40,6 @@ PAPERS_VISION = PAPERS_JOB | {
     "model.name": '"mobilenet_v2"',
     "model.width": "1.0",
     "model.pointwise": '"convolution"',
-    "model.blocks": '"plain"',
     "dataset.name": '"mnist"',
     "dataset.image_size": "500",
     "dataset.augment": "false",

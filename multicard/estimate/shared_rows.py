@@ -98,6 +98,8 @@ def decode(content: bytes) -> SharedFile:
 
 def is_public(kind: str, key: str, value: Any) -> bool:
     """True for a setting that the schema knows, with a number, or a word that multicard or a model's package has."""
+    if key in schema.OLDER:
+        return value in schema.OLDER[key].words
     keys, words = _schema(kind)
     parts = value if isinstance(value, list) else [value]
     return key in keys and all(
@@ -153,6 +155,7 @@ def observations(rows: Sequence[tuple[str, SharedRow]], target: Target) -> list[
         is_here = product(row.hardware) == target.hardware and target.cores in (None, cores)
         if step is not None and step.mean > 0 and is_here:
             error = history.UNKNOWN_ERROR if step.sd is None else min(step.sd / step.mean / math.sqrt(step.n), 1.0)
-            setting = {key: msgspec.json.encode(value).decode() for key, value in row.settings.items()}
+            settings = schema.without_older(row.settings)
+            setting = {key: msgspec.json.encode(value).decode() for key, value in settings.items()}
             found.append(StepObservation(setting, step.mean, error, name, Basis.published))
     return found

@@ -12,6 +12,7 @@ from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import astuple
 
 from multicard.config import prices
+from multicard.config.schema import nested_without_older
 from multicard.records.arithmetic import Arithmetic
 from multicard.records.schema_parts import (
     Cause,
@@ -165,6 +166,9 @@ class Record(Struct, kw_only=True):
     commit: Annotated[str | None, "of the checkout; null outside of one"] = None
     dirty: Annotated[bool | None, "tracked files differed from the commit"] = None
     changes: Annotated[str | None, "8 hex digits of the difference"] = None
+
+    def __post_init__(self) -> None:
+        self.config = nested_without_older(self.config)
 
     @property
     def is_probe(self) -> bool:

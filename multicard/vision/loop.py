@@ -177,11 +177,7 @@ class Loop:
 
     def outputs(self, model: nn.Module, images: torch.Tensor) -> torch.Tensor:
         """(B, classes) of images (B, 3, S, S). An odd last batch runs uncompiled: its shape would be compiled anew."""
-        plain = self.share.plain
-        if plain.training and getattr(plain, "reads_grey", False):
-            images = images[:, 0].contiguous()[:, None]  # strides are those of any loader: code is compiled for them
-        else:
-            images = images.contiguous(memory_format=self.memory_format)
+        images = images.contiguous(memory_format=self.memory_format)
         odd = self.compiled and len(images) != self.share.batch_size
         if self.cuda_graphs:
             torch.compiler.cudagraph_mark_step_begin()  # what earlier steps left in the graphs' memory may go

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from multicard.config.vision import Blocks, Depthwise, Freeze, ModelConfig, Pointwise
+from multicard.config.vision import Depthwise, Freeze, ModelConfig, Pointwise
 from multicard.messages import Refusal
 from multicard.records.content import Blob
 from multicard.vision import model_names
@@ -59,16 +59,11 @@ def content(config: ModelConfig) -> dict[str, list[Blob]]:
     return {"weights": [] if file is None else [("weights", file)]}
 
 
-def build(config: ModelConfig, classes: int, image_size: int, grey: bool = False) -> "nn.Module":
-    """The model with random weights, float32, on the CPU. Takes (B, 3, H, W), gives (B, classes); with `grey` it may
-    take the three channels to be equal."""
+def build(config: ModelConfig, classes: int, image_size: int) -> "nn.Module":
+    """The model with random weights, float32, on the CPU. Takes (B, 3, H, W), gives (B, classes)."""
     model = BUILDERS.get(config.name, library_model)(config, classes, image_size)
     if config.freeze is Freeze.backbone:
         freeze_backbone(model)
-    if config.blocks is Blocks.fused:
-        from multicard.vision.fused_blocks import fuse
-
-        fuse(model, image_size, grey)
     if config.pointwise is Pointwise.linear or config.depthwise is Depthwise.triton:
         from multicard.vision.convolutions import DepthwiseTriton, PointwiseLinear
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from multicard.config import compilation
 from multicard.config.base import Option
 from multicard.config.placement import Placement
-from multicard.config.vision import Blocks, DdpConfig, DpConfig, VisionConfig
+from multicard.config.vision import DdpConfig, DpConfig, VisionConfig
 from multicard.measure import formulas
 from multicard.messages import Refusal
 from multicard.ranks.process import Rank
@@ -246,13 +246,6 @@ def refuse_for_dp(config: VisionConfig, placement: Placement) -> None:
             "use `compile=false` or `strategy=ddp_ds`",
             key="compile",
             compile=value,
-        )
-    if config.model.blocks is Blocks.fused:
-        raise Refusal(
-            "strategy.dp-fused",
-            "model.blocks=fused: does not go with strategy=dp, whose threads have not been tried with its kernels; "
-            "use `model.blocks=plain` or `strategy=ddp_ds`",
-            key="model.blocks",
         )
     if config.gpus > 1 and placement.device == "cpu":
         raise Refusal(

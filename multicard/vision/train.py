@@ -58,7 +58,7 @@ class TrainingReport(Report[VisionReport]):
             VisionReport,
             rank,
             folder,
-            flags | {"fused_blocks": getattr(share.plain, "fused_blocks", 0)},
+            flags,
             share.devices,
             num_workers=workers,
             steps_per_epoch=share.steps,
@@ -132,8 +132,7 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
     data = datasets.load(config.dataset, config.seed)
 
     # ---- model
-    grey = data.train.grey and config.dataset.alike
-    model = weights.built(config.model, data.classes, config.dataset.image_size, grey)
+    model = weights.built(config.model, data.classes, config.dataset.image_size)
     model = model.to(device, precision.model_dtype).to(memory_format=memory_format(config))  # pyright: ignore[reportCallIssue]
     if compiles(config, device.type):
         compiling.compile_model(model, config)

@@ -23,9 +23,9 @@ NOT_BUILT = ("aux1.", "aux2.", "AuxLogits.")  # classifiers of torchvision's Goo
 WITHOUT = "num_batches_tracked"  # BatchNorm's count, which its momentum does without
 
 
-def built(config: ModelConfig, classes: int, image_size: int, grey: bool) -> "nn.Module":
-    """The model with the weights that it starts from; `grey` as in `models.build`."""
-    model = models.build(config, classes, image_size, grey)
+def built(config: ModelConfig, classes: int, image_size: int) -> "nn.Module":
+    """The model with the weights that it starts from."""
+    model = models.build(config, classes, image_size)
     load(model, config, classes, image_size)
     return model
 

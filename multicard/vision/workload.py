@@ -1,7 +1,6 @@
 """The workload of `train_vision.py`: image recognition. Imports neither torch nor torchvision."""
 
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -11,7 +10,6 @@ from multicard.config.job import count
 from multicard.config.placement import Placement
 from multicard.config.sweeps import starts_nothing
 from multicard.config.vision import (
-    Blocks,
     CacheMode,
     ImagesConfig,
     LayoutConfig,
@@ -87,13 +85,6 @@ def fits(config: VisionConfig, placement: Placement) -> None:
             f"precision={precision}: needs CUDA devices; CPU ranks compute in IEEE fp32, `precision=fp32`",
             key="precision",
             precision=precision,
-        )
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    if config.model.blocks is Blocks.fused and not on_cuda and not interpreted:
-        raise Refusal(
-            "vision.fused-on-cpu",
-            "model.blocks=fused: its kernels need CUDA devices; use `model.blocks=plain`",
-            key="model.blocks",
         )
     if compiles(config, placement.device):
         environment.require_compilers(config.compile, placement.device)

@@ -173,6 +173,7 @@ COMPOSED = [
     (["dataset.download=true"], "words.key-of-another-option", {"key": "dataset.download"}),  # digits
     (["zzzz=1"], "words.no-such-key", {"key": "zzzz", "near": []}),
     (["optimizer.lr=0.1"], "words.no-such-key", {"near": ["lr"]}),
+    (["model.blocks=fused"], "words.key-of-earlier-version", {"key": "model.blocks"}),
     (["method=lora"], "words.key-of-another-entry", {"key": "method", "entry": "tune_llm.py"}),
     (["experiment=templates"], "words.option-of-another-entry", {"value": "templates", "entry": "tune_llm.py"}),
     (["experiment=shared/vision"], "words.part-of-experiments", {"key": "experiment", "value": "shared/vision"}),

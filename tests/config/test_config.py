@@ -105,7 +105,6 @@ def key_of(word: str) -> str:
     return word.partition("=")[0]
 
 
-FUSED = ["layout=nhwc", "model.blocks=fused"]
 RACED = "race.figure=images_per_s"
 REFUSED = [
     *(([word], "config.least", {"key": key_of(word)}) for word in LEAST.split()),
@@ -154,10 +153,6 @@ REFUSED = [
     (["loader=dali", "loader.threads=0"], "config.least", {"key": "loader.threads", "least": 1}),
     (["model.name=resnet18", "model.width=2"], "config.model-width", {"key": "model.width", "model": "resnet18"}),
     (["model.pointwise=linear"], "config.pointwise-layout", {"key": "model.pointwise"}),
-    (["model.blocks=fused"], "config.fused-layout", {"key": "model.blocks"}),
-    ([*FUSED, "precision=fp64"], "config.fused-precision", {"key": "model.blocks"}),
-    (["model.name=resnet18", "model.blocks=fused"], "config.fused-model", {"key": "model.blocks", "model": "resnet18"}),
-    ([*FUSED, "strategy.sync_batchnorm=true"], "config.fused-batchnorm", {"key": "model.blocks"}),
 ]
 
 

@@ -23,7 +23,7 @@ from multicard.config.vision import Depthwise, ModelConfig, Pointwise
 from multicard.vision import convolutions, models
 from multicard.vision.convolutions import DepthwiseTriton, PointwiseLinear
 from tests.conftest import ROOT, typed
-from tests.vision.test_fused import compiled
+from tests.helpers.ahead_of_time import compiled
 
 
 def mobilenet(pointwise: Pointwise = Pointwise.convolution) -> nn.Module:

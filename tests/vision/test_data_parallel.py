@@ -118,7 +118,6 @@ def test_evaluation_is_on_all_gpus_and_autocast_reaches_each():
         (["gpus=2"], 0, "strategy.dp-on-cpu", "strategy"),
         (["gpus=2", "oversubscribe=true"], 1, "strategy.dp-oversubscribed", "strategy"),
         (["compile=max-autotune"], 1, "strategy.dp-compiled", "compile"),
-        (["model.blocks=fused", "layout=nhwc"], 1, "strategy.dp-fused", "model.blocks"),
         (["strategy.name=ddp"], 1, "vision.other-strategy", "strategy.name"),
     ],
 )

@@ -19,7 +19,7 @@ from torch import nn
 
 from multicard.config.base import RunConfig
 from multicard.config.llm import Attention, Engine, Kernels, LlmConfig, Sharding
-from multicard.config.vision import Blocks, VisionConfig
+from multicard.config.vision import VisionConfig
 from multicard.estimate.memory import answers, eight_bit_states, liger_kernels
 from multicard.estimate.memory.answers import Active
 from multicard.estimate.memory.facts import Facts, ImageFacts, TextFacts
@@ -92,12 +92,10 @@ def tune(config: LlmConfig, facts: TextFacts, device: torch.device, tracker: Tra
 
 def _check(config: RunConfig, device: torch.device, tracker: Tracker) -> None:
     """Check that products have the run's type, that the optimiser stepped, and that attention is a GPU's."""
-    seen, keeps_state, statistics = tracker.operators, True, set[torch.dtype]()
+    seen, keeps_state = tracker.operators, True
     if isinstance(config, VisionConfig):
         precision = choose(config.precision.name, device)
         expected = getattr(torch, precision.autocast or precision.model)
-        if config.model.blocks is Blocks.fused:
-            statistics = {torch.float64}  # in which `fused_blocks` finishes them
         keeps_state = config.optimizer.name != "sgd" or getattr(config.optimizer, "momentum", 0) > 0
     else:
         assert isinstance(config, LlmConfig)
@@ -109,7 +107,7 @@ def _check(config: RunConfig, device: torch.device, tracker: Tracker) -> None:
     if not products:
         raise FellBackError(Message("memory.no-products", "the step ran neither convolutions nor products of matrices"))
     for name in products:
-        if seen[name] - statistics != {expected}:
+        if seen[name] != {expected}:
             sentence = f"{name} gave {seen[name]}, not {expected}"
             raise FellBackError(Message("memory.product-type", sentence, operator=name, expected=str(expected)))
     if keeps_state and not tracker.kinds & {"optimizer", HOST}:
@@ -159,8 +157,7 @@ def train(
     rank = Rank(0, 0, config.processes * config.nodes, device, "gloo", 1)
     precision = choose(config.precision.name, device)
     with device:
-        grey = facts.channels == 1 and config.dataset.alike
-        model = models.build(config.model, facts.classes, config.dataset.image_size, grey)
+        model = models.build(config.model, facts.classes, config.dataset.image_size)
     convert(model, precision.model_dtype, memory_format(config))
     stand_ins: dict[str, Any] = {
         "torch.nn.parallel.DistributedDataParallel": replicated(tracker.note),
