@@ -311,7 +311,7 @@ class ModelConfig(Group):
     )
     depthwise: Depthwise = key(
         Depthwise.convolution,
-        "3 x 3 convolutions of each channel: convolution, or triton, kernels for layout=nhwc on CUDA",
+        "3 x 3, 5 x 5 and 7 x 7 convolutions of each channel: convolution, or triton, kernels for layout=nhwc on CUDA",
         Role.identity | Role.memory | Role.speed,
         since=("width", "convolution"),
     )

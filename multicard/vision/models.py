@@ -64,13 +64,14 @@ def build(config: ModelConfig, classes: int, image_size: int) -> "nn.Module":
     model = BUILDERS.get(config.name, library_model)(config, classes, image_size)
     if config.freeze is Freeze.backbone:
         freeze_backbone(model)
-    if config.pointwise is Pointwise.linear or config.depthwise is Depthwise.triton:
-        from multicard.vision.convolutions import DepthwiseTriton, PointwiseLinear
+    if config.pointwise is Pointwise.linear:
+        from multicard.vision.convolutions import PointwiseLinear
 
-        if config.pointwise is Pointwise.linear:
-            turn_into(PointwiseLinear, model)
-        if config.depthwise is Depthwise.triton:
-            turn_into(DepthwiseTriton, model)
+        turn_into(PointwiseLinear, model)
+    if config.depthwise is Depthwise.triton:
+        from multicard.vision.depthwise import DepthwiseTriton
+
+        turn_into(DepthwiseTriton, model)
     return model
 
 

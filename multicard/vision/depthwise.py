@@ -1,0 +1,216 @@
+"""`model.depthwise=triton`: depthwise convolutions by the kernels of `depthwise_kernels`, where cuDNN's are slower.
+
+Measured, on an H200: cuDNN has no fast forward pass of images with 250 pixels a side. MobileNetV2's first two layers
+(64 images of 500 px, fp16, 3 x 3) took 10.9 ms of a compiled step's 38, and 0.6 by the kernel that was here before.
+Of sides of 125 pixels and less cuDNN has a fast one, which stays. Its backward passes of all 17 layers took 4.9 ms: all
+of its depthwise kernels took 5.8, and its forward passes of 15 layers 0.9.
+
+Expected, and not measured (`python -m benchmarks.depthwise --expected` counts instructions and bytes; on a GPU it
+measures both sides):
+
+- The backward pass here reads and writes each tensor once, where cuDNN has a kernel for each gradient. It takes 2.0 to
+  2.7 ms for all 17 layers, at 70 and at 40 % of the GPU's issue slots, and 4.1 at 25 %. So 3 x 3 taps have it, and
+  5 x 5 taps, which take three times the instructions.
+- 7 x 7 taps take over six times the instructions of 3 x 3. They have the kernels here where images are large, as cuDNN
+  may have no fast ones there either, and cuDNN's elsewhere.
+"""
+
+import math
+from contextlib import nullcontext
+from typing import Any, NamedTuple, cast
+
+import torch
+import triton.language as tl
+from torch import Tensor, nn
+
+from multicard.vision import depthwise_kernels as kernels
+
+LEAST_SIDE = 128  # pixels: below, cuDNN's forward pass is the faster one
+KERNELS = (3, 5, 7)  # sides of the taps
+ROWS = 32  # of outputs, a program's, at most: what it reads around them, another reads too
+VALUES = 256  # of a program's tensors, at most
+REGISTERS = 128  # of a thread, so that 16 warps fit on a multiprocessor
+MOST_VALUES = 2**31  # of an image, within which offsets have 32 bits
+
+
+class Tile(NamedTuple):
+    """What a program computes: `columns` x `across` columns of outputs, and `channels`; `values` are those of a thread
+    in each tensor (columns, channels). registers: None where the compiler chooses."""
+
+    columns: int
+    across: int
+    channels: int
+    values: int
+    registers: int | None
+
+    @property
+    def warps(self) -> int:
+        return self.columns * self.channels // (32 * self.values)
+
+
+def tile_of(kernel: int, stride: int, out_width: int, channels: int, dtype: torch.dtype) -> Tile:
+    """A tile whose values are in registers, with few columns and channels outside of the image."""
+    across = {(3, 1): 4, (3, 2): 2, (5, 1): 2, (5, 2): 2}.get((kernel, stride), 1)
+    if dtype.itemsize > 2:
+        across = min(across, 2)  # what is loaded ahead takes twice the registers
+    values = 2 if kernel == 3 else 1
+    block = 16 if 0 < channels % 32 <= 16 else 32
+    columns = 32 * values // block  # a warp's
+    while columns * across < out_width and columns * block < VALUES:
+        columns *= 2
+    has_room = kernel < 7 and dtype != torch.float64
+    return Tile(columns, across, block, values, REGISTERS if has_room else None)
+
+
+class Launch(NamedTuple):
+    """How a pass is launched: programs, arguments behind the tensors, the kernel's constants and compiler options."""
+
+    programs: int
+    parts: int
+    sizes: tuple[int, ...]
+    constants: dict[str, Any]
+    options: dict[str, Any]
+
+
+def launch_of(x: Tensor, kernel: int, stride: int) -> Launch:
+    """The launch of either pass over images x (N, C, H, W)."""
+    count, channels, height, width = x.shape
+    out_height, out_width = outputs_of(height, stride), outputs_of(width, stride)
+    tile = tile_of(kernel, stride, out_width, channels, x.dtype)
+    strips, tiles = -(-out_height // ROWS), -(-out_width // (tile.columns * tile.across))
+    parts = count * strips * tiles
+    sizes = height, width, out_height, out_width, strips, tiles
+    constants = {
+        "CHANNELS": channels,
+        "KERNEL": kernel,
+        "STRIDE": stride,
+        "TOTAL": tl.float64 if x.dtype == torch.float64 else tl.float32,
+        "ROWS": -(-out_height // strips),
+        "P": tile.columns,
+        "ACROSS": tile.across,
+        "BLOCK": tile.channels,
+    }
+    options = {"num_warps": tile.warps, "maxnreg": tile.registers}
+    return Launch(parts * -(-channels // tile.channels), parts, sizes, constants, options)
+
+
+def outputs_of(side: int, stride: int) -> int:
+    """Outputs along a side, with a padding of half a kernel."""
+    return (side - 1) // stride + 1
+
+
+def _channels_last(images: Tensor) -> Tensor:
+    return images.contiguous(memory_format=torch.channels_last)
+
+
+def _on(device: torch.device) -> Any:
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+@torch.library.custom_op("multicard::depthwise", mutates_args=())
+def depthwise(x: Tensor, weight: Tensor, stride: int, own_forward: bool = True, own_backward: bool = True) -> Tensor:
+    """The convolution of x (N, C, H, W) with weight (C, 1, k, k), k of `KERNELS`, padded by k // 2.
+
+    Gives (N, C, H', W'), H' = ceil(H / stride), channels-last. All tensors have one type; sums are float32, or float64
+    of float64. own_forward, own_backward: by the kernels here, or by torch's.
+    """
+    kernel = weight.shape[-1]
+    if not own_forward:
+        return _channels_last(torch.conv2d(x, weight, None, stride, kernel // 2, 1, len(weight)))
+    x, y = _channels_last(x), _output(x, weight, stride)
+    launch = launch_of(x, kernel, stride)
+    with _on(x.device):
+        run = cast("Any", kernels.forward[(launch.programs,)])
+        run(x, weight.contiguous(), y, *launch.sizes, **launch.constants, **launch.options)
+    return y
+
+
+@depthwise.register_fake
+def _output(x: Tensor, weight: Tensor, stride: int, own_forward: bool = True, own_backward: bool = True) -> Tensor:
+    del weight, own_forward, own_backward
+    shape = (*x.shape[:2], outputs_of(x.shape[2], stride), outputs_of(x.shape[3], stride))
+    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+
+
+@torch.library.custom_op("multicard::depthwise_backward", mutates_args=())
+def depthwise_backward(
+    gradient: Tensor, x: Tensor, weight: Tensor, stride: int, of_x: bool = True, of_weight: bool = True
+) -> tuple[Tensor, Tensor]:
+    """The gradients of x (N, C, H, W), channels-last, and of weight (C, 1, k, k), from that of the output.
+
+    One that is not asked for has no values. Each program adds up its part of the taps' gradient, and one sum adds up
+    the parts: the same bits each time.
+    """
+    dx, dweight = _gradients(gradient, x, weight, stride, of_x, of_weight)
+    kernel, channels = weight.shape[-1], len(weight)
+    x, gradient = _channels_last(x), _channels_last(gradient)
+    launch = launch_of(x, kernel, stride)
+    total = torch.float64 if x.dtype == torch.float64 else torch.float32
+    sums = x.new_empty((launch.parts if of_weight else 0, kernel * kernel, channels), dtype=total)
+    wanted = {"GIVES_DX": of_x, "GIVES_SUMS": of_weight}
+    with _on(x.device):
+        run = cast("Any", kernels.backward[(launch.programs,)])
+        tensors = x, gradient, weight.contiguous(), dx, sums
+        run(*tensors, *launch.sizes, **launch.constants, **wanted, **launch.options)
+    if of_weight:
+        dweight.copy_(sums.sum(0).t().reshape(weight.shape))
+    return dx, dweight
+
+
+@depthwise_backward.register_fake
+def _gradients(
+    gradient: Tensor, x: Tensor, weight: Tensor, stride: int, of_x: bool = True, of_weight: bool = True
+) -> tuple[Tensor, Tensor]:
+    del gradient, stride
+    dx = torch.empty_like(x, memory_format=torch.channels_last) if of_x else x.new_empty(0)
+    return dx, weight.new_empty(weight.shape if of_weight else 0)
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, int, bool, bool], output: Tensor) -> None:
+    x, weight, ctx.stride, _, ctx.own_backward = inputs
+    ctx.save_for_backward(x, weight)
+
+
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+    (x, weight), (of_x, of_weight) = ctx.saved_tensors, ctx.needs_input_grad[:2]
+    if ctx.own_backward:
+        dx, dweight = depthwise_backward(gradient, x, weight, ctx.stride, of_x, of_weight)
+    else:
+        both, padding = [ctx.stride] * 2, [weight.shape[-1] // 2] * 2
+        shape = both, padding, [1, 1], False, [0, 0], len(weight)  # dilation, transposed, of outputs, groups
+        wanted = [of_x, of_weight, False]
+        dx, dweight, _ = torch.ops.aten.convolution_backward(gradient, x, weight, None, *shape, wanted)
+    return dx if of_x else None, dweight if of_weight else None, None, None, None
+
+
+depthwise.register_autograd(_backward, setup_context=_keep)
+
+
+class DepthwiseTriton(nn.Conv2d):
+    """A depthwise convolution of channels-last images on CUDA, whose passes are each by the faster kernels."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the convolution's name
+        own_forward, own_backward = self.own_passes(input)
+        if not (own_forward or own_backward):
+            return super().forward(input)
+        dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else input.dtype
+        weight = self.weight.to(dtype)
+        outputs = depthwise(input.to(dtype), weight, self.stride[0], own_forward, own_backward)
+        return outputs if self.bias is None else outputs + self.bias.to(dtype)[:, None, None]
+
+    def own_passes(self, images: Tensor) -> tuple[bool, bool]:
+        """True for the passes, forward and backward, that the kernels here compute."""
+        has_layout = images.dim() == 4 and images.is_contiguous(memory_format=torch.channels_last)
+        if not (images.is_cuda and has_layout and math.prod(images.shape[1:]) < MOST_VALUES):
+            return False, False
+        is_large = min(images.shape[2:]) >= LEAST_SIDE
+        return is_large, is_large or self.kernel_size[0] < 7
+
+    @staticmethod
+    def computes(layer: nn.Conv2d) -> bool:
+        """True for a tap of `KERNELS` a channel, one stride, and a padding of half of it; whatever the bias."""
+        (kernel, other), (stride, other_stride) = layer.kernel_size, layer.stride
+        by_channel = layer.groups == layer.in_channels == layer.out_channels > 1
+        is_square = kernel == other and kernel in KERNELS and stride == other_stride
+        pads_half = layer.padding in ((kernel // 2, kernel // 2), "same") and layer.padding_mode == "zeros"
+        return by_channel and is_square and pads_half and layer.dilation == (1, 1)
