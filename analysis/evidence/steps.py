@@ -369,6 +369,14 @@ STEPS: Sequence[Step] = [
         repeats=False,
     ),
     Step(
+        "depthwise",
+        "depthwise convolutions by Triton, in preset=fast",
+        vision("depthwise", lambda place: FAST | {"model.depthwise": "convolution,triton", **images(6400)}),
+        Compared("model.depthwise", "convolution", "faster than cuDNN's", "images_per_s").read,
+        lambda place: 2 * (START_S + COMPILE_S + 10),
+        skip=needs_gpu,
+    ),
+    Step(
         "diagnosis",
         "what limits preset=fast",
         vision("diagnosis", lambda place: FAST_AT_ONCE | {"diagnose": True, **images(6400)}),
