@@ -8,7 +8,7 @@
 # make wheel    build a wheel into dist/, install it into an empty environment, and run `multicard demo` there
 # make experiments  every table and figure of the papers, shrunk (scale=smoke), one after the other, and a report of them
 #               (a nightly job: about twenty minutes on 2 quiet cores)
-# make faults   every fault and mutant of tests/faults (a nightly job, after `tests/slurm/cluster up`; some faults need root)
+# make faults   every fault and mutant of tests/faults, and all other nightly tests (after `tests/slurm/cluster up`; some faults need root)
 # make dali     install NVIDIA DALI too (loader=dali)
 # make lint     ruff, basedpyright and the layers of imports alone
 # make lock     pin the dependencies of requirements.txt and requirements-dev.txt again
@@ -59,7 +59,7 @@ experiments: dali
 	test -z "$$failed" || { echo "failed:$$failed" >&2; exit 1; }
 
 faults: install
-	$(BIN)/python -m pytest -m faults -n 0 -rs
+	$(BIN)/python -m pytest -m "faults or nightly" -n 0 -rs
 
 dali: install
 	$(BIN)/python -m uv pip install -q -r requirements-dali.txt -c requirements.lock \

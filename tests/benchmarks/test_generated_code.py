@@ -106,3 +106,26 @@ def test_options_that_inductor_does_not_have_are_refused():
     done = ran("benchmarks.generated_code", "--option", "realize_read=8")
     assert done.returncode == 1
     assert says(done.stderr, "generated-code.option", key="--option", value="realize_read=8")
+
+
+# Of MobileNetV2 with `preset=fast`, 64 images of 500 px: GB by part and kind as counted with torch
+# 2.11, docs/measuring.md
+MOBILENET = {
+    "forward": {"elementwise": 8.71, "reductions": 4.49, "library": 8.70},
+    "backward": {"elementwise": 24.99, "reductions": 12.84, "library": 17.05},
+    "inference": {"elementwise": 8.71, "reductions": 0.04, "library": 8.70},
+}
+LAUNCHES = {"forward": 356, "backward": 404, "inference": 159}
+ROOM = 1.02  # a torch upgrade that moves more than this, or launches more, is looked at
+
+
+@pytest.mark.usefixtures("processes")
+@pytest.mark.nightly
+def test_mobilenet_moves_no_more_bytes_than_it_did():
+    words = ("batch_size=64", "dataset.image_size=500")
+    parts = {part["part"]: part for part in counted("benchmarks.generated_code", *words, "--json")["parts"]}
+    for name, most in MOBILENET.items():
+        moved = {kind: parts[name]["moved_bytes"][kind] / 1e9 for kind in most}
+        assert all(moved[kind] <= ROOM * most[kind] + 0.01 for kind in most), (name, moved)
+        assert sum(parts[name]["moved_bytes"].values()) / 1e9 > 0.5 * sum(most.values())  # all was counted
+        assert parts[name]["launches"] <= ROOM * LAUNCHES[name]
