@@ -176,9 +176,9 @@ class EagerLaunches(TorchDispatchMode):
     """Counts the kernels that operations outside compiled graphs launch on a device, at least one
     each, by name."""
 
-    def __init__(self, device_type: str = "cuda") -> None:
+    def __init__(self, mode: Any) -> None:
         super().__init__()
-        self.device_type = device_type
+        self.mode = mode
         self.launches: Counter[str] = Counter()
 
     @classmethod
@@ -188,10 +188,11 @@ class EagerLaunches(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name
         in_place = LISTED.match(name) and not func._schema.returns  # not all know fake tensors
-        out = None if in_place else func(*args, **(kwargs or {}))
+        with self.mode:
+            out = None if in_place else func(*args, **(kwargs or {}))
         values = tree_leaves((args, kwargs, out))
         tensors = [value for value in values if isinstance(value, torch.Tensor)]
-        on_device = any(tensor.device.type == self.device_type for tensor in tensors)
+        on_device = any(tensor.device.type == "cuda" for tensor in tensors)
         if on_device and name.startswith("aten::") and not func.is_view and not SILENT.match(name):
             self.launches[name] += listed_launches(args) if LISTED.match(name) else 1
         return out

@@ -129,3 +129,19 @@ def test_mobilenet_moves_no_more_bytes_than_it_did():
         assert all(moved[kind] <= ROOM * most[kind] + 0.01 for kind in most), (name, moved)
         assert sum(parts[name]["moved_bytes"].values()) / 1e9 > 0.5 * sum(most.values())  # all was counted
         assert parts[name]["launches"] <= ROOM * LAUNCHES[name]
+
+
+@pytest.mark.usefixtures("processes")
+def test_a_step_of_the_training_loop_is_counted_with_all_that_it_launches():
+    words = ("model=alexnet", "dataset.image_size=64", "batch_size=8", "precision=fp16")
+    found = counted("benchmarks.generated_code", *words, "--json")
+    forward, backward, inference = found["parts"]
+    assert [forward["part"], backward["part"], inference["part"]] == [*MOBILENET]
+    calls = {kernel["name"]: kernel["launches"] for kernel in found["kernels"]["forward"]}
+    assert calls["extern_kernels.convolution"] == 5
+    assert calls["extern_kernels.addmm"] == 3
+    assert backward["launches"] > forward["launches"] > inference["launches"] > 8
+    outside = found["outside"]
+    assert outside["batch"]["aten::index_select"] == 2  # images and labels
+    assert outside["step"]["aten::_fused_sgd_"] == 3  # 57 million values are 870 blocks
+    assert outside["step"]["aten::_amp_update_scale_"] == 1

@@ -41,7 +41,7 @@ def main() -> None:
             with mode:
                 function, inputs = make()
             compiled = torch.compile(function, dynamic=False)
-            with EagerLaunches() as eager:
+            with EagerLaunches(mode) as eager:
                 compiled(*inputs).sum().backward()
             with torch.no_grad():
                 compiled(*inputs)
