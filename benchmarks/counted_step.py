@@ -62,9 +62,9 @@ def count_step(config: VisionConfig, options: Mapping[str, Any] | None = None) -
     torch._dynamo.reset()
     own = compiling.inductor_options
 
-    def options_with(mode: str, layout: str) -> dict[str, Any]:
+    def options_with(*of_model: Any) -> dict[str, Any]:
         graphs_run = {"triton.cudagraphs": False}  # they are recorded on a device, of the same kernels
-        return {**own(mode, layout), **graphs_run, **(options or {})}
+        return {**own(*of_model), **graphs_run, **(options or {})}
 
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(compiling, "inductor_options", options_with))
@@ -84,7 +84,7 @@ def _loop(config: VisionConfig, model: nn.Module, folder: Path) -> Loop:
     device = torch.device(absent_gpu.DEVICE)
     rank = Rank(0, 0, 1, device, "nccl", 1)
     precision = choose(config.precision.name, device)
-    compiling.compile_model(model, config)
+    compiling.compile_model(model, config, device.type)
     samples = BATCHES * config.batch_size
     share = STRATEGIES[config.strategy.name].share(model, samples, config, rank)
     optimisation = optim.build(share.model, config, config.epochs * share.steps, precision.scale_loss, device)

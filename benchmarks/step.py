@@ -100,7 +100,7 @@ def step(cell: Cell, size: int, batch: int, device: torch.device) -> Callable[[]
     model = build(ModelConfig("mobilenet_v2", **layers), 10, size)
     model = model.to(device, precision.model_dtype).to(memory_format=order)  # pyright: ignore[reportCallIssue]
     if cell.mode is not None:
-        model.compile(dynamic=False, options=inductor_options(cell.mode, cell.layout))
+        model.compile(dynamic=False, options=inductor_options(model, cell.mode, cell.layout, device.type))
     graphs = device.type == "cuda" and cell.mode in CUDA_GRAPHS
     options = configuration("train_vision", "preset=fast")
     optimizer = optimizer_of(model, options.lr, options.optimizer)

@@ -7,29 +7,59 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from multicard.config import compilation
 from multicard.config.vision import LayoutName, VisionConfig
 from multicard.measure import timing
 from multicard.ranks.failures import compile_explained
 from multicard.vision.loop import Loop
+from multicard.vision.strategy import compiles
+
+# Inductor stores an intermediate result with several uses if it reads more than 4 tensors, however
+# small these are. BatchNorm's output reads 5, of which 4 have one value a channel, and the gradient of
+# ReLU6 or SiLU reads one more: the backward pass would build it anew, store it, and read it again.
+# What reads two or more tensors of one size is stored as before, so that sums of gradients are not
+# computed again by each of their uses. `python -m benchmarks.generated_code` counts the bytes of
+# both; docs/measuring.md has the table, also of models without BatchNorm, where it does not pay.
+STORING = {"realize_reads_threshold": 6, "realize_acc_reads_size_threshold": 1}
 
 
-def inductor_options(mode: str, layout: str) -> dict[str, Any]:
-    """The options of Inductor, by its own names, for a mode of torch.compile and a layout.
+def own_options(model: nn.Module, layout: str, device_type: str) -> dict[str, Any]:
+    """The options of Inductor that this project sets beside those of a mode of torch.compile.
 
-    Inductor turns convolutions to channels-last where its heuristics expect a gain (on CPU always). With layout=nchw
-    that is forbidden: the layout is an axis. See `torch._inductor.graph.GraphLowering.decide_layout_opt`.
+    Inductor turns convolutions to channels-last where its heuristics expect a gain (on CPU always).
+    With layout=nchw that is forbidden: the layout is an axis. See
+    `torch._inductor.graph.GraphLowering.decide_layout_opt`.
     """
+    options: dict[str, Any] = {}
+    if layout == LayoutName.nchw:
+        options["layout_optimization"] = False
+    if device_type == "cuda" and any(isinstance(module, _BatchNorm) for module in model.modules()):
+        options |= STORING
+    return options
+
+
+def inductor_options(model: nn.Module, mode: str, layout: str, device_type: str) -> dict[str, Any]:
+    """All options of Inductor, by its own names, for a model in a mode of torch.compile."""
     from torch._inductor import list_mode_options
 
-    fixed = {"layout_optimization": False} if layout == LayoutName.nchw else {}
-    return {**list_mode_options(mode), **fixed}
+    return {**list_mode_options(mode), **own_options(model, layout, device_type)}
 
 
-def compile_model(model: nn.Module, config: VisionConfig) -> None:
-    """Have torch compile `model` in place, at its first call."""
-    model.compile(dynamic=False, options=inductor_options(compilation.mode(config.compile), config.layout.name))
+def compile_model(model: nn.Module, config: VisionConfig, device_type: str) -> None:
+    """Have torch compile `model` in place, at its first call, for a type of device."""
+    mode, layout = compilation.mode(config.compile), config.layout.name
+    options = inductor_options(model, mode, layout, device_type)
+    model.compile(dynamic=False, options=options)
+
+
+def recorded_options(model: nn.Module, config: VisionConfig, device_type: str) -> dict[str, Any]:
+    """The flags of a compiled run's record: this project's options of Inductor; empty if it is not."""
+    if not compiles(config, device_type):
+        return {}
+    options = own_options(model, config.layout.name, device_type)
+    return {f"inductor_{name}": value for name, value in options.items()}
 
 
 def is_slow_at_first(loop: Loop) -> bool:

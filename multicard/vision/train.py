@@ -135,7 +135,7 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
     model = weights.built(config.model, data.classes, config.dataset.image_size)
     model = model.to(device, precision.model_dtype).to(memory_format=memory_format(config))  # pyright: ignore[reportCallIssue]
     if compiles(config, device.type):
-        compiling.compile_model(model, config)
+        compiling.compile_model(model, config, device.type)
 
     # ---- strategy
     strategy = STRATEGIES[config.strategy.name]
@@ -161,6 +161,7 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
     # ---- loop
     seed(config.seed + rank.rank, share.devices)
     loop = Loop(rank, config, share, optimisation, folder, LOADERS[config.loader.name].prepared(config.loader, workers))
+    flags |= compiling.recorded_options(share.plain, config, device.type)
     report = TrainingReport(rank, folder, share, flags, workers)
     report.content.input = {
         "loader": config.loader.name,

@@ -38,7 +38,7 @@ def test_compiled_code_has_the_layout_that_was_asked_for(layout: str):
     model = Small().cuda().to(memory_format=memory_format(config))  # pyright: ignore[reportCallIssue]
     images = torch.zeros(16, 3, 32, 32, device="cuda").contiguous(memory_format=memory_format(config))
     with torch._inductor.config.patch(force_disable_caches=True):
-        compiling.compile_model(model, config)
+        compiling.compile_model(model, config, "cuda")
         _, codes = run_and_get_code(model, images)
     strides = {"nchw": "(3600, 900, 30, 1)", "nhwc": "(3600, 1, 120, 4)"}
     assert any(f"(16, 4, 30, 30), {strides[layout]}" in code for code in codes)

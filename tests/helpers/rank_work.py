@@ -171,7 +171,7 @@ def compile_and_compare(rank: Rank, config: VisionConfig, folder: Path) -> None:
     torch.manual_seed(0)
     model = Small()
     eager = deepcopy(model).eval()
-    compiling.compile_model(model, config)
+    compiling.compile_model(model, config, rank.device.type)
     loop, _ = loop_of(rank, config, folder, model, 64)
     with traces(loop) as traceless:
         compile_s = compiling.prepare(loop, 10)
@@ -229,7 +229,9 @@ def train_and_skip_cuda_graphs(rank: Rank, config: VisionConfig, folder: Path, w
     with mock.patch.object(compiling, "compile_model"), mock.patch.object(Loop, "step", skip_one):
         train_slowly(rank, config, folder, workers)
     (report,) = rank_files.read(folder)
-    save(rank, folder, {"steps": skips["cudagraph_skips"], "cuda_graphs": report.cuda_graphs})
+    flags = {name: value for name, value in (report.flags or {}).items() if name.startswith("inductor_")}
+    seen = {"steps": skips["cudagraph_skips"], "cuda_graphs": report.cuda_graphs}
+    save(rank, folder, {**seen, "flags": flags})
 
 
 def train_on_stand_ins(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:

@@ -80,22 +80,33 @@ def test_nchw_stays_nchw_within_compiled_code():
     """On a CPU Inductor would turn each convolution to channels-last."""
     model = Small().eval()
     with torch.no_grad(), torch._inductor.config.patch(force_disable_caches=True):
-        compiling.compile_model(model, typed("layout=nchw", "compile=true"))
+        compiling.compile_model(model, typed("layout=nchw", "compile=true"), "cpu")
         _, (code,) = run_and_get_code(model, torch.zeros(2, 3, 32, 32))
     strides = re.findall(r"assert_size_stride\(buf\d+, \(2, 4, 30, 30\), \(([\d, ]+)\)", code)
     assert strides == ["3600, 900, 30, 1"]
 
 
+@pytest.mark.parametrize("norm", [nn.BatchNorm2d, nn.LayerNorm])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 @pytest.mark.parametrize("mode", compilation.MODES)
-def test_the_modes_options_reach_inductor(mode: str, layout: str):
-    model = nn.Sequential()
+def test_the_options_of_mode_layout_device_and_model_reach_inductor_and_are_recorded(
+    mode: str, layout: str, device: str, norm: type[nn.Module]
+):
+    model, config = nn.Sequential(nn.Conv2d(3, 4, 1), norm(4)), typed(f"compile={mode}", f"layout={layout}")
     with mock.patch.object(torch, "compile") as compiled:
-        compiling.compile_model(model, typed(f"compile={mode}", f"layout={layout}"))
+        compiling.compile_model(model, config, device)
     options = compiled.call_args.kwargs["options"]
-    assert options.pop("layout_optimization", None) is (False if layout == "nchw" else None)
+    own = {name: options.pop(name) for name in ("layout_optimization", *compiling.STORING) if name in options}
+    assert own.pop("layout_optimization", None) is (False if layout == "nchw" else None)
+    pays = device == "cuda" and norm is nn.BatchNorm2d
+    assert own == (compiling.STORING if pays else {})
     assert options == torch._inductor.list_mode_options(mode)
     assert options.get("triton.cudagraphs", False) == compilation.has_cuda_graphs(mode)
+    recorded = compiling.recorded_options(model, config, device)
+    recorded.pop("inductor_layout_optimization", None)
+    assert recorded == {f"inductor_{name}": value for name, value in own.items()}
+    assert compiling.recorded_options(model, typed("compile=false"), device) == {}
 
 
 @pytest.mark.usefixtures("processes")
@@ -122,9 +133,10 @@ def test_cuda_graphs_are_counted_and_those_with_a_part_left_out_are_not_whole(re
 @pytest.mark.usefixtures("processes")
 def test_cuda_graphs_are_counted_once_training_has_ended(tmp_path: Path):
     """What a step of training leaves out counts."""
-    config = typed(*SMALL, "compile=reduce-overhead", "batch_size=48")
+    config = typed(*SMALL, "compile=reduce-overhead", "batch_size=48", "layout=nchw")
     (report,) = on_ranks(1, "train_and_skip_cuda_graphs", tmp_path, config, tmp_path, 0)
-    assert report == {"steps": 2, "cuda_graphs": False}
+    assert (report["steps"], report["cuda_graphs"]) == (2, False)
+    assert report["flags"] == {"inductor_layout_optimization": False}  # what was compiled with
 
 
 @pytest.mark.usefixtures("processes")
