@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 ELEMENTWISE, REDUCTION, COMBINED, LIBRARY = "elementwise", "reductions", "combined", "library"
 KINDS = (ELEMENTWISE, REDUCTION, COMBINED, LIBRARY)
 FORWARD, BACKWARD, INFERENCE = "forward", "backward", "inference"
+BATCH = "batch"  # what prepares it on the device
 # Of the name that Inductor gives a kernel
 PREFIXES = {"triton_poi": ELEMENTWISE, "triton_red": REDUCTION, "triton_per": REDUCTION}
 DEFINITION = re.compile(r"^(triton_\w+) = async_compile\.triton\('\w+', '''(.*?)''',", re.S | re.M)
@@ -55,7 +56,7 @@ class Kernel:
 
 @dataclass
 class Graph:
-    """Generated code of one part of a step: "forward", "backward" or "inference"."""
+    """Generated code of one part of a step: "batch", "forward", "backward" or "inference"."""
 
     part: str
     kernels: list[Kernel] = field(default_factory=list)

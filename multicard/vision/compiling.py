@@ -2,6 +2,7 @@
 
 cuDNN's search for the fastest convolutions is kept out of measured steps in the same way."""
 
+from collections.abc import Sequence
 from copy import copy
 from typing import Any
 
@@ -13,6 +14,8 @@ from multicard.config import compilation
 from multicard.config.vision import LayoutName, VisionConfig
 from multicard.measure import timing
 from multicard.ranks.failures import compile_explained
+from multicard.vision.data.batch import Input
+from multicard.vision.data.device_loader import Resident
 from multicard.vision.loop import Loop
 from multicard.vision.strategy import compiles
 
@@ -67,7 +70,7 @@ def is_slow_at_first(loop: Loop) -> bool:
     return loop.compiled or (loop.config.cudnn_benchmark and loop.rank.device.type == "cuda")
 
 
-def prepare(loop: Loop, evaluated: int) -> float | None:
+def prepare(loop: Loop, evaluated: int, loaders: Sequence[Input] = ()) -> float | None:
     """Have all of a run's code compiled and warm, by steps and evaluations of zeros that leave no trace.
 
     These have the shapes of the run, those of its odd last batches too: they run uncompiled, and cuDNN tries its
@@ -75,6 +78,7 @@ def prepare(loop: Loop, evaluated: int) -> float | None:
 
     Args:
         evaluated: samples that this rank evaluates.
+        loaders: those whose batches are prepared by compiled code are warm too.
 
     Returns:
         The seconds that it took; None where the model is not compiled.
@@ -84,6 +88,9 @@ def prepare(loop: Loop, evaluated: int) -> float | None:
     buffers = [buffer.clone() for buffer in share.plain.buffers()]
     with torch.random.fork_rng([device for device in share.devices if device.type == "cuda"]):
         with compile_explained(loop.config.compile):
+            for loader in loaders:
+                if isinstance(loader, Resident):
+                    loader.warm()
             for _ in range(compilation.GRAPH_PASSES if loop.cuda_graphs else 1):
                 train_on_zeros(loop, share.model, share.batch_size)
                 evaluate_zeros(loop, share.batch_size)

@@ -144,7 +144,16 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
     def load(split: Split, order: Sampler, **options: bool) -> Input:
         pin = config.pin_memory and device.type == "cuda"
         source = Source(
-            split, order, share.batch_size, workers, config, precision.transfer_dtype, pin, device, **options
+            split,
+            order,
+            share.batch_size,
+            workers,
+            config,
+            precision.transfer_dtype,
+            pin,
+            device,
+            compiled=compiles(config, device.type),
+            **options,
         )
         return LOADERS[config.loader.name].load(source)
 
@@ -174,7 +183,7 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
     report.content.chance_accuracy = data.test.largest_class_share
     report.content.setup_h2d_bytes = Parts(training.setup_bytes, testing.setup_bytes)
     if compiling.is_slow_at_first(loop):
-        report.content.compile_s = compiling.prepare(loop, len(test_sampler))
+        report.content.compile_s = compiling.prepare(loop, len(test_sampler), [training, testing])
     start = restore(loop, report)
     for used in share.devices:
         memory.reset_peak_memory(used)

@@ -135,13 +135,17 @@ def test_mobilenet_moves_no_more_bytes_than_it_did():
 def test_a_step_of_the_training_loop_is_counted_with_all_that_it_launches():
     words = ("model=alexnet", "dataset.image_size=64", "batch_size=8", "precision=fp16")
     found = counted("benchmarks.generated_code", *words, "--json")
-    forward, backward, inference = found["parts"]
-    assert [forward["part"], backward["part"], inference["part"]] == [*MOBILENET]
+    batch, forward, backward, inference = found["parts"]
+    assert [part["part"] for part in found["parts"]] == ["batch", *MOBILENET]
+    assert batch["launches"] == 1  # reads 8 small images of a byte a pixel, writes what the model reads
+    moved = batch["moved_bytes"]["elementwise"]
+    assert 0 <= moved - 8 * (28 * 28 + 3 * 64 * 64 * 2) < 64  # and reads mean and deviation
     calls = {kernel["name"]: kernel["launches"] for kernel in found["kernels"]["forward"]}
     assert calls["extern_kernels.convolution"] == 5
     assert calls["extern_kernels.addmm"] == 3
     assert backward["launches"] > forward["launches"] > inference["launches"] > 8
     outside = found["outside"]
-    assert outside["batch"]["aten::index_select"] == 2  # images and labels
+    assert outside["batch"] == {"aten::index_select": 2}  # images and labels
+    assert "aten::clone" not in outside["step"]  # nothing is copied to three channels
     assert outside["step"]["aten::_fused_sgd_"] == 3  # 57 million values are 870 blocks
     assert outside["step"]["aten::_amp_update_scale_"] == 1

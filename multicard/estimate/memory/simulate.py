@@ -33,7 +33,7 @@ from multicard.vision.data.batch import Batch
 from multicard.vision.data.device_loader import BUDGET_SHARE
 from multicard.vision.loop import COUNTS, Loop, memory_format
 from multicard.vision.precision import choose
-from multicard.vision.strategy import STRATEGIES, Share
+from multicard.vision.strategy import STRATEGIES, Share, compiles
 
 PRODUCTS = ("aten::convolution", "aten::addmm", "aten::mm", "aten::linear")
 EIGHT_BIT_STEPS = ("bitsandbytes::optimizer_update_8bit_blockwise", "bitsandbytes::optimizer_update_32bit")
@@ -235,11 +235,13 @@ def batches(
     on_cuda, loader = device.type == "cuda", config.loader.name
     sent_ahead = on_cuda and (loader == "device" or (loader == "batched" and config.pin_memory))
     place = device if sent_ahead or loader == "dali" else torch.device("cpu")
+    layout = torch.channels_last if facts.channels == 3 and loader != "torch" else torch.contiguous_format
+    if on_cuda and loader == "device" and compiles(config, device.type):  # in one kernel, as the model reads it
+        channels, layout = 3, memory_format(config)
 
     def batch() -> Batch:
         images = torch.empty(share.batch_size, channels, side, side, dtype=dtype, device=place)
-        if facts.channels == 3 and loader != "torch":
-            images = images.contiguous(memory_format=torch.channels_last)
+        images = images.contiguous(memory_format=layout)
         labels = torch.zeros(share.batch_size, dtype=torch.int64, device=place)
         tracker.note([images, labels], "batch")
         return Batch(images, labels, images.nbytes, labels.nbytes)

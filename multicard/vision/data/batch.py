@@ -51,6 +51,7 @@ class Source:
     pin: use page-locked host memory.
     training: augment, where that is configured.
     sharded: in an epoch this rank reads its own part of the split alone.
+    compiled: code may be compiled, of full batches, for what is prepared on a GPU.
     """
 
     split: Split
@@ -63,6 +64,7 @@ class Source:
     device: torch.device = torch.device("cpu")
     training: bool = True
     sharded: bool = False
+    compiled: bool = False
 
     def batches(self) -> list[np.ndarray]:
         """The draws of the batches of an epoch, (B,) each; the last may be short."""

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from multicard.config.sweeps import pauses
+from multicard.config.vision import LayoutName
 from multicard.measure import memory
 from multicard.vision.data import preprocess
 from multicard.vision.data.batch import Batch, Source, side_stream
@@ -42,6 +43,7 @@ class Resident:
         self.setup_bytes = 0
         self.prepare = preprocess.Preparation(source.config.dataset, source.transfer, source.device)
         self.on_cuda = source.device.type == "cuda"
+        self.compiled = source.compiled and self.on_cuda
         if self.mode == "resident":
             if self.rows is not None and self.on_cuda:
                 self.images, self.labels = images[self.rows], self.labels[self.rows]
@@ -85,7 +87,22 @@ class Resident:
             raw, labels = (self._send(values[order[part]], self.source.pin) for values in (self.images, self.labels))
         else:
             raw, labels = (values.index_select(0, self.order[part]) for values in (self.raw, self.targets))
-        return self.prepare(self.source.augmented(raw, draws[part])), labels
+        return self._prepared(self.source.augmented(raw, draws[part])), labels
+
+    def _prepared(self, raw: torch.Tensor) -> torch.Tensor:
+        """Images as the model takes them. Odd last batches go uncompiled, as they do through the model."""
+        if not self.compiled or len(raw) != self.source.batch_size:
+            return self.prepare(raw)
+        nhwc = self.source.config.layout.name is LayoutName.nhwc
+        return self.prepare.in_one_kernel(raw, torch.channels_last if nhwc else torch.contiguous_format)
+
+    def warm(self) -> None:
+        """Have the code that prepares batches compiled, by a batch that is thrown away."""
+        if not self.compiled or len(self.labels) < self.source.batch_size:
+            return
+        raw = torch.zeros(self.source.batch_size, *self.images.shape[1:], dtype=torch.uint8)
+        draws = np.zeros(self.source.batch_size, np.int64)
+        self._prepared(self.source.augmented(raw.to(self.source.device), draws))
 
     def _send(self, values: np.ndarray, pin: bool = False) -> torch.Tensor:
         tensor = torch.from_numpy(values)
