@@ -79,6 +79,8 @@ class Line(Progress):
 
     def ended(self, step: Step, record: StepRecord) -> None:
         self._number = min(self._number + 1, self._steps)
+        if record.status == drive.LEFT:
+            return  # a line at the end names them all
         why = f" ({record.why})" if record.why else ""
         say(f"{step.name}: {record.status}{why}, {record.seconds:.0f} s")
 
@@ -218,7 +220,7 @@ def shown(place: Place, steps: Sequence[Step]) -> int:
             log = place.log(record.step)
             said = f"{record.step}: {record.why}; its log: {log}"
             say(Message("evidence.step-failed", said, step=record.step, why=record.why, log=str(log)))
-    left = [record.step for record in records if record.status in (drive.LEFT, drive.STOPPED, drive.RUNNING)]
+    left = [record.step for record in records if record.status in (drive.LEFT, drive.STOPPED)]
     if left:
         said = f"left for another call: {', '.join(left)}"
         say(Message("evidence.left", said, steps=left))

@@ -56,10 +56,14 @@ class StepRecord(msgspec.Struct):
 
 
 def record_of(place: Place, step: Step) -> StepRecord:
-    """The record of a step; a new one where it has none that can be read."""
+    """The record of a step; a new one where it has none that can be read. One that says RUNNING was left by a command
+    that was killed."""
+    record = StepRecord(step.name, step.title)
     with suppress(OSError, msgspec.MsgspecError):
-        return msgspec.json.decode(file_of(place, step).read_bytes(), type=StepRecord)
-    return StepRecord(step.name, step.title)
+        record = msgspec.json.decode(file_of(place, step).read_bytes(), type=StepRecord)
+    if record.status == RUNNING:
+        record.status = STOPPED
+    return record
 
 
 def file_of(place: Place, step: Step) -> Path:
