@@ -199,9 +199,9 @@ def kernels_ms(call: Callable[[], Any]) -> float:
     return sum(event.self_device_time_total for event in profile.key_averages()) / 1000 / LAUNCHES
 
 
-def measured(layer: Layer, batch: int, dtype: torch.dtype = torch.float16) -> Measured:
+def measured(layer: Layer, batch: int, dtype: torch.dtype = torch.float16, device: str = "cuda") -> Measured:
     """A layer on the GPU; errors of four of its images."""
-    x = layer.images(batch, dtype, "cuda").normal_()
+    x = layer.images(batch, dtype, device).normal_()
     weight = x.new_empty(layer.channels, 1, layer.kernel, layer.kernel).normal_()
     gradient = depthwise(x, weight, layer.stride).normal_()
     own_ms = (
@@ -212,7 +212,7 @@ def measured(layer: Layer, batch: int, dtype: torch.dtype = torch.float16) -> Me
         kernels_ms(lambda: depthwise(x, weight, layer.stride, own_forward=False)),
         kernels_ms(lambda: _gradients(x, weight, gradient, layer)),
     )
-    return Measured(layer, errors(layer, min(4, batch), dtype, "cuda"), own_ms, torch_ms)
+    return Measured(layer, errors(layer, min(4, batch), dtype, device), own_ms, torch_ms)
 
 
 def measured_table(rows: list[Measured]) -> list[str]:

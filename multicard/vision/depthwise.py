@@ -204,7 +204,7 @@ class DepthwiseTriton(nn.Conv2d):
         if not (images.is_cuda and has_layout and math.prod(images.shape[1:]) < MOST_VALUES):
             return False, False
         is_large = min(images.shape[2:]) >= LEAST_SIDE
-        return is_large, is_large or self.kernel_size[0] < 7
+        return is_large, torch.is_grad_enabled() and (is_large or self.kernel_size[0] < 7)
 
     @staticmethod
     def computes(layer: nn.Conv2d) -> bool:

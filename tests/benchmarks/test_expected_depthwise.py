@@ -6,6 +6,17 @@ import torch
 from benchmarks import depthwise
 from benchmarks.depthwise import Expected, Layer
 from multicard.vision.depthwise import launch_of
+from tests.helpers.convolved import interpreted
+
+MEASURED = """
+import json, torch
+from unittest import mock
+from benchmarks import depthwise
+layers = [depthwise.Layer(5, 9, 3, 2, 4), depthwise.Layer(3, 8, 5, 1)]
+with mock.patch.object(depthwise, "kernels_ms", lambda call: 0.5 if call() is not None else None):
+    rows = [depthwise.measured(layer, 2, torch.float16, "cpu") for layer in layers]
+print(json.dumps([[max(row.errors) for row in rows], depthwise.measured_table(rows)]))
+"""
 
 
 def test_the_layers_of_a_model_are_counted_by_their_shapes():
@@ -33,3 +44,12 @@ def test_bytes_are_those_of_each_tensor_and_instructions_at_least_the_products(k
     assert found.values == values
     assert least < 32 * found.instructions / found.values < 2.5 * least
     assert found.stack_bytes == 0
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("processes")
+def test_what_a_gpu_measures_is_its_errors_and_both_sides_times():
+    worst, table = interpreted(MEASURED)
+    assert 0 < min(worst) and max(worst) < 16
+    assert table[-1].split()[:2] == ["all", "5"]
+    assert table[-1].count("2.50 / 2.50") == len(depthwise.PASSES)
