@@ -3,8 +3,8 @@
 All tensors are contiguous: images (N, H, W, C), taps (C, KERNEL, KERNEL). The padding is KERNEL // 2, so that
 H' = ceil(H / STRIDE). A program walks down ROWS rows of P x ACROSS columns and BLOCK channels of an image. A tensor
 (P, BLOCK) has every ACROSS-th column: the columns between are tensors of their own in the same threads, which share
-the taps, the sums, and what each of them has loaded. Loads of the next row begin before this row is computed, and so
-does no thread wait for memory.
+the taps, the sums, and what each of them has loaded. The next row is loaded before this one is computed, which hides
+the memory's delay.
 """
 
 # ruff: noqa: N803, N806, PLR0912, PLR0915, RUF005 - constants of Triton are in capitals, and it takes no other tuples
