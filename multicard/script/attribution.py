@@ -63,9 +63,10 @@ def attribute(
     backwards = np.array([end.backwards for end in ends], dtype=np.int64)
     calls = np.diff(backwards, prepend=0)
     calls_tell = bool(2 * (calls > 0).sum() > len(ends))
-    in_threads = in_turn(passes, max(total_calls, int(backwards[-1]) if len(ends) else 0), is_stopped)
+    total_calls = max(total_calls, int(backwards[-1]) if len(ends) else 0)
+    in_threads = in_turn(passes, total_calls, is_stopped)
     is_known = in_threads is not None and (calls_tell or not in_threads)
-    trained = _trained(passes, ends, calls_tell, in_threads or {})
+    trained = _trained(passes, ends, calls_tell, in_threads or {}, total_calls)
     if calls_tell:
         calls = backwards - np.maximum(_without_cleared(trained, ends), np.append(0, backwards[:-1]))
     data = _added_up(trained, calls)
@@ -80,13 +81,18 @@ def attribute(
 
 
 def _trained(
-    passes: Sequence[Pass], ends: Sequence[StepEnd], calls_tell: bool, in_threads: Mapping[int, np.ndarray]
+    passes: Sequence[Pass],
+    ends: Sequence[StepEnd],
+    calls_tell: bool,
+    in_threads: Mapping[int, np.ndarray],
+    total_calls: int,
 ) -> list[_Trained]:
     """Of each pass the batches that are trained on.
 
     Args:
         calls_tell: most steps have a call of backward.
         in_threads: the calls that train on batches that another thread drew, by the number of the pass.
+        total_calls: of backward, in the whole run.
     """
     backwards = np.array([end.backwards for end in ends], dtype=np.int64)
     handed_out = np.array([end.handed_out for end in ends], dtype=np.int64)
@@ -106,6 +112,8 @@ def _trained(
             trains |= trains.any()  # a pass is one loop's: its last batches may follow the last known step
         if last_call is not None:
             trains &= trained_by <= last_call
+        elif calls_tell and by is None and one.ended is None:
+            trains &= trained_by <= total_calls  # the run ended before a call followed
         if failed is not None:
             trains &= steps < np.searchsorted(handed_out, failed, side="right")
         if calls_tell and by is None and one.ended is not None:
@@ -234,10 +242,39 @@ def _left_at(passes: Sequence[Pass]) -> list[int | None]:
             _, calls, other = of_source[preceding]
             if calls == one.backwards[0] and passes[other].places[-1] > one.places[-1]:
                 beside[other].append(number)
+    for number, calls in _left_for_other_data(passes).items():
+        last_call = found[number]
+        found[number] = calls if last_call is None else min(last_call, calls)
     for other, looks in beside.items():
         if 2 * len(looks) <= len(passes[other].places) and not passes[other].in_thread:
             for number in looks:
                 found[number] = passes[number].backwards[0]
+    return found
+
+
+def _left_for_other_data(passes: Sequence[Pass]) -> dict[int, int]:
+    """Find passes that a script left to begin one of other data, as of its next task or client.
+
+    A loop that ends by `if number == 10: break` has drawn a batch by then that nobody trains on. In a step that adds
+    the losses of several loaders, the batches of a pass have those of other loaders between them. Here they have none.
+
+    Returns:
+        The calls of backward before the first batch of the other pass, by the number of the pass that was left.
+    """
+    drawn = sorted((place, number) for number, one in enumerate(passes) for place in one.places)
+    places = [place for place, _ in drawn]
+    found = {}
+    for number, one in enumerate(passes):
+        is_look = one.backwards[0] == one.backwards[-1]
+        if one.ended is not None or one.in_thread or is_look:
+            continue
+        first, following = bisect_right(places, one.places[0]), bisect_right(places, one.places[-1])
+        is_alone = following - first == len(one.places) - 1
+        if not is_alone or following == len(drawn):
+            continue
+        place, other = drawn[following]
+        if passes[other].places[0] == place and passes[other].source is not one.source:
+            found[number] = passes[other].backwards[0]
     return found
 
 

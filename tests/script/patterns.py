@@ -229,6 +229,45 @@ def broken_off(read: Read) -> Callable[[Loop], None]:
     return train
 
 
+def broken_off_of_several(read: Read, is_anew: bool = False) -> Callable[[Loop], None]:
+    """Tasks or clients, in any order, each with data of its own, of which a few batches are trained on.
+
+    Args:
+        is_anew: each visit draws from data that are built for it.
+    """
+
+    def train(loop: Loop) -> None:
+        several = [DataLoader(rows(6 * BATCH), BATCH - number) for number in range(3)]
+        for task in (0, 1, 2, 1, 2, 0, 2, 0, 1):
+            loader = DataLoader(rows(6 * BATCH), BATCH - task) if is_anew else several[task]
+            for number, batch in enumerate(read(loader)):
+                if number == 2:
+                    break
+                loop.step(batch)
+                loop.steps.append(len(batch[1]))
+            loop.evaluate()
+
+    return train
+
+
+def averaged(loop: Loop) -> None:
+    """As Reptile: a step without a batch or a call of backward, between tasks that are broken off."""
+    several = [DataLoader(rows(6 * BATCH), BATCH - number) for number in range(3)]
+    of_tasks = torch.optim.SGD(loop.model.parameters(), 0.5)
+    for task in (0, 1, 2, 1, 2, 0, 2, 0, 1):
+        before = [one.detach().clone() for one in loop.model.parameters()]
+        for number, batch in enumerate(several[task]):
+            if number == 2:
+                break
+            loop.step(batch)
+            loop.steps.append(len(batch[1]))
+        for one, value in zip(loop.model.parameters(), before, strict=True):
+            one.grad = value - one.detach()
+        of_tasks.step()
+        of_tasks.zero_grad()
+        loop.steps.append(0)
+
+
 def sliced(loop: Loop) -> None:
     for _ in range(3):
         list(itertools.islice(loop.loader(), 2))  # for a picture
@@ -531,6 +570,8 @@ PATTERNS: dict[str, Callable[[Loop], None]] = {
     "two-of-an-iteration": two_of_an_iteration,
     "broken-off": broken_off(iter),
     "broken-off-ahead": broken_off(one_ahead),
+    "broken-off-of-several": broken_off_of_several(iter),
+    "broken-off-of-several-ahead": broken_off_of_several(one_ahead),
     "sliced": sliced,
     "anew-for-each-step": anew_for_each_step,
     "sliced-for-each-step": sliced_for_each_step,
@@ -571,6 +612,8 @@ COUNTING: dict[str, Callable[[Loop], None]] = {
     "cleared": lambda loop: cleared(loop, lambda loop: loop.optimizer.zero_grad(), 4),
     "cleared-by-module": lambda loop: cleared(loop, lambda loop: loop.model.zero_grad(), 4),
     "cleared-by-turns": not_finite,
+    "averaged": averaged,
+    "broken-off-of-several-anew": broken_off_of_several(iter, is_anew=True),
     "gradients-alone": lambda loop: gradients_alone(loop, 1),
     "gradients-alone-skipping": lambda loop: gradients_alone(loop, 2),
 }

@@ -115,3 +115,26 @@ def test_steps_from_which_a_loader_is_missing_are_unknown():
     found = attribute([kept, every], ends)
     assert found.samples.tolist() == [32, 32, 0, 0, 0, 0]
     assert found.unknown.tolist() == [False, False, True, True, True, True]
+
+
+@pytest.mark.parametrize("is_combined", [False, True])
+def test_the_last_batch_of_a_pass_that_is_left_for_other_data_counts_only_beside_others(is_combined: bool):
+    """Batches 0 to 2 are of one loader, and a step after them has the first of another; or each step has both."""
+    places = ([0, 2, 4], [1, 3, 5]) if is_combined else ([0, 1, 2], [3, 4, 5])
+    backwards = ([0, 1, 2], [0, 1, 2]) if is_combined else ([0, 1, 2], [2, 3, 4])
+    passes = [
+        Pass(object(), array("q", [8] * 3), array("q", of), array("q", calls), bytearray([1] * 3))
+        for of, calls in zip(places, backwards, strict=True)
+    ]
+    handed_out = (2, 4, 6) if is_combined else (1, 2, 4, 5, 6)
+    ends = [StepEnd(step, place) for step, place in enumerate(handed_out, 1)]
+    found = attribute(passes, ends, total_calls=len(ends))
+    assert found.samples.tolist() == ([16] * 3 if is_combined else [8] * 5)
+    assert not found.unknown.any()
+
+
+def test_a_batch_that_no_call_follows_before_the_run_ends_is_of_no_step():
+    """The last step has gradients that the script computed itself."""
+    left = Pass(object(), array("q", [8] * 3), array("q", range(3)), array("q", range(3)), bytearray([1] * 3))
+    found = attribute([left], [StepEnd(1, 1), StepEnd(2, 2), StepEnd(2, 3)])
+    assert found.samples.tolist() == [8, 8, 0]

@@ -13,7 +13,8 @@ UNLOADED = ("no-loader", "layer-by-layer")  # nothing tells their samples
 
 
 CASES = [(name, "trainer") for name in patterns.PATTERNS]
-CASES += [(name, how) for name in ("plain", "one-ahead", "streamed") for how in ("none", "no-grad", "no-loader")]
+OFTEN = ("plain", "one-ahead", "streamed", "broken-off-of-several")
+CASES += [(name, how) for name in OFTEN for how in ("none", "no-grad", "no-loader")]
 
 
 @pytest.mark.parametrize(("name", "evaluation"), CASES)
@@ -44,7 +45,16 @@ def test_batches_that_were_seen_to_reach_no_loss_are_named(tmp_path: Path):
     assert says("\n".join(reports[0].seen), "script.batches-skipped")
 
 
-KNOWN = ("mixed", "joining-late", "whole-pass", "cleared", "cleared-by-module", "cleared-by-turns", "gradients-alone")
+KNOWN = (
+    "mixed",
+    "joining-late",
+    "whole-pass",
+    "cleared",
+    "cleared-by-module",
+    "cleared-by-turns",
+    "gradients-alone",
+    "averaged",
+)
 
 
 @pytest.mark.parametrize("name", KNOWN)
