@@ -22,7 +22,8 @@ TOP_LEVEL = ("conf", "analysis", *ENTRIES, "docs/jobs.yaml")
 # Tests that need a GPU, for whoever has one (`python -m pytest -m gpu`)
 TESTS_OF_GPUS = ("tests/__init__.py", "tests/conftest.py", "tests/gpu", "tests/helpers")
 PYTEST = ("pyproject.toml",)  # its options and marks
-PAGES = "docs/*.md"  # which messages name
+# Pages that messages name, and measurements that tests of GPUs repeat
+PATTERNS = ("docs/*.md", "benchmarks/*.py")
 REPOSITORY = runpy.run_path(str(HERE / "multicard" / "repository.py"))
 NO_SOURCE = shutil.ignore_patterns("__pycache__", ".*")
 
@@ -43,7 +44,10 @@ class BuildPackage(build_py):
             return
         package = Path(self.build_lib) / "multicard"
         write_commit(package)
-        for source in [*(HERE / name for name in TOP_LEVEL + TESTS_OF_GPUS + PYTEST), *HERE.glob(PAGES)]:
+        sources = [HERE / name for name in TOP_LEVEL + TESTS_OF_GPUS + PYTEST]
+        for pattern in PATTERNS:
+            sources += HERE.glob(pattern)
+        for source in sources:
             target = package / REPOSITORY["IN_WHEEL"].name / source.relative_to(HERE)
             target.parent.mkdir(parents=True, exist_ok=True)
             if source.is_dir():

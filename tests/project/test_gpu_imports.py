@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.conftest import ROOT
 
 FOLDER = ROOT / "tests"
-IN_WHEEL = ("tests.conftest", "tests.gpu", "tests.helpers", "multicard", "analysis")
+IN_WHEEL = ("tests.conftest", "tests.gpu", "tests.helpers", "benchmarks", "multicard", "analysis")
 OWN = ("tests", "multicard", "analysis", "benchmarks", "docs", "hydra_plugins", "examples")
 
 
@@ -26,7 +26,8 @@ def needed() -> set[Path]:
         path = left.pop()
         if path not in found:
             found.add(path)
-            modules = [ROOT / name.replace(".", "/") for name in imported(path) if name.startswith("tests.")]
+            names = [name for name in imported(path) if name.startswith(("tests.", "benchmarks."))]
+            modules = [ROOT / name.replace(".", "/") for name in names]
             files = [place.with_suffix(".py") for name in modules for place in (name, name.parent)]
             left += [file for file in files if file.is_file()]
     return found
