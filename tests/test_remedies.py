@@ -4,6 +4,7 @@ A remedy is an override, a flag or a command. Placeholders in it stand in capita
 known before the program runs is a hole here.
 """
 
+import argparse
 import ast
 import re
 import shlex
@@ -24,6 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 import multicard
 from analysis import __main__ as analysis
 from analysis.evidence import command as evidence
+from benchmarks import generated_code
 from multicard import workloads
 from multicard.__main__ import COMMANDS
 from multicard.cli import command_line
@@ -140,11 +142,11 @@ def _is_key(key: str) -> bool:
 
 
 @cache
-def _parsers() -> dict[str, Parser]:
+def _parsers() -> dict[str, argparse.ArgumentParser]:
     """The parser of each command that is no entry."""
     _, found = analysis._parser()
     others = {"plan": _parser_of(plan.main), "profile": _parser_of(profiles.main), "evidence": evidence.parser()}
-    return found | others
+    return found | others | {"generated_code": generated_code.options()}  # a measurement with messages
 
 
 def _parser_of(main: Any) -> Parser:
