@@ -112,7 +112,7 @@ def count(overrides: list[str], chosen: list[str]) -> "StepCount":
 
 
 def main() -> None:
-    args = options().parse_args()
+    args = options().parse_intermixed_args()  # overrides may stand between and behind options
     try:
         counted = count(args.overrides, args.option)
     except Refusal as refusal:

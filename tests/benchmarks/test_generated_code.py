@@ -133,7 +133,8 @@ def test_mobilenet_moves_no_more_bytes_than_it_did():
 
 @pytest.mark.usefixtures("processes")
 def test_a_step_of_the_training_loop_is_counted_with_all_that_it_launches():
-    words = ("model=alexnet", "dataset.image_size=64", "batch_size=8", "precision=fp16")
+    option = ("--option", "realize_reads_threshold=4")
+    words = ("model=alexnet", "dataset.image_size=64", *option, "batch_size=8", "precision=fp16")
     found = counted("benchmarks.generated_code", *words, "--json")
     batch, forward, backward, inference = found["parts"]
     assert [part["part"] for part in found["parts"]] == ["batch", *MOBILENET]
