@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from multicard.vision.data import datasets
-from tests.helpers.messages import refused, remedies
+from tests.helpers.messages import find, refused, remedies, told
 from tests.vision.test_class_folders import left, options, parts, put, within
 
 
@@ -181,3 +181,41 @@ def test_masks_without_their_image_are_samples_unless_most_have_theirs(tmp_path:
         (root / "train/cat" / f"{name}.png").write_bytes(original.read_bytes())
     (root / "train/cat/2_mask.png").write_bytes((root / "train/cat/0.png").read_bytes())
     assert left(root) == {"masks, by their names": 3}
+
+
+# Folders, and those that lie in a class and may be classes
+IN_CLASSES = {
+    "beside others": (["data/cat", "data/dog", "figures"], {"data": ["cat", "dog"]}),
+    "in each": (["a/abbey", "a/airport", "b/bar", "b/barn"], {"a": ["abbey", "airport"], "b": ["bar", "barn"]}),
+    "deeper": (["labelled/cat/old", "labelled/dog", "rest"], {"labelled": ["cat", "dog"]}),
+    "in parts": (
+        ["train/defect/dent", "train/defect/hole", "train/good", "val/defect/dent", "val/defect/hole", "val/good"],
+        {"defect": ["dent", "hole"]},
+    ),
+    "plain": (["cat", "dog"], {}),
+    "parts in classes": (["cat/train", "cat/test", "dog/train", "dog/test"], {}),
+    "one folder": (["cat/images", "dog/images", "fox"], {}),
+    "images beside folders": (["cat", "cat/old", "cat/new", "dog"], {}),
+    "masks": (["cat/images", "cat/masks", "dog/images", "dog/masks"], {}),
+}
+
+
+@pytest.mark.parametrize("name", IN_CLASSES)
+def test_folders_within_a_class_that_may_be_classes_are_said(name: str, tmp_path: Path, capsys: Any):
+    folders, inside = IN_CLASSES[name]
+    split = [] if "train" in "".join(folders) else ["dataset.split=0.5"]
+    root = put(tmp_path / "root", *folders)
+    datasets.check(options(root, *split))
+    said = [message for message in told(capsys.readouterr().out) if message.code != "photographs.ignored"]
+    assert [message.code for message in said] == (["photographs.folders-in-classes"] if inside else [])
+    assert [message.facts["classes"] for message in said] == ([inside] if inside else [])
+    datasets.check(options(root, "dataset.parts=[]", "dataset.split=0.5"))  # which says that they are the classes
+    assert "photographs.folders-in-classes" not in [one.code for one in told(capsys.readouterr().out)]
+
+
+def test_the_folder_that_alone_holds_classes_is_offered(tmp_path: Path, capsys: Any):
+    root = put(tmp_path / "root", "data/cat", "data/dog", "figures")
+    datasets.check(options(root, "dataset.split=0.5"))
+    said = find(capsys.readouterr().out, "photographs.folders-in-classes", key="dataset.root")
+    remedy = str(said.facts["remedy"])
+    assert parts(root, *shlex.split(remedy), "dataset.split=0.5")[4] == ["cat", "dog"]

@@ -1,5 +1,6 @@
 """Folders where those of classes are expected that hold classes themselves: parts, versions and copies of the data."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -49,6 +50,27 @@ def copy_of_classes(filled: Mapping[Path, Look]) -> Path | None:
         if len(own & (names - {folder.name})) > 1:
             return folder
     return None
+
+
+def folders_in_classes(root: Path, samples: Iterable[tuple[Path, str]]) -> dict[str, list[str]]:
+    """Find classes whose images all lie in folders below the folder of the class, and in several of them.
+
+    They may be the classes themselves, as abbey and airport in a/ of SUN397, or cat and dog in data/ beside figures/.
+
+    Args:
+        samples: images, each with its class.
+
+    Returns:
+        The names of these folders, by class.
+    """
+    parents = {(image.parent, label) for image, label in samples}
+    found = defaultdict[str, set[str]](set)
+    for parent, label in parents:
+        below = parent.relative_to(root).parts if parent.is_relative_to(root) else ()
+        if label in below:
+            inner = below[below.index(label) + 1 :]
+            found[label].add(inner[0] if inner else "")
+    return {label: sorted(names) for label, names in sorted(found.items()) if "" not in names and len(names) > 1}
 
 
 def listed(folders: Iterable[Path]) -> str:

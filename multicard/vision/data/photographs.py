@@ -22,6 +22,7 @@ from multicard.vision.data import (
     decoded_cache,
     decoding,
     label_tables,
+    not_classes,
     repeated_images,
     sample_sources,
 )
@@ -249,6 +250,10 @@ def check(config: ImagesConfig) -> None:
     alike = class_names.alike(data.class_names)
     if alike:
         _say_once(_alike(alike, config))
+    if config.parts != []:  # by which folders are said to be classes
+        inside = _folders_in_classes(data, config)
+        if inside:
+            _say_once(_of_several_folders(inside, config))
     if parts["unused"]:
         note = Message(
             "photographs.tests-on",
@@ -260,6 +265,43 @@ def check(config: ImagesConfig) -> None:
         _say_once(note)
     if config.cache is CacheMode.mmap:
         decoded_cache.check(config)
+
+
+def _folders_in_classes(data: Data, config: ImagesConfig) -> dict[str, list[str]]:
+    root = Path(str(config.root)).expanduser()
+    if not root.is_dir():  # a table says which classes there are
+        return {}
+    splits = [data.train]
+    if config.split is not None:  # of the same folders
+        splits.append(data.test)
+    files = list[tuple[Path, str]]()
+    for split in splits:
+        for image, label in zip(split.images, split.labels, strict=True):
+            if isinstance(image, Path):
+                files.append((image, data.class_names[label]))
+    return not_classes.folders_in_classes(root, files)
+
+
+def _of_several_folders(inside: dict[str, list[str]], config: ImagesConfig) -> Message:
+    """That folders lie in the folder of a class, and may be meant as classes."""
+    shown = [f"{name} (with the folders {', '.join(folders[:3])})" for name, folders in inside.items()]
+    more = f" and {len(shown) - SHOWN_KINDS} more" if len(shown) > SHOWN_KINDS else ""
+    alone = Path(str(config.root)).expanduser() / next(iter(inside))
+    remedy = None
+    if len(inside) == 1 and alone.is_dir():
+        remedy = override("dataset.root", alone)
+    use = "" if remedy is None else f", or use `{remedy}` to read them alone"
+    return Message(
+        "photographs.folders-in-classes",
+        in_one_line(
+            f"dataset.root={config.root}: trains {', '.join(shown[:SHOWN_KINDS])}{more} as one class each; if the "
+            f"folders are the classes, put all classes beside one another{use}"
+        ),
+        key="dataset.root",
+        root=str(config.root),
+        classes={name: folders[:20] for name, folders in [*inside.items()][:20]},
+        remedy=remedy,
+    )
 
 
 def _alike(groups: list[list[str]], config: ImagesConfig) -> Message:
