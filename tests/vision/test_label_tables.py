@@ -120,6 +120,30 @@ def test_a_table_in_a_folder_of_notes_is_named(folders: tuple[str, ...], tmp_pat
     assert remedies(refusal.value)[-1].endswith("dataset.split=0.2")
 
 
+# Columns beside that of the images, values of the first and of the other images, and that which the remedy reads
+ONE_HOT: dict[str, tuple[str, str, str, str | None]] = {
+    "floats": ("MEL,NV", "1.0,0.0", "0.0,1.0", None),
+    "whole numbers": ("healthy,rust,scab", "0,1,0", "0,0,1", None),
+    "beside texts": ("MEL,NV,dx", "1,0,mel", "0,1,nv", "dx"),
+    "any number of classes": ("young,smiling", "1,1", "0,1", "young"),
+}
+
+
+@pytest.mark.parametrize("name", ONE_HOT)
+def test_of_columns_that_are_classes_none_is_offered_as_that_of_the_classes(name: str, tmp_path: Path):
+    head, first, other, label = ONE_HOT[name]
+    root = archive(tmp_path / "root", "images", count=9)
+    table(root, "truth.csv", f"image,{head}", lambda p, n: f"{p.stem},{other if n % 3 else first}")
+    with refused("photographs.table-of-classes") as refusal:
+        datasets.check(options(root, "dataset.split=0.2"))
+    remedy = refusal.value.message.facts["remedy"]
+    if label is None:
+        assert remedy is None
+    else:
+        asked = options(root, *shlex.split(str(remedy)))
+        assert (asked.columns or {})["label"] == label
+
+
 # A table that says the same as the folders, says nothing of classes, or is of other images
 AGREEING: dict[str, tuple[str, Row]] = {
     "the folder itself": ("filename,label", lambda p, n: f"{p.name},{p.parent.name}"),

@@ -17,6 +17,7 @@ from multicard.vision.data.image_tables import LINES, table_parts, text_columns
 
 TABLES = (".csv", ".tsv", LINES)
 SHARE = 0.5  # of the images, or of the rows: a table that names as many is of these images
+FLAGS = {"0": 0, "0.0": 0, "1": 1, "1.0": 1}
 SUBMISSION = "submission"  # in the name of a table whose classes are to be guessed (Kaggle)
 
 
@@ -24,6 +25,7 @@ class LabelTable(NamedTuple):
     """A table that names images of a folder.
 
     image: the column that does. strong, weak: columns that are called as classes are, and others whose values repeat.
+    one_hot: columns that are classes themselves, one of which is 1 in each row.
     """
 
     path: Path
@@ -32,12 +34,14 @@ class LabelTable(NamedTuple):
     strong: list[str]
     weak: list[str]
     agrees: frozenset[str]
+    one_hot: list[str]
 
     @property
     def label(self) -> str | None:
         """The column that holds the classes, as it seems."""
         own = [name for name in self.strong if name.strip().lower() in LABELS]
-        return next(iter([*own, *self.strong, *self.weak]), None)
+        weak = [name for name in self.weak if name not in self.one_hot]  # one class against all others
+        return next(iter([*own, *self.strong, *weak]), None)
 
 
 def require_folders_are_classes(root: Path, samples: Samples, train: Part, test: Part | None) -> None:
@@ -143,7 +147,19 @@ def _of_images(path: Path, images: Sequence[Path], labels: Sequence[str]) -> Lab
         if all(len(own) == 1 for own in by_folder.values()) and len(different) > 1:
             agrees.add(name)
     weak.sort(key=lambda name: _is_number(columns[name]))
-    return LabelTable(path, [*columns], image, strong, weak, frozenset(agrees))
+    one_hot = _one_hot({name: columns[name] for name in weak})
+    return LabelTable(path, [*columns], image, strong, weak, frozenset(agrees), one_hot)
+
+
+def _one_hot(columns: Mapping[str, Sequence[str]]) -> list[str]:
+    """Of these columns the ones of 0 and 1, where exactly one of them is 1 in each row."""
+    flags = {}
+    for name, values in columns.items():
+        if all(value in FLAGS for value in values):
+            flags[name] = [FLAGS[value] for value in values]
+    if len(flags) > 1 and all(sum(row) == 1 for row in zip(*flags.values(), strict=True)):
+        return [*flags]
+    return []
 
 
 def _name_of(value: str) -> str:
