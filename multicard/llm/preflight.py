@@ -206,6 +206,15 @@ def _notices(loaded: row_sources.LoadedRows, last_alone: int) -> list[Message]:
                 rows=loaded.by_place,
             )
         )
+    if 2 * loaded.repeating > loaded.wanted:  # of single rows it is what they say
+        said.append(
+            Message(
+                "llm.answers-repeat",
+                f"the answers of {loaded.repeating} rows begin with the whole text that they answer, which is then "
+                "there twice. Give the answers alone, unless they are to repeat it",
+                rows=loaded.repeating,
+            )
+        )
     tokens = loaded.tokens
     if tokens is not None and tokens.rows:
         shown = ", ".join([*tokens.within][:SHOWN])

@@ -688,3 +688,25 @@ def test_a_call_without_text_has_an_empty_one():
     call = {"function": {"name": "f", "arguments": "{}"}}
     (said,) = turns.messages([{"role": "assistant", "content": None, "tool_calls": [call]}]) or ()
     assert said["content"] == ""
+
+
+REPEATING = {"role": "assistant", "content": "Q is A"}
+# The words of a command, its rows, and how many rows are said to have an answer that repeats what it answers
+REPEATED: dict[str, tuple[tuple[str, ...], list[Any], int]] = {
+    "completions": (CHAT, [{"prompt": "Q\n", "completion": "Q\nA"}, {"prompt": "Q", "completion": "Q A"}], 2),
+    "messages": (CHAT, [{"messages": [S, Q, A, Q, REPEATING]}], 1),
+    "a single one": (CHAT, [{"messages": [Q, REPEATING]}, {"messages": [Q, A]}], 0),
+    "an earlier answer": (CHAT, [{"messages": [Q, REPEATING, {"role": "user", "content": "R"}, A]}], 0),
+    "pairs": (PREFERENCE, [{"prompt": "Q", "chosen": "Q A", "rejected": "Q B"}], 1),
+    "one of a pair": (PREFERENCE, [{"prompt": "Q", "chosen": "Q A", "rejected": "B"}], 0),
+    "whole conversations": (PREFERENCE, [{"prompt": "Q", "chosen": [Q, A], "rejected": [Q, B]}], 0),
+}
+
+
+@pytest.mark.parametrize("name", REPEATED)
+def test_answers_that_begin_with_what_they_answer_are_said(name: str, tmp_path: Path):
+    words, rows, count = REPEATED[name]
+    config = typed_llm(written(tmp_path, *rows), "batch_size=1", *words)
+    preflight.prepare(config)
+    found = [each.facts for each in preflight.notices(config) if each.code == "llm.answers-repeat"]
+    assert found == ([{"rows": count}] if count else [])

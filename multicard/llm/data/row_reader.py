@@ -28,6 +28,7 @@ class RowReader:
 
     def __init__(self, config: LlmConfig) -> None:
         self.config, self.pairs, self.unread = config, methods.chosen(config).pairs, Unread()
+        self.repeating = 0  # rows whose answer begins with the text that it answers
         self.by_place = 0  # rows of texts that are the user's and the assistant's in turn
         self._data, self._template = config.dataset, templates.chosen(config)
         self._is_chat = isinstance(self._data, ChatConfig)
@@ -50,16 +51,19 @@ class RowReader:
             found = pairs.pair(columns, self._reader)
             self._check_borne(columns)
             converted = self.pair(found, unread)
+            self.repeating += all(turns.repeats(said) for said in found[:2])
         elif self._is_chat:
             said = forms.conversation(columns)
             self._check_borne(columns)
             converted = self._conversation(said, unread)
             self.by_place += said.is_by_place
+            self.repeating += turns.repeats(said.messages)
         elif self._template is None or DATASETS[self._data.name].conversations:
             said = forms.conversation(columns)
             self._check_borne(columns)
             converted = self._share_gpt(said, unread)
             self.by_place += said.is_by_place
+            self.repeating += turns.repeats(said.messages)
         else:
             held = self._template_columns(columns)
             self._check_borne(columns)

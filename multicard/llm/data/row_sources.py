@@ -38,6 +38,7 @@ class LoadedRows(NamedTuple):
     held_out: rows that are not trained on; None where none are. wanted: both kinds together, before any was left out.
     too_few: True where the default share was not held out, as too few rows would have been left. tokens: what was seen
     of special tokens; None without a chat template. by_place: rows of texts without roles.
+    repeating: rows whose answer begins with the text that it answers.
     """
 
     rows: list[Row] | None
@@ -50,6 +51,7 @@ class LoadedRows(NamedTuple):
     too_few: bool = False
     tokens: TokenNotes | None = None
     by_place: int = 0
+    repeating: int = 0
 
 
 def load(config: LlmConfig) -> LoadedRows:
@@ -134,6 +136,7 @@ def _loaded(config: LlmConfig, split: float | None) -> LoadedRows:
         wanted,
         tokens=read.tokens,
         by_place=read.by_place,
+        repeating=read.repeating,
     )
 
 
@@ -202,6 +205,7 @@ class ReadRows(NamedTuple):
     ignored: Mapping[str, int]
     tokens: TokenNotes | None
     by_place: int
+    repeating: int
 
 
 def _read(
@@ -258,7 +262,8 @@ def _read(
                 pairs=equal,
             )
     ignored = {as_text(name): count for name, count in reader.unread.items()}  # the record is in UTF-8
-    return ReadRows(kept, len(broken) if skips else None, equal, ignored, reader.token_notes(), reader.by_place)
+    counted = len(broken) if skips else None
+    return ReadRows(kept, counted, equal, ignored, reader.token_notes(), reader.by_place, reader.repeating)
 
 
 def sample(config: LlmConfig, count: int) -> list[Row]:

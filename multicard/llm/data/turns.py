@@ -365,3 +365,16 @@ def unwritten(column: str, source: str | None, number: int | None = None, instea
         column=column,
         message=number,
     )
+
+
+def repeats(said: Sequence[Message]) -> bool:
+    """Tell whether the last message is an answer that begins with the whole text of the message before it.
+
+    So do rows whose answer was stored as a model continues a prompt: the prompt, and the answer behind it.
+    """
+    if len(said) < 2 or said[-1]["role"] != "assistant" or said[-2]["role"] != "user":
+        return False
+    asked, answered = said[-2].get("content"), said[-1].get("content")
+    if not isinstance(asked, str) or not isinstance(answered, str) or not asked.strip():
+        return False
+    return answered.strip().startswith(asked.strip())
