@@ -3,21 +3,15 @@
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
-from pathlib import Path
 
-from multicard.machine import environment
-from multicard.measure import memory
-from multicard.messages import ROOT, Message
-from multicard.records.text_table import in_bytes
+from multicard.messages import ROOT
 
-from . import findings
+from . import findings, needs
 from .findings import Compared, Read, extrapolated, joined
 from .place import ROWS, TOKENIZER, Place, engines, has_dali
 
 Words = dict[str, object]  # overrides of an entry; several values, separated by commas, are a sweep
 START_S, COMPILE_S = 15.0, 66.0  # of a run, as an H200's host took them
-LARGE = 40e9  # bytes of a GPU's memory, from which the papers' batches of 500 px in fp64 fit
 
 # On CPU ranks the same steps are shrunk: such figures say that the code works, and no more
 SMALL_IMAGES: Words = {"dataset.image_size": 32, "dataset.train_limit": 96, "dataset.test_limit": 48}
@@ -113,66 +107,12 @@ def listed(values: Sequence[object]) -> str:
     return ",".join(map(str, values))
 
 
-# Why a place leaves a step out
-
-
-def needs_gpu(place: Place) -> str:
-    return "" if place.is_cuda else Message("evidence.needs-gpu", "it needs a GPU")
-
-
-def needs_several(place: Place) -> str:
-    return "" if place.gpus > 1 else Message("evidence.needs-several", "it needs two GPUs")
-
-
-def needs_memory(place: Place) -> str:
-    """Of the papers' batches in fp64, on the device and in the shared memory of the loader's workers, which hold two
-    each beside the one in use."""
-    if not place.is_cuda:
-        return ""
-    if place.memory_bytes < LARGE:
-        said = f"fp64 at 500 px needs a GPU of {LARGE / 1e9:.0f} GB"
-        return Message("evidence.needs-memory", said, needed_bytes=LARGE)
-    batches = 2 * min(8, environment.cores()) + 1
-    needed_bytes = batches * 32 * (3 * 500**2 * 8 + 8)
-    free_bytes = memory.free_shared_memory_bytes()
-    if free_bytes is None or free_bytes >= needed_bytes:
-        return ""
-    have = f"/dev/shm has {in_bytes(free_bytes)} free, fp64 needs {in_bytes(needed_bytes)}"
-    sentence = f"{have}; start the container with a larger `--shm-size=SIZE`, or with `--ipc=host`"
-    return Message("evidence.shared-memory", sentence, free_bytes=free_bytes, needed_bytes=needed_bytes)
-
-
-def needs_llama3_8b(place: Place) -> str:
-    if not place.is_cuda or place.model == "llama3_8b":
-        return ""
-    return Message("evidence.needs-8b", "Llama3-8B needs a GPU of 70 GB")
-
-
-def needs_tests(place: Place) -> str:
-    if not place.is_cuda:
-        return needs_gpu(place)
-    if not find_spec("pytest"):
-        return Message("evidence.needs-pytest", "pytest is not installed: `pip install pytest`")
-    return "" if gpu_tests() else Message("evidence.needs-tests", "the tests are not installed")
-
-
-def needs_liger(place: Place) -> str:
-    is_there = find_spec("trl") and find_spec("liger_kernel")
-    return needs_gpu(place) or ("" if is_there else Message("evidence.needs-liger", "TRL or Liger is not installed"))
-
-
 # Commands that are no sweeps
 
 
 def machine(place: Place, _: int) -> list[str]:
     here = [] if place.is_cuda else ["--cpu"]
     return [sys.executable, "-m", "multicard.machine.rates", "--gpus", str(place.gpus), *here]
-
-
-def gpu_tests() -> list[str]:
-    """The tests that need a GPU, where they are installed."""
-    folder = Path("tests", "gpu")
-    return [str(folder / "test_cuda.py"), str(folder)] if (ROOT / folder).is_dir() else []
 
 
 def tests(place: Place, _: int) -> list[str]:
@@ -182,7 +122,7 @@ def tests(place: Place, _: int) -> list[str]:
     done = [f"--deselect={name}" for name, outcome in outcomes.items() if outcome in ("PASSED", "SKIPPED")]
     fixed = ("-o", "addopts=", "-p", "no:cacheprovider", "-v", "--tb=short", "--continue-on-collection-errors")
     # There, as a `tests` in the working folder may be another project's
-    return ["env", f"--chdir={ROOT}", sys.executable, "-m", "pytest", *fixed, "-m", "gpu", *gpu_tests(), *done]
+    return ["env", f"--chdir={ROOT}", sys.executable, "-m", "pytest", *fixed, "-m", "gpu", *needs.gpu_tests(), *done]
 
 
 # The steps
@@ -271,7 +211,7 @@ STEPS: Sequence[Step] = [
         vision("scaling", lambda place: FAST_AT_ONCE | {"gpus": listed(place.counts), **images(12_800)}),
         Compared("gpus", 1, "faster than one GPU", "images_per_s").read,
         each(START_S + 15),
-        skip=needs_several,
+        skip=needs.needs_several,
     ),
     Step(
         "tests",
@@ -279,7 +219,7 @@ STEPS: Sequence[Step] = [
         tests,
         findings.of_tests,
         lambda place: 90.0,
-        skip=needs_tests,
+        skip=needs.needs_tests,
         repeats=False,
     ),
     Step(
@@ -288,7 +228,7 @@ STEPS: Sequence[Step] = [
         tuning("shardings", lambda place: LORA | text(place) | shardings(place)),
         Compared("sharding", "fsdp", "faster than fsdp", "tokens_per_s", by=["engine"]).read,
         lambda place: 2 * (START_S + 40),
-        skip=needs_several,
+        skip=needs.needs_several,
     ),
     Step(
         "strategies",
@@ -296,7 +236,7 @@ STEPS: Sequence[Step] = [
         vision("strategies", lambda place: LOADED | strategies(place) | images(6400)),
         Compared("strategy", "ddp", "faster than ddp", "images_per_s").read,
         lambda place: 4 * (START_S + 15),
-        skip=needs_several,
+        skip=needs.needs_several,
     ),
     Step(
         "table2",
@@ -304,7 +244,7 @@ STEPS: Sequence[Step] = [
         vision("table2", lambda place: TABLE2 | {"precision": "fp64,fp32,fp16", "gpus": ends(place), **images(3840)}),
         joined(Compared("precision", "fp64", "faster than fp64", "images_per_s", by=["gpus"]).read, extrapolated),
         lambda place: (3 * START_S + 96) * (2 if place.gpus > 1 else 1),
-        skip=needs_memory,
+        skip=needs.needs_memory,
     ),
     Step(
         "table5",
@@ -312,7 +252,7 @@ STEPS: Sequence[Step] = [
         tuning("table5", lambda place: TABLE5 | {"pin_memory": "false,true", "gpus": ends(place)}),
         Compared("pin_memory", False, "faster than pageable memory", "tokens_per_s", by=["gpus"]).read,
         lambda place: 2 * (START_S + 60.0) * (2 if place.gpus > 1 else 1),
-        skip=needs_llama3_8b,
+        skip=needs.needs_llama3_8b,
     ),
     Step(
         "attention",
@@ -320,7 +260,7 @@ STEPS: Sequence[Step] = [
         without_cudnns_attention(tuning("attention", lambda place: LORA | text(place) | {"engine": listed(engines())})),
         joined(Compared("engine", "torchtune", "faster than torchtune", "tokens_per_s").read, findings.slow_steps),
         lambda place: len(engines()) * (START_S + 25),
-        skip=needs_gpu,
+        skip=needs.needs_gpu,
         repeats=False,
     ),
     Step(
@@ -343,7 +283,7 @@ STEPS: Sequence[Step] = [
         tuning("tuning_scaling", lambda place: FAST_LORA | {"engine": "torchtune", "gpus": listed(place.counts)}),
         Compared("gpus", 1, "faster than one GPU", "tokens_per_s").read,
         each(START_S + 90),
-        skip=needs_several,
+        skip=needs.needs_several,
     ),
     Step(
         "qlora",
@@ -358,7 +298,7 @@ STEPS: Sequence[Step] = [
         tuning("liger", lambda place: FAST_LORA | {"engine": "trl", "kernels": "torch,liger"}),
         Compared("kernels", "torch", "faster than without", "tokens_per_s").read,
         lambda place: 2 * (START_S + 75),
-        skip=needs_liger,
+        skip=needs.needs_liger,
     ),
     Step(
         "kernels",
@@ -374,7 +314,7 @@ STEPS: Sequence[Step] = [
         vision("depthwise", lambda place: FAST | {"model.depthwise": "convolution,triton", **images(6400)}),
         Compared("model.depthwise", "convolution", "faster than cuDNN's", "images_per_s").read,
         lambda place: 2 * (START_S + COMPILE_S + 10),
-        skip=needs_gpu,
+        skip=needs.needs_gpu,
     ),
     Step(
         "diagnosis",
@@ -390,7 +330,7 @@ STEPS: Sequence[Step] = [
         vision("memory", lambda place: TOO_LARGE | images(8192, epochs=1)),
         findings.of_memory,
         lambda place: START_S + 30,
-        skip=needs_gpu,
+        skip=needs.needs_gpu,
         repeats=False,
     ),
     Step(
@@ -399,7 +339,7 @@ STEPS: Sequence[Step] = [
         vision("whole", lambda place: FAST | {"epochs": 20}),
         findings.whole,
         lambda place: 600.0,
-        skip=needs_gpu,
+        skip=needs.needs_gpu,
         repeats=False,
     ),
 ]

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from analysis.claims.comparison import FAILS, HOLDS, UNDECIDED
-from analysis.evidence import command, drive, findings, job, page, steps
+from analysis.evidence import command, drive, findings, job, needs, page
 from analysis.evidence.findings import Compared, Finding
 from analysis.evidence.place import Place
 from analysis.evidence.steps import STEPS, Step
@@ -180,7 +180,7 @@ def test_the_commands_compose_and_name_the_data(one: Step, is_cuda: bool, tmp_pa
 def test_the_most_valuable_come_first_and_an_hour_takes_all_on_four_gpus(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    monkeypatch.setattr(steps.memory, "free_shared_memory_bytes", lambda: 10**10)
+    monkeypatch.setattr(needs.memory, "free_shared_memory_bytes", lambda: 10**10)
     place = gpus(tmp_path)
     assert [one.name for one in STEPS][:4] == ["machine", "fast", "tuning", "scaling"]
     ends_s = 0.0
@@ -198,8 +198,8 @@ def test_what_a_place_has_not_is_left_out_with_the_reason(monkeypatch: pytest.Mo
     assert says(named("table5").skip(gpus(tmp_path, 4, 24e9)), "evidence.needs-8b")
     assert says(named("whole").skip(cpu(tmp_path)), "evidence.needs-gpu")
     assert says(named("table2").skip(gpus(tmp_path, 4, 24e9)), "evidence.needs-memory")
-    monkeypatch.setattr(steps.memory, "free_shared_memory_bytes", lambda: 2 * 10**9)
-    monkeypatch.setattr(steps.environment, "cores", lambda: 16)
+    monkeypatch.setattr(needs.memory, "free_shared_memory_bytes", lambda: 2 * 10**9)
+    monkeypatch.setattr(needs.environment, "cores", lambda: 16)
     assert says(named("table2").skip(gpus(tmp_path)), "evidence.shared-memory", free_bytes=2 * 10**9)
     assert not named("scaling").skip(gpus(tmp_path, 2))
 
