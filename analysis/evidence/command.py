@@ -9,6 +9,7 @@ them, images are made of scikit-learn's digits, and rows are generated.
 """
 
 import argparse
+import math
 import os
 import signal
 import sys
@@ -24,6 +25,7 @@ from multicard.config.job import count
 from multicard.machine import devices, environment
 from multicard.measure.timing import clock_s
 from multicard.messages import Message, Parser, Refusal, say, typed, usage
+from multicard.ranks.failures import unwritable
 from multicard.records import run_folder
 from multicard.records.text_table import terminal_width
 
@@ -116,7 +118,7 @@ def words_of(options: argparse.Namespace) -> list[str]:
 
 
 def require_minutes(minutes: float) -> None:
-    if minutes <= 0:
+    if not 0 < minutes < math.inf:
         said = f"--minutes {minutes:g}: give some, as `--minutes 15`"
         raise Refusal("evidence.minutes", said, key="--minutes", value=minutes)
 
@@ -166,8 +168,12 @@ def listed(place: Place, steps: Sequence[Step]) -> int:
 
 def gathered(place: Place, steps: Sequence[Step], options: argparse.Namespace) -> int:
     """Measure, and write page and file, also where this process is told to stop."""
-    place.out.mkdir(parents=True, exist_ok=True)
-    with locked(place):
+    try:
+        place.out.mkdir(parents=True, exist_ok=True)
+        lock = locked(place)
+    except OSError as error:
+        raise Refusal.of(unwritable(place.out, error, "--out")) from None
+    with lock:
         require_same_machine(place)
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # by way of what is written below
         if not place.is_cuda:

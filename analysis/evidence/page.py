@@ -63,8 +63,9 @@ def summary(place: Place, steps: Sequence[Step]) -> Message:
     judged = [finding.verdict for _, finding in rows(place, steps) if finding.verdict]
     hold, fail = judged.count(HOLDS), judged.count(FAILS)
     open_claims = len(judged) - hold - fail
-    said = f"{measured} of {count(len(steps), 'step')} measured; {hold} of {count(len(judged), 'claim')} hold"
-    said += f", {fail} do not, {open_claims} are undecided"
+    said = f"{measured} of {count(len(steps), 'step')} measured"
+    if judged:
+        said += f"; of {count(len(judged), 'claim')} {hold} hold, {fail} do not, {open_claims} are undecided"
     return Message(
         "evidence.summary", said, measured=measured, steps=len(steps), hold=hold, fail=fail, open=open_claims
     )

@@ -301,7 +301,13 @@ def test_a_folder_without_data_is_refused(folder: str, tmp_path: Path, capsys: p
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["fast", "qlora"]
 
 
-@pytest.mark.parametrize("minutes", ["0", "-3"])
+@pytest.mark.parametrize("out", ["/proc/nowhere", "/etc/passwd"])
+def test_a_folder_that_cannot_be_written_is_refused(out: str, capsys: pytest.CaptureFixture[str]):
+    assert command.main(["--out", out]) == 1
+    assert find(capsys.readouterr().err, "evidence.refused").facts["reason"].key == "--out"
+
+
+@pytest.mark.parametrize("minutes", ["0", "-3", "nan", "inf"])
 def test_no_time_is_refused(minutes: str, capsys: pytest.CaptureFixture[str]):
     assert command.main(["--minutes", minutes]) == 1
     assert find(capsys.readouterr().err, "evidence.minutes", key="--minutes")
