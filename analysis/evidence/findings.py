@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from multicard.config.job import count
@@ -102,6 +103,8 @@ class Compared:
         untold = why_untold([*grouping.undisturbed(runs), *grouping.undisturbed(base)])
         if untold is not None:
             return Finding(claim, shown, f"not told: {untold}", UNDECIDED, beside, counted)
+        if any(run[self.rate] is None for run in (*base, *runs)):
+            return Finding(claim, shown, "not told: a run has no rate", UNDECIDED, beside, counted)
         ratio = repeated.ratio(self.rate, base, runs)
         return Finding(claim, shown, in_words(ratio), verdict_of(ratio), beside, counted)
 
@@ -231,17 +234,21 @@ def extrapolated_s(record: Mapping[str, Any]) -> tuple[float, str]:
 
 
 def extrapolated(folder: Path, _: str) -> list[Finding]:
-    """The papers' training by each run, beside Table 2's first column on one GPU."""
+    """The papers' training by each setting on GPUs, the mean of its runs, beside Table 2's first column on one GPU."""
     images, _tests, epochs = TRAINING
-    found = []
+    settings: dict[tuple[str, int], list[tuple[float, str]]] = {}
     for record in records(folder):
         axes = record["axes"]
         if record["status"] == "ok" and axes["device"] != "cpu":
-            total_s, formula = extrapolated_s(record)
-            printed_s = PAPERS_TOTAL_S.get(axes["precision"]) if axes["gpus"] == 1 else None
-            beside = "" if printed_s is None else f"{printed_s:,} s (papers, one H100)"
-            what = f"{axes['precision']}, gpus={axes['gpus']}: {epochs} epochs of {images:,} images, extrapolated"
-            found.append(Finding(what, f"{total_s:,.0f} s = {formula}", beside=beside, runs=1))
+            settings.setdefault((axes["precision"], axes["gpus"]), []).append(extrapolated_s(record))
+    found = []
+    for (precision, gpus), own in settings.items():
+        printed_s = PAPERS_TOTAL_S.get(precision) if gpus == 1 else None
+        beside = "" if printed_s is None else f"{printed_s:,} s (papers, one H100)"
+        what = f"{precision}, gpus={gpus}: {epochs} epochs of {images:,} images, extrapolated"
+        mean_s = fmean(total_s for total_s, _ in own)
+        terms = f" = {own[0][1]}" if len(own) == 1 else f", the mean of {len(own)} runs; the first: {own[0][1]}"
+        found.append(Finding(what, f"{mean_s:,.0f} s{terms}", beside=beside, runs=len(own)))
     return found
 
 

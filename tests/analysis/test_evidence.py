@@ -235,6 +235,17 @@ def test_the_extrapolation_is_exact_where_images_take_the_same_time():
     assert figures == [7, 20, 0.5, 60_000, 500, 10_000, 2_000]
 
 
+def test_repeated_trainings_are_extrapolated_to_their_mean(tmp_path: Path):
+    for number, image_s in enumerate((0.001, 0.003)):
+        last = {"train_s": 600 * image_s, "evaluate_s": 0.1, "samples": 600, "test_samples": 100}
+        record = {"status": "ok", "images_per_s": 1 / image_s, "epochs": [last, last]}
+        record |= {"axes": {"precision": "fp16", "gpus": 1, "device": "cuda"}}
+        run_folder.write_json(tmp_path / str(number) / "result.json", record)
+    (found,) = findings.extrapolated(tmp_path, "")
+    expected_s = 20 * (60_000 * 0.002 + 10_000 * 0.001)
+    assert found.value.startswith(f"{expected_s:,.0f} s") and found.runs == 2 and "2,477" in found.beside
+
+
 @pytest.fixture
 def compared(tmp_path: Path) -> Callable[..., dict[str, Finding]]:
     """The findings of runs of some settings, each with its images a second, by the end of their label."""
