@@ -121,6 +121,7 @@ ROOM = 1.02  # a torch upgrade that moves more than this, or launches more, is l
 
 @pytest.mark.usefixtures("processes")
 @pytest.mark.nightly
+@pytest.mark.timeout(1800)  # one to two minutes of a core, beside whatever else a night brings
 def test_mobilenet_moves_no_more_bytes_than_it_did():
     words = ("batch_size=64", "dataset.image_size=500")
     parts = {part["part"]: part for part in counted("benchmarks.generated_code", *words, "--json")["parts"]}
