@@ -331,7 +331,7 @@ def train_with_a_slow_optimiser(rank: Rank, config: VisionConfig, folder: Path, 
         return optimisation
 
     eager = AssertionError("a step ran uncompiled")
-    quickly = lambda model, _: model.compile(dynamic=False, backend="aot_eager")  # noqa: E731
+    quickly = lambda model, *_: model.compile(dynamic=False, backend="aot_eager")  # noqa: E731
     with (
         mock.patch.object(compiling, "compile_model", quickly),
         mock.patch.object(optim, "build", build_slow),
