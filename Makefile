@@ -43,7 +43,8 @@ wheel: install
 	rm -rf dist
 	$(BIN)/python -m pip wheel -q --no-deps --no-build-isolation -w dist .
 	$(PYTHON) -m venv --without-pip --clear dist/venv
-	$(BIN)/python -m uv pip install -q --python dist/venv/bin/python dist/multicard-*.whl -c requirements.lock
+	$(BIN)/python -m uv pip install -q --python dist/venv/bin/python dist/multicard-*.whl -c requirements.lock \
+	  || $(BIN)/python -m pip --python dist/venv/bin/python install -q dist/multicard-*.whl -c requirements.lock
 	cd dist && venv/bin/multicard demo
 
 experiments: dali
