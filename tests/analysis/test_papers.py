@@ -16,6 +16,7 @@ from analysis.report import sections
 from analysis.report.blocks import Facts, Fold
 from analysis.runs import load
 from analysis.runs.columns import flat
+from multicard.config import schema
 from multicard.config.llm_texts import DATASETS
 from multicard.messages import Message
 from multicard.papers import printed
@@ -121,6 +122,7 @@ def test_each_experiment_is_as_printed_but_for_what_is_said(name: str):
     of_groups = ("profile.name", "optimizer.name")  # whose columns are no axes
     own = {key if key in of_groups else key.removesuffix(".name"): value for key, value in own.items()}
     own = {key: str(value) if isinstance(value, list) else value for key, value in own.items()}  # as in a column
+    own |= {key: older.as_now for key, older in schema.OLDER.items()}  # which runs of earlier versions may lack
     own |= {key: [*values] for key, values in experiment.swept.items()}
     if own.get("template", "") is None:
         own["template"] = DATASETS[own["dataset"]].template
