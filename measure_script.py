@@ -1,10 +1,10 @@
 """Measure a PyTorch script of your own on 1 to N GPUs, or CPU ranks, without changing it.
 
-python measure_script.py script=train.py args.lr=0.1 gpus=2                          one run of `train.py --lr 0.1`
-python measure_script.py -m script=train.py args.precision=bf16,fp32 gpus=1,2,4      a sweep: every combination
-python measure_script.py -m script=train.py gpus=1,2 steps=200 name=mine             short runs, in a named sweep
-python measure_script.py script=train.py words=[data/train.csv,--verbose]            words as they are
-python measure_script.py script=train.py args.style=hydra args.optim.lr=0.1          `train.py optim.lr=0.1`
+one run        python measure_script.py script=train.py args.lr=0.1 gpus=2
+a sweep        python measure_script.py -m script=train.py args.precision=bf16,fp32 gpus=1,2,4
+short runs     python measure_script.py -m script=train.py gpus=1,2 steps=200 name=mine
+as they are    python measure_script.py script=train.py words=[data/train.csv,--verbose]
+for Hydra      python measure_script.py script=train.py args.style=hydra args.optim.lr=0.1
 """
 
 import sys
@@ -21,7 +21,9 @@ from multicard.script.workload import WORKLOAD
 
 def main() -> int:
     """Run the command of `sys.argv` and return its exit code."""
-    return command.execute(WORKLOAD, usage=usage(__doc__, __file__), conclude=repository.module("analysis").conclusion)
+    return command.execute(
+        WORKLOAD, usage=usage(__doc__, __file__), conclude=repository.module("analysis").conclusion
+    )
 
 
 if __name__ == "__main__":

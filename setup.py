@@ -1,8 +1,9 @@
-"""What pyproject.toml cannot say of a wheel: the place of the repository's top level, and the commit.
+"""What pyproject.toml cannot say of a wheel: the place of the repository's top level,
+and the commit.
 
 `conf/`, `analysis/` and the entries go to `multicard/checkout/` (multicard/repository.py). So the
-top of site-packages has only `multicard/` and Hydra's `hydra_plugins/`. An editable install uses the
-checkout as it is.
+top of site-packages has only `multicard/` and Hydra's `hydra_plugins/`. An editable install uses
+the checkout as it is.
 """
 
 import json

@@ -1,10 +1,10 @@
 """Tune an LLM with torchtune's recipes on 1 to N GPUs, or CPU ranks, and measure it.
 
-python tune_llm.py                                                      one run, of a tiny model on synthetic rows
-python tune_llm.py method=qlora model=llama3_8b precision=bf16 gpus=2   one run, of 8B random weights
-python tune_llm.py -m method=lora,qlora,dpo,qat gpus=1,2                a sweep: every combination
-python tune_llm.py -m method=lora,qlora gpus=1,2 predict=true           what a sweep would take; starts none
-python tune_llm.py experiment=templates name=templates                  a figure of the papers; scale=smoke shrinks it
+a tiny model   python tune_llm.py
+8B, random     python tune_llm.py method=qlora model=llama3_8b precision=bf16 gpus=2
+a sweep        python tune_llm.py -m method=lora,qlora,dpo,qat gpus=1,2
+a forecast     python tune_llm.py -m method=lora,qlora gpus=1,2 predict=true
+of the papers  python tune_llm.py experiment=templates name=templates
 """
 
 import sys
@@ -21,7 +21,9 @@ from multicard.messages import usage
 
 def main() -> int:
     """Run the command of `sys.argv` and return its exit code."""
-    return command.execute(WORKLOAD, usage=usage(__doc__, __file__), conclude=repository.module("analysis").conclusion)
+    return command.execute(
+        WORKLOAD, usage=usage(__doc__, __file__), conclude=repository.module("analysis").conclusion
+    )
 
 
 if __name__ == "__main__":

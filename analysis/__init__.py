@@ -11,7 +11,8 @@ MOST = 3  # workloads whose answers end a sweep
 
 
 def conclusion(folders: Sequence[Path]) -> "Conclusion":
-    """What a sweep of runs in these folders ends with: what to run, and the commands that train it and open the page.
+    """What a sweep of runs in these folders ends with: what to run,
+    and the commands that train it and open the page.
 
     It imports the analysis only when it is called.
     """
@@ -27,8 +28,13 @@ def conclusion(folders: Sequence[Path]) -> "Conclusion":
     from .answers import answers, recommended_runs
     from .runs import load
 
-    found = [answer for answer in answers(load.read(folders).runs) if len(answer.ranking.settings) > 1][:MOST]
-    sentences = [f"{answer.work}: {answer.sentence}" if len(found) > 1 else answer.sentence for answer in found]
+    found = [
+        answer for answer in answers(load.read(folders).runs) if len(answer.ranking.settings) > 1
+    ][:MOST]
+    sentences = [
+        f"{answer.work}: {answer.sentence}" if len(found) > 1 else answer.sentence
+        for answer in found
+    ]
     waits = [answer.waits.sentence for answer in found if answer.waits is not None][:1]
     trains = []
     if len(found) == 1 and found[0].training is not None:
@@ -39,4 +45,6 @@ def conclusion(folders: Sequence[Path]) -> "Conclusion":
     plain = text_table.folded(waits, width)
     folder = shlex.quote(link(folders[0].parent).plain)
     opens = f"{typed('-m analysis')} report {folder}   # the page"
-    return Conclusion(["", *bold, *plain, *trains, opens], [run.folder for run in recommended_runs(found)])
+    return Conclusion(
+        ["", *bold, *plain, *trains, opens], [run.folder for run in recommended_runs(found)]
+    )

@@ -31,19 +31,30 @@ from multicard.records.text_table import clean
 from . import cli, experiments, figures
 from .commands import best, compare, gate, list_runs, predictions, share, sync, table
 from .runs import by_int4, load, sql
-from .runs.load import Found
+from .runs.load import FoundRuns
 
-CLAIMS = "The claims of the two papers, tested on your runs: the printed figures, yours, and a verdict on each."
-DASHBOARD = "The runs of a project in W&B as a saved workspace; another call replaces it, with changes by hand."
+CLAIMS = (
+    "The claims of the two papers, tested on your runs: the printed figures, yours, and a verdict"
+    " on each."
+)
+DASHBOARD = (
+    "The runs of a project in W&B as a saved workspace; another call replaces it, with changes by"
+    " hand."
+)
 FIGURES = "an experiment, all, effects, losses, phases, efficiency, trade_off or timelines"
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run a command; the exit code is 1, after a line that says why, if it is refused or --gate is exceeded, and 2
-    if the runs cannot tell whether it is."""
+    """Run a command; the exit code is 1, after a line that says why, if it is refused or --gate is
+    exceeded, and 2 if the runs cannot tell whether it is.
+    """
     parser, commands = _parser()
     name, *rest = (sys.argv[1:] if words is None else words) or [""]
-    options = commands[name].parse_intermixed_args(rest) if name in commands else parser.parse_args([name, *rest])
+    options = (
+        commands[name].parse_intermixed_args(rest)
+        if name in commands
+        else parser.parse_args([name, *rest])
+    )
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a name of a folder need not be text
@@ -52,7 +63,10 @@ def main(words: Sequence[str] | None = None) -> int:
             return options.run(options)
     except KeyboardInterrupt as interrupted:
         print(
-            Message("analysis.interrupted", f"interrupted by {interrupted}", signal=str(interrupted)), file=sys.stderr
+            Message(
+                "analysis.interrupted", f"interrupted by {interrupted}", signal=str(interrupted)
+            ),
+            file=sys.stderr,
         )
         return 1
     except BrokenPipeError:  # the reader has gone, as with `| head`
@@ -60,18 +74,24 @@ def main(words: Sequence[str] | None = None) -> int:
         return 0
     except (ValueError, OSError) as error:
         reason = _reason(error)
-        print(clean(Message("analysis.refused", f"refused: {reason}", reason=reason)), file=sys.stderr)
+        print(
+            clean(Message("analysis.refused", f"refused: {reason}", reason=reason)), file=sys.stderr
+        )
         return 1
 
 
 def _reason(error: ValueError | OSError) -> str:
-    """What an error says: a message of ours as it is, the system's with the file that it is about."""
+    """What an error says: a message of ours as it is,
+    the system's with the file that it is about.
+    """
     if isinstance(error, OSError) and error.strerror:
         return clean(": ".join(str(part) for part in (error.filename, error.strerror) if part))
     return str(error) if isinstance(error, Refusal) else clean(str(error))
 
 
-def _of_runs(found_in: Callable[[Found, argparse.Namespace], Output]) -> Callable[[argparse.Namespace], int]:
+def _of_runs(
+    found_in: Callable[[FoundRuns, argparse.Namespace], Output],
+) -> Callable[[argparse.Namespace], int]:
     def run(options: argparse.Namespace) -> int:
         found = load.read(options.folders, price=getattr(options, "price", None))
         return _emit(found_in(found, options), options, found.skipped)
@@ -84,7 +104,7 @@ def _emit(output: Output, options: argparse.Namespace, skipped: Sequence[Skipped
     return output.code
 
 
-def _list(found: Found, options: argparse.Namespace) -> Output:
+def _list(found: FoundRuns, options: argparse.Namespace) -> Output:
     runs = sql.select(found.runs, options.where, options.sort)
     return list_runs.output(found, runs, options.columns, refused="status" in (options.where or ""))
 
@@ -94,7 +114,11 @@ def _compare(options: argparse.Namespace) -> int:
     b = a if options.b is None else load.read([options.b])
     cells = compare.compare(a.runs, b.runs, options.by, options.common, options.mix, options.margin)
     sides = [f"A: {clean(str(options.a))}", f"B: {clean(str(options.b))}"]
-    within = [f"A, B: {clean(str(options.a))}, by {clean(', '.join(options.by))}"] if cells[0].sides[0] else sides
+    within = (
+        [f"A, B: {clean(str(options.a))}, by {clean(', '.join(options.by))}"]
+        if cells[0].sides[0]
+        else sides
+    )
     output = compare.output(cells, options.margin, within)
     if options.gate is not None:
         passed, line = gate.gated(cells, options.gate)
@@ -119,14 +143,14 @@ def _best(options: argparse.Namespace) -> int:
     return train_best.train(runs, limits, options.mix)
 
 
-def _ranked(found: Found, options: argparse.Namespace) -> Output:
+def _ranked(found: FoundRuns, options: argparse.Namespace) -> Output:
     from .answers import sentences
 
     limits = best.Limits(options.accuracy, options.memory, options.gpus, options.loss)
     return best.output(found.runs, options.goal, limits, options.mix, sentences, options.by)
 
 
-def _table(found: Found, options: argparse.Namespace) -> Output:
+def _table(found: FoundRuns, options: argparse.Namespace) -> Output:
     if options.experiment == DATASETS:
         return table.output([table.of_datasets(found.runs)])
     experiment = experiments.load(options.experiment)
@@ -142,12 +166,14 @@ def _table(found: Found, options: argparse.Namespace) -> Output:
     return table.output(table.tables(experiment, chosen), len(rest))
 
 
-def _claims(found: Found, options: argparse.Namespace) -> Output:
+def _claims(found: FoundRuns, options: argparse.Namespace) -> Output:
     from . import claims
     from .claims import render
 
     chosen = claims.named(options.only) if options.only is not None else claims.CLAIMS
-    return render.output(claims.judge(found.runs, options.mix, chosen), whole=options.only is not None)
+    return render.output(
+        claims.judge(found.runs, options.mix, chosen), whole=options.only is not None
+    )
 
 
 def _figure(options: argparse.Namespace) -> int:
@@ -173,12 +199,18 @@ def _report(options: argparse.Namespace) -> int:
             )
         from .report import watch
 
-        watch.serve(report.watched(options.folders, options.title, options.mix, options.price), options.port or 0)
+        watch.serve(
+            report.watched(options.folders, options.title, options.mix, options.price),
+            options.port or 0,
+        )
         return 0
-    with Console(stderr=True).status("reading the runs") as status:  # of 10,000 runs it takes a minute
+    # of 10,000 runs it takes a minute
+    with Console(stderr=True).status("reading the runs") as status:
         found = load.read(options.folders, price=options.price)
         status.update(f"making the page about {count(len(found.runs), 'run')}")
-        lines = report.write(options.folders, options.out, options.title, options.mix, found).splitlines()
+        lines = report.write(
+            options.folders, options.out, options.title, options.mix, found
+        ).splitlines()
     print("\n".join(map(clean, lines)))
     return 0
 
@@ -192,7 +224,11 @@ def _dashboard(options: argparse.Namespace) -> int:
 
 def _export(options: argparse.Namespace) -> int:
     found = load.read(options.folders)
-    print("\n".join([*map(clean, share.export(found.runs, options.out)), *skipped_lines(found.skipped)]))
+    print(
+        "\n".join(
+            [*map(clean, share.export(found.runs, options.out)), *skipped_lines(found.skipped)]
+        )
+    )
     return 0
 
 
@@ -208,11 +244,19 @@ def _sync(options: argparse.Namespace) -> int:
     return code
 
 
-WRITING = ("list", "table", "compare", "best", "claims", "predictions")  # commands that write what they found
+# commands that write what they found
+WRITING = ("list", "table", "compare", "best", "claims", "predictions")
 SHARED: dict[str, dict[str, Any]] = {  # arguments that several commands have
     "folders": {"metavar": "FOLDER", "nargs": "*", "type": Path, "default": [Path("multirun")]},
-    "--mix": {"help": "average runs of several commits or machines in a cell", "action": "store_true"},
-    "--price": {"metavar": "2.49", "help": "of a GPU for an hour (price.gpu_hour)", "type": cli.price},
+    "--mix": {
+        "help": "average runs of several commits or machines in a cell",
+        "action": "store_true",
+    },
+    "--price": {
+        "metavar": "2.49",
+        "help": "of a GPU for an hour (price.gpu_hour)",
+        "type": cli.price,
+    },
     "--all": {"help": "include settings with few of the cells", "action": "store_true"},
 }
 
@@ -257,7 +301,9 @@ def _add_commands_on_settings(command: Callable[..., Callable[..., Any]]) -> Non
 
     add = command("compare", _compare, _description(compare))
     add("a", metavar="A", help="the folder of a sweep", type=Path)
-    add("b", metavar="B", help="the folder of another sweep of the same cells", type=Path, nargs="?")
+    add(
+        "b", metavar="B", help="the folder of another sweep of the same cells", type=Path, nargs="?"
+    )
     keys = "keys, separated by commas, that differ on purpose; without B, A's"
     add("--by", metavar="KEY", help=keys, type=cli.names, default=[])
     margin = "the difference up to which two are equal (5%%)"
@@ -275,11 +321,29 @@ def _add_commands_on_settings(command: Callable[..., Callable[..., Any]]) -> Non
     add("folders", "--price", "--mix")
     add("--goal", choices=GOALS, help="one goal alone; without it, all of them")
     add("--accuracy", metavar="0.99", help="the least; leaves out tuning runs", type=cli.share)
-    add("--loss", metavar="1.9", help="the highest of held-out rows; leaves out all but tuning runs", type=cli.loss)
-    add("--by", choices=by_int4.BY, help="judge tuning by the held-out loss in int4: qat and full, for int4")
-    add("--memory", metavar="80GB", help="the most memory of a GPU, in MB or GB, MiB or GiB", type=cli.size_bytes)
+    add(
+        "--loss",
+        metavar="1.9",
+        help="the highest of held-out rows; leaves out all but tuning runs",
+        type=cli.loss,
+    )
+    add(
+        "--by",
+        choices=by_int4.BY,
+        help="judge tuning by the held-out loss in int4: qat and full, for int4",
+    )
+    add(
+        "--memory",
+        metavar="80GB",
+        help="the most memory of a GPU, in MB or GB, MiB or GiB",
+        type=cli.size_bytes,
+    )
     add("--gpus", metavar="N", help="the most GPUs, on all nodes together", type=cli.count)
-    add("--train", help="train the recommended setting in full, and keep its model", action="store_true")
+    add(
+        "--train",
+        help="train the recommended setting in full, and keep its model",
+        action="store_true",
+    )
 
 
 def _add_commands_on_all_runs(command: Callable[..., Callable[..., Any]]) -> None:
@@ -294,20 +358,46 @@ def _add_commands_on_all_runs(command: Callable[..., Callable[..., Any]]) -> Non
     add = command("figure", _figure, _description(figures))
     add("name", metavar="NAME", help=FIGURES)
     add("folders", "--all", "--mix")
-    add("--out", metavar="FILE", help="ends in .svg, .pdf or .png (outputs/figures/)", type=Path, default=figures.OUT)
+    add(
+        "--out",
+        metavar="FILE",
+        help="ends in .svg, .pdf or .png (outputs/figures/)",
+        type=Path,
+        default=figures.OUT,
+    )
 
     add = command("report", _report, None)
     add("folders", "--price", "--mix")
     add("--out", metavar="FILE", help="report.html in FOLDER, or here for several", type=file)
     add("--title", metavar="TEXT", help="the heading of the page")
-    add("--watch", help="serve the page on this machine, kept up to date, until Ctrl-C", action="store_true")
+    add(
+        "--watch",
+        help="serve the page on this machine, kept up to date, until Ctrl-C",
+        action="store_true",
+    )
     add("--port", metavar="N", help="serve it at this port (a free one)", type=int)
 
     add = command("dashboard", _dashboard, DASHBOARD)
     project = TrackerConfig().project
-    add("--project", metavar="P", help="the runs' tracker.project", type=cli.wandb_name, default=project)
-    add("--entity", metavar="E", help="a user or team; the account's own by default", type=cli.wandb_name)
-    add("--dry-run", metavar="FILE", help="write its specification as JSON instead, without a login", type=file)
+    add(
+        "--project",
+        metavar="P",
+        help="the runs' tracker.project",
+        type=cli.wandb_name,
+        default=project,
+    )
+    add(
+        "--entity",
+        metavar="E",
+        help="a user or team; the account's own by default",
+        type=cli.wandb_name,
+    )
+    add(
+        "--dry-run",
+        metavar="FILE",
+        help="write its specification as JSON instead, without a login",
+        type=file,
+    )
 
     add = command("export", _export, share.EXPORT)
     add("folders")
@@ -320,8 +410,18 @@ def _add_commands_on_all_runs(command: Callable[..., Callable[..., Any]]) -> Non
 
     add = command("sync", _sync, _description(sync))
     add("folders")
-    add("--project", metavar="NAME", help="the W&B project (each run's tracker.project)", type=cli.wandb_name)
-    add("--entity", metavar="NAME", help="the W&B user or team (each run's tracker.entity)", type=cli.wandb_name)
+    add(
+        "--project",
+        metavar="NAME",
+        help="the W&B project (each run's tracker.project)",
+        type=cli.wandb_name,
+    )
+    add(
+        "--entity",
+        metavar="NAME",
+        help="the W&B user or team (each run's tracker.entity)",
+        type=cli.wandb_name,
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 """What to run: one sentence for each workload, with how sure it is and its doubts.
 
-The page, the end of a sweep, `best` and Python show these sentences; nothing else words a recommendation. A sentence is
-joined of messages: what to run, with the figures behind it, then what it costs and why it may not be made.
+The page, the end of a sweep, `best` and Python show these sentences; nothing else words a
+recommendation. A sentence is
+joined of messages: what to run, with the figures behind it,
+then what it costs and why it may not be made.
 """
 
 import shlex
@@ -37,8 +39,8 @@ class Answer:
     """What to run for one workload.
 
     work: its name. ranking: its settings by time. best: the recommended one.
-    against: what it is compared with: `best` itself where nothing is faster than the defaults; None where no other
-    setting learned.
+    against: what it is compared with: `best` itself where nothing is faster than the defaults; None
+    where no other setting learned.
     is_default: `against` has the defaults throughout.
     """
 
@@ -59,7 +61,9 @@ class Answer:
     @cached_property
     def speedup(self) -> Ratio | None:
         """How many times faster it is than `against`; below 1: slower."""
-        return self.against and self.ranking.repeated.ratio(self.ranking.column, self.best.runs, self.against.runs)
+        return self.against and self.ranking.repeated.ratio(
+            self.ranking.column, self.best.runs, self.against.runs
+        )
 
     @property
     def is_told(self) -> bool:
@@ -68,7 +72,9 @@ class Answer:
 
     @property
     def recommended(self) -> RankedSetting | None:
-        """The setting to use; None for a single one, without a recommendation, and where runs do not tell."""
+        """The setting to use; None for a single one, without a recommendation,
+        and where runs do not tell.
+        """
         is_told = self.lead.code in RECOMMENDING
         return self.best if is_told and len(self.ranking.settings) > 1 else None
 
@@ -78,10 +84,13 @@ class Answer:
 
     @cached_property
     def marks(self) -> list[str]:
-        """What limits its runs, and those compared with; what else differs between them than the settings; and a
-        speed-up that more GPUs cannot give."""
+        """What limits its runs, and those compared with; what else differs between them than the
+        settings; and a speed-up that more GPUs cannot give.
+        """
         compared = [*self.best.counted, *(self.against.counted if self.against else ())]
-        said = [limit.says.partition(":")[0] for limit in limits.in_order(grouping.limits_of(compared))]
+        said = [
+            limit.says.partition(":")[0] for limit in limits.in_order(grouping.limits_of(compared))
+        ]
         if self.against not in (None, self.best):
             names = [grouping.label(one.cell, self.apart) for one in (self.best, self.against)]
             said += circumstances.doubts(self.best.counted, self.against.counted, names)
@@ -119,7 +128,9 @@ class Answer:
 
     @property
     def evidence(self) -> str:
-        """How sure it is: the 95 % interval, where any setting was repeated, and the number of runs."""
+        """How sure it is: the 95 % interval, where any setting was repeated,
+        and the number of runs.
+        """
         counts = self._counts
         if {*counts} == {1}:
             runs = "one run each"
@@ -130,7 +141,8 @@ class Answer:
         if self._bounds is None:
             return runs
         low, high = self._bounds
-        if self.speedup is not None and self.speedup.ratio < 1:  # the sentence says how many times slower
+        # the sentence says how many times slower
+        if self.speedup is not None and self.speedup.ratio < 1:
             low, high = 1 / high, 1 / low
         ends = " to ".join(times(end).removesuffix("x") for end in (low, high))
         return f"{CONFIDENCE:.0%} interval {ends}, {runs}"
@@ -151,13 +163,15 @@ class Answer:
 
     @property
     def apart(self) -> list[str]:
-        own, other = dict(self.best.cell), dict(self.against.cell if self.against else self.best.cell)
+        own = dict(self.best.cell)
+        other = dict(self.against.cell if self.against else self.best.cell)
         return [key for key in self.ranking.keys if own.get(key) != other.get(key)]
 
     @property
     def lead(self) -> Message:
         """What to run, or that nothing can be recommended, with the figures behind it."""
-        seconds, settings = self.ranking.time(self.best), count(len(self.ranking.settings), "setting")
+        seconds = self.ranking.time(self.best)
+        settings = count(len(self.ranking.settings), "setting")
         time = {"time": self.best.cost, "column": self.ranking.column}
         measured = {"setting": self.setting, "settings": len(self.ranking.settings), **time}
         if self.failings and self.setting and self.against in (None, self.best):
@@ -172,7 +186,10 @@ class Answer:
         if self.against is self.best:
             is_fastest = self.best is self.ranking.settings[0]
             of_these = "" if is_fastest else " that can be recommended"
-            said = f"Keep {self.setting}: the defaults are the fastest of {settings}{of_these} ({seconds})"
+            said = (
+                f"Keep {self.setting}: the defaults are the fastest of"
+                f" {settings}{of_these} ({seconds})"
+            )
             return Message("answer.keep", said, is_fastest=is_fastest, **measured)
         return self._compared
 
@@ -192,7 +209,10 @@ class Answer:
         if self.is_told or ratio < 1 or self.ranking.more_accurate(self.best, self.against):
             return Message("answer.run", f"Use {self.setting}: {factor}", **self._comparison)
         if self.ranking.equivalent(self.best, self.against):
-            said = f"Use {self.setting}: as fast as {self.compared_with}, within {MARGIN:.0%} ({self.evidence})"
+            said = (
+                f"Use {self.setting}: as fast as {self.compared_with}, within"
+                f" {MARGIN:.0%} ({self.evidence})"
+            )
             return Message("answer.as-good", said, margin=MARGIN, **self._comparison)
         return self._not_known(ratio)
 
@@ -204,15 +224,22 @@ class Answer:
         if needed is not None:
             remedy = f"`repeat={needed}` would show more"
         if {*self._counts} == {1}:
-            said = f"{self.setting} was {faster(ratio)} than {self.compared_with} in one run each; {remedy}"
+            said = (
+                f"{self.setting} was {faster(ratio)} than {self.compared_with} in one run each;"
+                f" {remedy}"
+            )
             return Message("answer.one-run-each", said, needed=needed, **self._comparison)
-        said = f"{self.setting} is not clearly faster than {self.compared_with} ({self.evidence}); {remedy}"
+        said = (
+            f"{self.setting} is not clearly faster than {self.compared_with} ({self.evidence});"
+            f" {remedy}"
+        )
         return Message("answer.not-known", said, needed=needed, **self._comparison)
 
     @property
     def _needed(self) -> int | None:
-        """The repetitions that would tell the setting from `against`; None where even the most may not, or where it is
-        told already."""
+        """The repetitions that would tell the setting from `against`; None where even the most may
+        not, or where it is told already.
+        """
         if self.is_told:
             return None
         return recommended.repetitions_to_tell(self.speedup, self.ranking.confidence, *self._counts)
@@ -241,7 +268,9 @@ class Answer:
     @property
     def _uncounted(self) -> list[Message]:
         """Compilation, which training times leave out."""
-        compile_s, total_s = (of_setting(self.best.runs, column) or 0.0 for column in ("compile_s", "total_s"))
+        compile_s, total_s = (
+            of_setting(self.best.runs, column) or 0.0 for column in ("compile_s", "total_s")
+        )
         if compile_s <= recommended.NOTABLE * total_s:
             return []
         said = f"not counting {figures.seconds(compile_s)} s of compilation"
@@ -249,7 +278,8 @@ class Answer:
 
     @property
     def _costs(self) -> Iterator[Message]:
-        best, other = self.best, self.against
+        best = self.best
+        other = self.against
         if other is None or other is best:
             yield from learned.alone(best)
             yield from learned.how_well_measured(best)
@@ -265,10 +295,15 @@ class Answer:
                 yield Message("answer.times-as-much", said, of=name, ratio=own / others)
 
     def _other_batch(self, other: RankedSetting) -> Iterator[Message]:
-        """That a step trained another amount than one of the setting compared with, where its keys do not say it."""
+        """That a step trained another amount than one of the setting compared with,
+        where its keys do not say it.
+        """
         if BATCH_KEYS & {*self.apart} and "gpus" not in self.apart:
             return
-        works = [[circumstances.step_work(run.record()) for run in one.runs] for one in (self.best, other)]
+        works = [
+            [circumstances.step_work(run.record()) for run in one.runs]
+            for one in (self.best, other)
+        ]
         differing = circumstances.means_apart(*works)
         if differing is not None:
             own, others = differing
@@ -277,17 +312,28 @@ class Answer:
 
     @property
     def _enough(self) -> list[Message]:
-        """That fewer ranks are enough, where faster settings on more are shown to gain next to nothing."""
-        ranking, best = self.ranking, self.best
-        more = [one for one in ranking.settings if one.gpus > best.gpus and ranking.equivalent(best, one)]
+        """That fewer ranks are enough, where faster settings
+        on more are shown to gain next to nothing.
+        """
+        ranking = self.ranking
+        best = self.best
+        more = [
+            one
+            for one in ranking.settings
+            if one.gpus > best.gpus and ranking.equivalent(best, one)
+        ]
         if not more or self.failings:
             return []
-        bounds = ranking.repeated.ratio(ranking.column, more[0].runs, best.runs).bounds(ranking.confidence)
+        bounds = ranking.repeated.ratio(ranking.column, more[0].runs, best.runs).bounds(
+            ranking.confidence
+        )
         most = max(0.0, (bounds[1] if bounds else 1.0) - 1)
         unit = "CPU rank" if best.runs[0]["cpu_ranks"] else "GPU"
         one = f"one {unit} is" if best.gpus == 1 else f"{count(best.gpus, unit)} are"
         said = f"{one} enough: {ranking.label(more[0])} gains at most {most:.1%}"
-        return [Message("answer.enough", said, gpus=best.gpus, other=ranking.label(more[0]), most=most)]
+        return [
+            Message("answer.enough", said, gpus=best.gpus, other=ranking.label(more[0]), most=most)
+        ]
 
     @property
     def _fewer(self) -> list[Message]:
@@ -301,12 +347,19 @@ class Answer:
 
     @cached_property
     def _not_told(self) -> list[RankedSetting]:
-        """Slower settings whose difference is within noise; none where the best is not clearly faster itself."""
-        ranking, best = self.ranking, self.best
+        """Slower settings whose difference is within noise;
+        none where the best is not clearly faster itself.
+        """
+        ranking = self.ranking
+        best = self.best
         if not self.is_told and self.against is not best:
             return []
         slower = ranking.settings[ranking.settings.index(best) + 1 :]
-        return [one for one in slower if not (ranking.cheaper(best, one) or ranking.more_accurate(best, one))]
+        return [
+            one
+            for one in slower
+            if not (ranking.cheaper(best, one) or ranking.more_accurate(best, one))
+        ]
 
     @property
     def takes(self) -> Message:
@@ -318,7 +371,9 @@ class Answer:
         texts += [f"up to {figures.text(MEMORY, memory)} of memory a {unit}"] if memory else []
         texts += [figures.text(ENERGY, energy)] if energy else []
         other = self.against if self.against is not self.best else None
-        said = ", ".join(texts) + (f"; {self.compared_with} took {self.ranking.time(other)}" if other else "")
+        said = ", ".join(texts) + (
+            f"; {self.compared_with} took {self.ranking.time(other)}" if other else ""
+        )
         return Message(
             "answer.takes",
             said,
@@ -334,8 +389,11 @@ class Answer:
 
     @property
     def others(self) -> list[Message]:
-        """Faster settings that were passed over with the reason, then slower ones that runs do not tell to be worse."""
-        ranking, lines = self.ranking, list[Message]()
+        """Faster settings that were passed over with the reason,
+        then slower ones that runs do not tell to be worse.
+        """
+        ranking = self.ranking
+        lines = list[Message]()
         quicker = ranking.settings[: ranking.settings.index(self.best)]
         if quicker:
             reasons = {ranking.label(one): ", ".join(self._passed_over(one)) for one in quicker}
@@ -355,7 +413,9 @@ class Answer:
 
     @cached_property
     def command(self) -> str | None:
-        """The command that runs the setting, as a run of its own; None where Hydra left none of its sweep."""
+        """The command that runs the setting, as a run of its own;
+        None where Hydra left none of its sweep.
+        """
         first = self.best.runs[0]
         sweep = [run for run in self.ranking.runs if run.folder.parent == first.folder.parent]
         words = shlex.split(rerun_commands.of_cells(sweep)[sweep.index(first)] or "")
@@ -363,7 +423,9 @@ class Answer:
 
     @cached_property
     def training(self) -> Advice | None:
-        """The command that trains the setting in full and keeps the model; None where nothing is to be recommended."""
+        """The command that trains the setting in full and keeps the model;
+        None where nothing is to be recommended.
+        """
         if self.failings or self.command is None:
             return None
         command = training_command.offered(self.ranking.runs)
@@ -375,7 +437,9 @@ class Answer:
         """Where it should be measured again: runs on CPU ranks say little about GPUs."""
         if not self.best.runs[0]["cpu_ranks"]:
             return None
-        said = "CPU ranks say little about GPUs: the same command on your node says what to run there."
+        said = (
+            "CPU ranks say little about GPUs: the same command on your node says what to run there."
+        )
         return Advice(Message("answer.on-gpus", said), self._sweep)
 
     @property
@@ -410,7 +474,9 @@ class Answer:
 
 
 def answers(runs: Sequence[Run], mix: bool = False) -> list[Answer]:
-    """The answer for each workload, the one that was measured last first; none where nothing can be ranked."""
+    """The answer for each workload, the one that was measured last first;
+    none where nothing can be ranked.
+    """
     return [of_ranking(ranking) for ranking in known_rankings(runs, mix)]
 
 
@@ -436,7 +502,8 @@ def of_ranking(ranking: Ranking) -> Answer:
     _, _, apart = ranking.work.partition(" ")
     first = ranking.runs[0]
     size = f" at {first['image_size']} px" if first["image_size"] is not None else ""
-    model, dataset = (figures.text("", first[name]) for name in ("model", "dataset"))  # no roles: a title
+    # no roles: a title
+    model, dataset = (figures.text("", first[name]) for name in ("model", "dataset"))
     what = figures.text("", first["script"]) if first["script"] else f"{model} on {dataset}{size}"
     work = f"{KINDS[first['kind']].title}: {what}" + f" ({apart})" * bool(apart)
     best, against, is_default = recommended.of_ranking(ranking)

@@ -1,7 +1,8 @@
-"""`dashboard`: the runs of a project in W&B as a saved workspace, the same again where it is there already.
+"""`dashboard`: the runs of a project in W&B as a saved workspace,
+the same again where it is there already.
 
-Its sections have bars of all figures (`multicard.records.figures`) and figures against each other. W&B itself adds a
-panel for every key over steps, epochs and seconds.
+Its sections have bars of all figures (`multicard.records.figures`) and figures against each other.
+W&B itself adds a panel for every key over steps, epochs and seconds.
 """
 
 import hashlib
@@ -28,14 +29,26 @@ from multicard.records.figures import ALL, FIGURES, LLM, VISION, Figure
 
 MOST_RUNS = 100  # in a panel
 NAME = "multicard"
-FASTEST, SCALING, LEARNING = "Which is fastest", "Scaling and efficiency", "Learning"
-MEMORY, ENERGY, PHASES = "Memory and bytes", "Energy", "Where the time goes"
+FASTEST = "Which is fastest"
+SCALING = "Scaling and efficiency"
+LEARNING = "Learning"
+MEMORY = "Memory and bytes"
+ENERGY = "Energy"
+PHASES = "Where the time goes"
 OPEN = (FASTEST, SCALING)
 PARTS_OF_TIME = ("startup_s", "train_s", "evaluate_s", "compile_s")
-PINNED = ["summary:status", "config:gpus.value", "config:precision.value", "summary:total_s", "summary:cause.message"]
-UNSHOWN = (*(status for status in run_folder.STATUSES if status != "ok"), "probe")  # tags of runs that are no results
+PINNED = [
+    "summary:status",
+    "config:gpus.value",
+    "config:precision.value",
+    "summary:total_s",
+    "summary:cause.message",
+]
+# tags of runs that are no results
+UNSHOWN = (*(status for status in run_folder.STATUSES if status != "ok"), "probe")
 FILTER = f"Tags() not in [{', '.join(map(repr, UNSHOWN))}]"  # a run that still trains has none
-View = dict[str, Any]  # type, name (W&B's id, by which a later upload finds it), displayName, description and spec
+# type, name (W&B's id, by which a later upload finds it), displayName, description and spec
+View = dict[str, Any]
 ELSE = Message("dashboard.without", "`--dry-run FILE` writes the dashboard without W&B")
 FIND_VIEW = """
 query FindView($entityName: String, $projectName: String, $type: String, $viewName: String) {
@@ -47,7 +60,8 @@ query FindView($entityName: String, $projectName: String, $type: String, $viewNa
 
 
 def make(entity: str | None, project: str, dry_run: Path | None) -> str:
-    """Make a workspace, or write its specification to the file `dry_run` without asking W&B; return a line about it.
+    """Make a workspace, or write its specification to the file `dry_run` without asking W&B;
+    return a line about it.
 
     Args:
         entity: a user or team of W&B; None for the account's default.
@@ -60,13 +74,22 @@ def make(entity: str | None, project: str, dry_run: Path | None) -> str:
         return send(view, entity, project)
     run_folder.write_json(dry_run, {"entity": entity, "project": project, "workspace": view})
     number = len(sections())
-    return Message("dashboard.written", f"{dry_run}: a workspace of {number} sections", file=str(dry_run), n=number)
+    return Message(
+        "dashboard.written",
+        f"{dry_run}: a workspace of {number} sections",
+        file=str(dry_run),
+        n=number,
+    )
 
 
 def summary_keys(column: str, kinds: Sequence[str] = ALL) -> list[str]:
-    """The keys of a figure in a run's summary, which kinds may call otherwise; raises ValueError without any."""
+    """The keys of a figure in a run's summary, which kinds may call otherwise;
+    raises ValueError without any.
+    """
     figure = FIGURES.get(column)
-    found = [] if figure is None else [key for kind in kinds for key in figure.summary_keys_of(kind)]
+    found = (
+        [] if figure is None else [key for kind in kinds for key in figure.summary_keys_of(kind)]
+    )
     if not found:
         runs = " or ".join(kinds)
         raise Refusal(
@@ -80,13 +103,20 @@ def summary_keys(column: str, kinds: Sequence[str] = ALL) -> list[str]:
 
 def _title(column: str) -> str:
     """A figure in words with the unit in which W&B shows it: "Peak memory (bytes)"."""
-    words, unit = FIGURES[column].title, FIGURES[column].unit.name
+    words = FIGURES[column].title
+    unit = FIGURES[column].unit.name
     return words[:1].upper() + words[1:] + (f" ({unit})" if unit else "")
 
 
 def bars(title: str, metrics: Sequence[str], by: str | None = None) -> wr.BarPlot:
-    """A bar for each run; with `by`, a key of the configuration, the mean of the runs of each value and their range."""
-    grouped = {"groupby": wr.Config(by), "groupby_aggfunc": "mean", "groupby_rangefunc": "minmax"} if by else {}
+    """A bar for each run; with `by`, a key of the configuration,
+    the mean of the runs of each value and their range.
+    """
+    grouped = (
+        {"groupby": wr.Config(by), "groupby_aggfunc": "mean", "groupby_rangefunc": "minmax"}
+        if by
+        else {}
+    )
     most = {"max_runs_to_show": MOST_RUNS, "max_bars_to_show": MOST_RUNS}
     return wr.BarPlot(title=title, metrics=list(metrics), **most, **grouped)
 
@@ -96,16 +126,22 @@ def measure(column: str, by: str | None = None) -> wr.BarPlot:
 
 
 def points(y: str, x: str, kind: str) -> wr.ScatterPlot:
-    """A figure of a kind of run against another, or against GPUs: ideal scaling is straight on logarithmic axes."""
+    """A figure of a kind of run against another, or against GPUs:
+    ideal scaling is straight on logarithmic axes.
+    """
     (y_key,), scales = summary_keys(y, [kind]), x == "gpus" or None
     words = "GPUs" if scales else _title(x)[:1].lower() + _title(x)[1:]
     x_axis = wr.Config(x) if scales else wr.SummaryMetric(*summary_keys(x, [kind]))
     both = f"{_title(y)} against {words}"
-    return wr.ScatterPlot(title=both, x=x_axis, y=wr.SummaryMetric(y_key), log_x=scales, log_y=scales)
+    return wr.ScatterPlot(
+        title=both, x=x_axis, y=wr.SummaryMetric(y_key), log_x=scales, log_y=scales
+    )
 
 
 def _identified(place: str, panels: Sequence[Panel]) -> list[Panel]:
-    """The panels with ids that their `place` says, so that the same dashboard has the same specification."""
+    """The panels with ids that their `place` says,
+    so that the same dashboard has the same specification.
+    """
     for number, panel in enumerate(panels):
         panel._id = _identifier(f"{place}/{number}")  # pyright: ignore[reportAttributeAccessIssue] - no UnknownPanel
     return list(panels)
@@ -118,11 +154,15 @@ def _identifier(name: str) -> str:
 
 def workspace() -> View:
     runs = ws.RunsetSettings(
-        filters=FILTER, order=[expr.Ordering(expr.Summary("total_s"), ascending=True)], pinned_columns=PINNED
+        filters=FILTER,
+        order=[expr.Ordering(expr.Summary("total_s"), ascending=True)],
+        pinned_columns=PINNED,
     )
     layout = ws.SectionLayoutSettings(columns=3, rows=2)
     shown = [
-        ws.Section(name=name, panels=_identified(name, own), is_open=name in OPEN, layout_settings=layout)
+        ws.Section(
+            name=name, panels=_identified(name, own), is_open=name in OPEN, layout_settings=layout
+        )
         for name, own in sections().items()
     ]
     made = ws.Workspace(
@@ -135,15 +175,24 @@ def workspace() -> View:
         auto_generate_panels=True,
     )
     spec = json.loads(made._to_model().spec.model_dump_json(by_alias=True, exclude_none=True))
-    spec["section"]["runSets"][0]["id"] = _identifier("run set")  # W&B's library draws one for each process
+    # W&B's library draws one for each process
+    spec["section"]["runSets"][0]["id"] = _identifier("run set")
     about = "made by python -m analysis dashboard"
     name = f"nw-{_identifier(NAME)}-v"
-    return {"type": "project-view", "name": name, "displayName": NAME, "description": about, "spec": spec}
+    return {
+        "type": "project-view",
+        "name": name,
+        "displayName": NAME,
+        "description": about,
+        "spec": spec,
+    }
 
 
 def section_of(figure: Figure) -> str | None:
-    """The section with the bars of a figure; None for counts, by which nothing is judged, and for what W&B does not
-    have: it is derived of a whole record."""
+    """The section with the bars of a figure; None for counts, by which nothing is judged, and for
+    what W&B does not
+    have: it is derived of a whole record.
+    """
     if figure.keys == {}:
         return None
     if figure.unit is figures.BYTES:
@@ -158,9 +207,13 @@ def section_of(figure: Figure) -> str | None:
 
 
 def sections() -> dict[str, Sequence[Panel]]:
-    """The panels of each section: bars of every figure in the section that suits it, and figures against each other."""
+    """The panels of each section: bars of every figure in the section that suits it,
+    and figures against each other.
+    """
     own = {
-        section: [measure(name) for name, figure in FIGURES.items() if section_of(figure) == section]
+        section: [
+            measure(name) for name, figure in FIGURES.items() if section_of(figure) == section
+        ]
         for section in (FASTEST, LEARNING, MEMORY, ENERGY, PHASES)
     }
     against = [
@@ -168,9 +221,15 @@ def sections() -> dict[str, Sequence[Panel]]:
         points("peak_memory_bytes", "total_s", VISION),
     ]
     scaling = [
-        *(points(column, "gpus", "vision") for column in ("total_s", "trained_images_per_s", "step_s")),
+        *(
+            points(column, "gpus", "vision")
+            for column in ("total_s", "trained_images_per_s", "step_s")
+        ),
         *(points(column, "gpus", "llm") for column in ("tokens_per_s", "step_s")),
-        *(measure(column, "gpus") for column in ("total_s", "joules_per_image", "joules_per_token", "mfu")),
+        *(
+            measure(column, "gpus")
+            for column in ("total_s", "joules_per_image", "joules_per_token", "mfu")
+        ),
         measure("received_bytes", "gpus"),
     ]
     phases = [*(f"phases_s.{phase}" for phase in timing.PHASES), "data_s"]
@@ -185,14 +244,22 @@ def sections() -> dict[str, Sequence[Panel]]:
 
 
 def send(view: View, entity: str | None, project: str) -> str:
-    """Make or replace a workspace of a user or team (None: the account's default); return a line with its address.
+    """Make or replace a workspace of a user or team (None: the account's default);
+    return a line with its address.
 
     Raises:
-        ValueError: no server, no login, no such project that the account may see, or the server refuses the workspace.
+        ValueError: no server, no login, no such project that the account may see,
+            or the server refuses the workspace.
     """
     url = wandb.setup().settings.base_url
     if (why := network.problem(url)) is not None:
-        raise Refusal("dashboard.no-server", f"cannot reach {url} ({why}); {ELSE}", url=url, why=why, remedy=ELSE)
+        raise Refusal(
+            "dashboard.no-server",
+            f"cannot reach {url} ({why}); {ELSE}",
+            url=url,
+            why=why,
+            remedy=ELSE,
+        )
     try:
         return _sent(url, view, entity, project)
     except ValueError:
@@ -204,7 +271,12 @@ def send(view: View, entity: str | None, project: str) -> str:
 
 
 def _sent(url: str, view: View, entity: str | None, project: str) -> str:
-    if wbauth.authenticate_session(host=url, source="dashboard", prompt=False, update_session=False) is None:
+    if (
+        wbauth.authenticate_session(
+            host=url, source="dashboard", prompt=False, update_session=False
+        )
+        is None
+    ):
         said = f"no login at {url}: `wandb login` makes one; {ELSE}"
         raise Refusal("dashboard.no-login", said, url=url, remedy=ELSE)
     api = wandb.Api()
@@ -221,8 +293,8 @@ def _sent(url: str, view: View, entity: str | None, project: str) -> str:
     if found is None:
         raise Refusal(
             "dashboard.no-project",
-            f"this account can see no project {owner}/{project}: check --entity and --project; the first run that is "
-            "uploaded makes it (`tracker.mode=online`)",
+            f"this account can see no project {owner}/{project}: check --entity and --project; the"
+            " first run that is uploaded makes it (`tracker.mode=online`)",
             key="--project",
             project=f"{owner}/{project}",
         )

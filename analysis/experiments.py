@@ -1,8 +1,8 @@
 """The papers' tables and figures as `conf/experiment/` has them, and the runs that fill one.
 
-A run of any name counts for an experiment: it need not have been started by `experiment=table2`. Runs that agree
-in all but what the experiment sweeps, and in all but the seed, form a panel. Another image size, scale, machine or
-commit is another panel, never a second figure in a cell.
+A run of any name counts for an experiment: it need not have been started by `experiment=table2`.
+Runs that agree in all but what the experiment sweeps, and in all but the seed, form a panel.
+Another image size, scale, machine or commit is another panel, never a second figure in a cell.
 """
 
 import re
@@ -29,7 +29,8 @@ from .runs.load import Run
 from .stats.between_runs import RepeatedRuns
 
 FOLDER = CONF / "experiment"
-TRACING = {"none": False, "whole": True}  # by option of `profile`, which no record names, the column of runs
+# by option of `profile`, which no record names, the column of runs
+TRACING = {"none": False, "whole": True}
 
 EFFICIENCY = "efficiency"  # the speed-up over one GPU / GPUs
 
@@ -39,15 +40,19 @@ class View(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     subject: the swept column that it is about; a panel has several values of it.
     x: the swept column along the horizontal axis; each combination of the others is a series.
-    measures: the columns (of `python -m analysis list --csv`) to show, the main one first, and EFFICIENCY. None for
+    measures: the columns (of `python -m analysis list --csv`) to show, the main one first, and
+    EFFICIENCY. None for
         `calls` and `shares`, which show the metrics of profiles; `curves` shows epochs.
-    base: the value of `subject` that the others are compared with; by column, where it has a value in several.
+    base: the value of `subject` that the others are compared with; by column, where it has a value
+    in several.
     saved: the share of the base's time that a cell saves is shown instead of its speed-up.
     timelines: the GPUs over the time of each run of the fullest panel are drawn too.
-    form: `lines`, `bars`, `curves` over epochs, `calls` (metrics of profiles in seconds and in percent of the profiled
+    form: `lines`, `bars`, `curves` over epochs, `calls` (metrics of profiles in seconds and in
+    percent of the profiled
         time) or `shares` (the same in percent alone),
         `copies` (bytes of each kind of copy, of runs with a profile, beside bars of the measures).
-    metrics: of profiles, that the paper's figure shows; by default those of the papers' other figures.
+    metrics: of profiles, that the paper's figure shows;
+    by default those of the papers' other figures.
     """
 
     subject: str
@@ -61,7 +66,9 @@ class View(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def shown_metrics(self) -> tuple[str, ...]:
-        return self.metrics or (profile_metrics.STACKED if self.form == "shares" else profile_metrics.PAPERS)
+        return self.metrics or (
+            profile_metrics.STACKED if self.form == "shares" else profile_metrics.PAPERS
+        )
 
     @property
     def of_profiles(self) -> bool:
@@ -69,7 +76,13 @@ class View(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def base_values(self) -> dict[str, Any]:
-        return self.base if isinstance(self.base, dict) else {} if self.base is None else {self.subject: self.base}
+        return (
+            self.base
+            if isinstance(self.base, dict)
+            else {}
+            if self.base is None
+            else {self.subject: self.base}
+        )
 
 
 @dataclass(frozen=True)
@@ -98,19 +111,25 @@ class Experiment:
 
     def prints(self, cell: Mapping[str, Any]) -> bool:
         """True if the papers have a cell, or cells like this part of one."""
-        inside = all(value in self.swept[column] for column, value in cell.items() if column in self.swept)
+        inside = all(
+            value in self.swept[column] for column, value in cell.items() if column in self.swept
+        )
         return inside and not any(entry.items() <= cell.items() for entry in self.papers.beyond)
 
     def follows(self, column: str, axis: str) -> bool:
         """True if a column has one value for each of an axis, as the template of a data set."""
-        pairs = [[self.has(((axis, value), (column, own))) for own in self.swept[column]] for value in self.swept[axis]]
+        pairs = [
+            [self.has(((axis, value), (column, own))) for own in self.swept[column]]
+            for value in self.swept[axis]
+        ]
         return all(sum(there) == 1 for there in pairs)
 
     def order(self, cell: Cell) -> list[tuple[int, float, str]]:
         """The sort key of a cell: numbers by their size, all else in the paper's order."""
         keys = []
         for column, value in cell:
-            values, is_number = self.swept[column], isinstance(value, int | float) and not isinstance(value, bool)
+            values = self.swept[column]
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
             index = values.index(value) if value in values and not is_number else len(values)
             keys.append((index, float(value) if is_number else 0.0, str(value)))
         return keys
@@ -131,7 +150,8 @@ class Panel:
     cells: swept columns and values to the runs there, of any status; seeds repeat a cell.
     missing: cells of the paper's grid without a run.
     repeated: of all runs at hand.
-    apart: what tells it from the other panels of the experiment, as it would be typed; empty for a single panel.
+    apart: what tells it from the other panels of the experiment, as it would be typed;
+    empty for a single panel.
     """
 
     experiment: Experiment
@@ -153,11 +173,16 @@ class Panel:
         """The measured values of a swept column, the paper's values in their order first."""
         measured = {dict(cell)[column] for cell in self.cells}
         known = self.experiment.swept[column]
-        return [*(value for value in known if value in measured), *sorted(measured - {*known}, key=str)]
+        return [
+            *(value for value in known if value in measured),
+            *sorted(measured - {*known}, key=str),
+        ]
 
 
 def names() -> list[str]:
-    """All experiments that have a view: those of training first, tables before figures, by their numbers."""
+    """All experiments that have a view: those of training first, tables before figures,
+    by their numbers.
+    """
 
     def place(name: str) -> tuple[int, bool, int, bool, str]:
         experiment = load(name)
@@ -165,16 +190,23 @@ def names() -> list[str]:
         figure, number = (match[1] != "Table", int(match[2])) if match else (True, 1000)
         return [*KINDS].index(experiment.kind), figure, number, experiment.view.of_profiles, name
 
-    return sorted((path.stem for path in FOLDER.glob("*.yaml") if "view:" in path.read_text()), key=place)
+    return sorted(
+        (path.stem for path in FOLDER.glob("*.yaml") if "view:" in path.read_text()), key=place
+    )
 
 
 @cache
 def load(name: str) -> Experiment:
-    """The experiment of that name; raises ValueError where there is none, or its file has no view."""
+    """The experiment of that name; raises ValueError where there is none,
+    or its file has no view.
+    """
     path = FOLDER / f"{name}.yaml"
     if not path.is_file():
         raise Refusal(
-            "analysis.no-experiment", f"no experiment {name}; there are {', '.join(names())}", name=name, known=names()
+            "analysis.no-experiment",
+            f"no experiment {name}; there are {', '.join(names())}",
+            name=name,
+            known=names(),
         )
     texts = _texts(path)
     contents = [msgspec.yaml.decode(text) for text in texts]
@@ -186,27 +218,45 @@ def load(name: str) -> Experiment:
             key="hydra.experiment.view",
             file=str(path),
         )
-    title = next(line[2:] for line in texts[-1].splitlines() if line.startswith("# ") and "@package" not in line)
+    title = next(
+        line[2:]
+        for line in texts[-1].splitlines()
+        if line.startswith("# ") and "@package" not in line
+    )
     axes = contents[-1]["hydra"]["sweeper"]["params"]
-    params = {key: tuple(msgspec.yaml.decode(f"[{values}]")) for key, values in axes.items()}  # typed: 2 is a number
+    # typed: 2 is a number
+    params = {key: tuple(msgspec.yaml.decode(f"[{values}]")) for key, values in axes.items()}
     if "profile" in params:
-        params = {grouping.TRACED: tuple(TRACING[option] for option in params.pop("profile")), **params}
+        params = {
+            grouping.TRACED: tuple(TRACING[option] for option in params.pop("profile")),
+            **params,
+        }
     swept = {key: values for key, values in params.items() if len(values) > 1}
-    groups = [entry for content in contents for entry in content["defaults"] if isinstance(entry, dict)]
-    options = {key.removeprefix("override /"): option for entry in groups for key, option in entry.items()}
+    groups = [
+        entry for content in contents for entry in content["defaults"] if isinstance(entry, dict)
+    ]
+    options = {
+        key.removeprefix("override /"): option for entry in groups for key, option in entry.items()
+    }
     chosen = {group: option for group, option in options.items() if group not in swept}
     kind = next(name for name, kind in KINDS.items() if kind.entry == own["entry"])
     excluded = tuple(own.get("exclude", ()))
     view = msgspec.convert(own["view"], View)
     values = [(key, value) for content in contents for key, value in flat(content).items()]
-    fixed = {key: value for key, value in values if key.partition(".")[0] not in ("defaults", "hydra")}
+    fixed = {
+        key: value for key, value in values if key.partition(".")[0] not in ("defaults", "hydra")
+    }
     return Experiment(name, title, kind, swept, chosen, view, excluded, fixed)
 
 
 def _texts(path: Path) -> list[str]:
-    """The text of an experiment's file, after those of the files in `shared/` that it takes over."""
+    """The text of an experiment's file, after those of the
+    files in `shared/` that it takes over.
+    """
     text = path.read_text()
-    shared = [entry for entry in msgspec.yaml.decode(text).get("defaults", ()) if isinstance(entry, str)]
+    shared = [
+        entry for entry in msgspec.yaml.decode(text).get("defaults", ()) if isinstance(entry, str)
+    ]
     return [*(part for entry in shared for part in _texts(path.parent / f"{entry}.yaml")), text]
 
 
@@ -217,12 +267,13 @@ def panels(
     repeated: RepeatedRuns | None = None,
     named: bool = False,
 ) -> list[Panel]:
-    """The runs that fill an experiment, in panels; those with the most cells first, of these the most alike to it.
+    """The runs that fill an experiment, in panels; those with the most cells first,
+    of these the most alike to it.
 
     Args:
         repeated: how `runs` differ, where that is used for several experiments.
-        named: the user asks for this experiment: where no panel compares anything yet, those with a cell of its grid
-            are shown.
+        named: the user asks for this experiment: where no panel compares anything yet, those with a
+            cell of its grid are shown.
     """
     repeated = repeated or RepeatedRuns(runs)
     own = [run for run in runs if _belongs(run, experiment)]
@@ -244,10 +295,19 @@ def panels(
     candidates = [_panel(experiment, setting, runs, repeated) for setting, runs in groups.items()]
     several = [panel for panel in candidates if len(panel.values(experiment.view.subject)) > 1]
     if named and not several:
-        several = [panel for panel in candidates if any(_is_of_grid(cell, experiment) for cell in panel.cells)]
+        several = [
+            panel
+            for panel in candidates
+            if any(_is_of_grid(cell, experiment) for cell in panel.cells)
+        ]
     fixed = experiment.fixed.items()
-    several.sort(key=lambda panel: (-len(panel.cells), -sum(setting in fixed for setting in panel.setting)))
-    order = sorted(grouping.keys_of(groups), key=lambda key: (key in grouping.ORIGIN, key != "scale", "." in key))
+    several.sort(
+        key=lambda panel: (-len(panel.cells), -sum(setting in fixed for setting in panel.setting))
+    )
+    order = sorted(
+        grouping.keys_of(groups),
+        key=lambda key: (key in grouping.ORIGIN, key != "scale", "." in key),
+    )
     telling = grouping.telling([dict(panel.setting) for panel in several], order)
     return [replace(panel, apart=grouping.label(panel.setting, telling)) for panel in several]
 
@@ -255,35 +315,54 @@ def panels(
 def fullest(candidates: Sequence[Panel]) -> tuple[list[Panel], list[Panel]]:
     """The panels to show by default, and the rest.
 
-    Where the first is complete, the complete ones; else those with at least half of its cells. Other sweeps share a few
-    cells with an experiment, and would bury its own panels.
+    Where the first is complete, the complete ones; else those with at least half of its cells.
+    Other sweeps share a few cells with an experiment, and would bury its own panels.
     """
     first = candidates[0]
 
     def full(panel: Panel) -> bool:
         return 2 * len(panel.cells) >= len(first.cells) if first.missing else not panel.missing
 
-    return [panel for panel in candidates if full(panel)], [panel for panel in candidates if not full(panel)]
+    return [panel for panel in candidates if full(panel)], [
+        panel for panel in candidates if not full(panel)
+    ]
 
 
 def _belongs(run: Run, experiment: Experiment) -> bool:
     if run["kind"] != experiment.kind or run["status"] == "refused":
         return False
-    if any(run[column] is None for column in experiment.swept if "." not in column):  # a data set may lack a key
+    # a data set may lack a key
+    if any(run[column] is None for column in experiment.swept if "." not in column):
         return False
     if grouping.TRACED in experiment.swept:
         if run[grouping.PROFILER] != (grouping.AROUND if run[grouping.TRACED] else "none"):
-            return False  # another profiler than the papers', or one that is attached and records nothing
-    elif run[grouping.TRACED] if not experiment.view.of_profiles else run[grouping.PROFILER] in (None, "none"):
+            # another profiler than the papers', or one that is attached and records nothing
+            return False
+    elif (
+        run[grouping.TRACED]
+        if not experiment.view.of_profiles
+        else run[grouping.PROFILER] in (None, "none")
+    ):
         return False  # the times of a training that was traced are not those of the training alone
-    if grouping.ranks(run) == 1 and run["method.single_device"] and run[grouping.RECIPE] == run["method.distributed"]:
+    if (
+        grouping.ranks(run) == 1
+        and run["method.single_device"]
+        and run[grouping.RECIPE] == run["method.distributed"]
+    ):
         return False  # recipe=distributed: a cell of one GPU is of the recipe for one
-    # Another data set, or the device of scale=smoke, may differ, which the titles of the panels then say
-    defining = {group: option for group, option in experiment.chosen.items() if Role.defining in schema.of(group)}
+    # Another data set, or the device of scale=smoke, may differ,
+    # which the titles of the panels then say
+    defining = {
+        group: option
+        for group, option in experiment.chosen.items()
+        if Role.defining in schema.of(group)
+    }
     return all(run[group] == option for group, option in defining.items())
 
 
-def _panel(experiment: Experiment, setting: Cell, runs: Sequence[Run], repeated: RepeatedRuns) -> Panel:
+def _panel(
+    experiment: Experiment, setting: Cell, runs: Sequence[Run], repeated: RepeatedRuns
+) -> Panel:
     cells = grouping.group(runs, list(experiment.swept))
     ordered = {cell: cells[cell] for cell in sorted(cells, key=experiment.order)}
     return Panel(experiment, setting, ordered, _missing(experiment, ordered), repeated)
@@ -294,7 +373,9 @@ def _is_of_grid(cell: Cell, experiment: Experiment) -> bool:
 
 
 def _missing(experiment: Experiment, cells: dict[Cell, list[Run]]) -> list[Cell]:
-    """The cells of the paper's grid without a run; along a column without any of its values, of the measured ones."""
+    """The cells of the paper's grid without a run; along a column without any of its values,
+    of the measured ones.
+    """
     columns = []
     for key, values in experiment.swept.items():
         measured = {dict(cell)[key] for cell in cells}  # scale=smoke has other image sizes

@@ -1,7 +1,7 @@
 """What a recommendation says of how well two settings learned, and how well that was measured.
 
-Accuracies are compared, or losses on held-out rows, or training losses (`analysis.runs.quality`). Where settings
-trained on other amounts, losses are not compared, and the sentence says so.
+Accuracies are compared, or losses on held-out rows, or training losses (`analysis.runs.quality`).
+Where settings trained on other amounts, losses are not compared, and the sentence says so.
 """
 
 from collections.abc import Iterator
@@ -59,7 +59,8 @@ def beside(ranking: Ranking, best: RankedSetting, other: RankedSetting) -> Itera
 def passed_over(setting: RankedSetting, best: RankedSetting) -> Message:
     """Why a faster setting that learned is not the recommended one."""
     column = quality.shared(setting.learned, best.learned) or LOSS
-    loss, other = setting.learned.get(column), best.learned.get(column)
+    loss = setting.learned.get(column)
+    other = best.learned.get(column)
     if column == ACCURACY and loss is not None and other is not None:
         points = 100 * (other - loss)
         return Message("answer.fewer-points", f"{points:.1f} points less accurate", points=points)
@@ -71,13 +72,18 @@ def passed_over(setting: RankedSetting, best: RankedSetting) -> Message:
 
 
 def _accuracy_beside(ranking: Ranking, best: RankedSetting, against: RankedSetting) -> Message:
-    accuracy, other = best.learned[ACCURACY], against.learned[ACCURACY]
+    accuracy = best.learned[ACCURACY]
+    other = against.learned[ACCURACY]
     points = 100 * abs(accuracy - other)
     about: dict[str, Any] = {"accuracy": accuracy, "other": other}
     if ranking.more_accurate(best, against):
-        return Message("answer.more-accurate", f"{points:.1f} points more accurate ({accuracy:.1%})", **about)
+        return Message(
+            "answer.more-accurate", f"{points:.1f} points more accurate ({accuracy:.1%})", **about
+        )
     if ranking.more_accurate(against, best):
-        return Message("answer.less-accurate", f"{points:.1f} points less accurate ({accuracy:.1%})", **about)
+        return Message(
+            "answer.less-accurate", f"{points:.1f} points less accurate ({accuracy:.1%})", **about
+        )
     if points < SAME_POINTS:
         return Message("answer.same-accuracy", f"same accuracy ({accuracy:.1%})", **about)
     said = f"accuracy within noise ({accuracy:.1%}, not {other:.1%})"
@@ -86,7 +92,8 @@ def _accuracy_beside(ranking: Ranking, best: RankedSetting, against: RankedSetti
 
 def _held_out_beside(ranking: Ranking, best: RankedSetting, against: RankedSetting) -> Message:
     """The loss on held-out rows, which settings share or do not."""
-    loss, other = best.learned[HELD_OUT], against.learned[HELD_OUT]
+    loss = best.learned[HELD_OUT]
+    other = against.learned[HELD_OUT]
     both = f"{loss:.3f}, not {other:.3f}"
     about: dict[str, Any] = {"loss": loss, "other": other}
     if not ranking.repeated.have_same_rows(best.runs, against.runs):
@@ -97,12 +104,16 @@ def _held_out_beside(ranking: Ranking, best: RankedSetting, against: RankedSetti
     if ranking.more_accurate(against, best):
         return Message("answer.higher-held-out-loss", f"a higher held-out loss ({both})", **about)
     if is_less(loss, other) or is_less(other, loss):
-        return Message("answer.held-out-within-noise", f"held-out loss within noise ({both})", **about)
+        return Message(
+            "answer.held-out-within-noise", f"held-out loss within noise ({both})", **about
+        )
     return Message("answer.same-held-out-loss", f"the same held-out loss ({loss:.3f})", **about)
 
 
 def _in_int4_beside(best: RankedSetting, against: RankedSetting) -> Iterator[Message]:
-    """The loss of both settings with int4 weights, for which one of them simulated the quantisation in training."""
+    """The loss of both settings with int4 weights, for which one of
+    them simulated the quantisation in training.
+    """
     runs = (*best.runs, *against.runs)
     if any(map(by_int4.is_judged_so, runs)):
         return  # said already
@@ -116,7 +127,8 @@ def _in_int4_beside(best: RankedSetting, against: RankedSetting) -> Iterator[Mes
 
 
 def _loss_beside(ranking: Ranking, best: RankedSetting, against: RankedSetting) -> Message:
-    loss, other = best.learned[LOSS], against.learned[LOSS]
+    loss = best.learned[LOSS]
+    other = against.learned[LOSS]
     about: dict[str, Any] = {"loss": loss, "other": other}
     if ranking.more_accurate(best, against):
         return Message("answer.lower-loss", f"a lower training loss ({loss:.3f})", **about)
@@ -129,10 +141,17 @@ def _loss_beside(ranking: Ranking, best: RankedSetting, against: RankedSetting) 
 
 
 def how_well_measured(*settings: RankedSetting) -> Iterator[Message]:
-    """That nothing, or next to nothing, says how well settings do on rows that they were not trained on."""
+    """That nothing, or next to nothing, says how well settings
+    do on rows that they were not trained on.
+    """
     kind = settings[0].runs[0]["kind"]
     runs = [run for setting in settings for run in setting.runs]
-    if kind == ScriptRecord.kind and settings[0].accuracy is None and settings[0].loss is None and len(settings) > 1:
+    if (
+        kind == ScriptRecord.kind
+        and settings[0].accuracy is None
+        and settings[0].loss is None
+        and len(settings) > 1
+    ):
         said = "how well it learns is not known: `multicard.log(loss=...)` tells"
         yield Message("answer.learning-unknown", said)
     if kind != LlmRecord.kind:

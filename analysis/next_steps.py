@@ -1,5 +1,6 @@
-"""What limits a recommended setting, and what to try next: as a diagnosis, the GPU's published rates, the phases of
-its steps or its repetitions tell."""
+"""What limits a recommended setting, and what to try next: as a diagnosis, the GPU's published
+rates, the phases of its steps or its repetitions tell.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from . import rerun_commands
 from .commands.best import RankedSetting, Ranking
 from .recommended import REPETITIONS
 from .runs import details, grouping
-from .runs.columns import KINDS, STEPS, Kind
+from .runs.columns import KINDS, STEPS, RunKind
 from .runs.details import DetailedRun
 from .runs.load import Run
 
@@ -30,7 +31,9 @@ FACTORS = (1, 2, 4)  # of a batch size, to try
 
 @dataclass(frozen=True)
 class Advice:
-    """A sentence, and the command that goes with it; None where Hydra left none to derive it from."""
+    """A sentence, and the command that goes with it;
+    None where Hydra left none to derive it from.
+    """
 
     sentence: Message
     command: str | None
@@ -44,7 +47,8 @@ class NextSteps:
         ranking: of its workload. best: the setting.
         command: that runs it; None where Hydra left none.
         failings: what makes its figures worth nothing.
-        needed: the repetitions that would tell it from what it is compared with; None where none would.
+        needed: the repetitions that would tell it from what it is compared with; None where none
+            would.
         others_repeated: the setting that it is compared with, or it itself, was repeated.
     """
 
@@ -62,27 +66,40 @@ class NextSteps:
     @cached_property
     def limit(self) -> Advice:
         """What limits the setting: as it was diagnosed, else the largest phase of its steps."""
-        bound, (words, shown) = self._bound, self._kind.limit
+        bound = self._bound
+        (words, shown) = self._kind.limit
         if bound is not None and bound.is_measured:
             limit = bound.finding
-            return Advice(Message("answer.diagnosed", f"{capital(limit)}.", limit=limit), self._with(words))
+            return Advice(
+                Message("answer.diagnosed", f"{capital(limit)}.", limit=limit), self._with(words)
+            )
         if bound is not None:
             said = f"{capital(bound.finding)}. `{words}` measures it."
-            return Advice(Message("answer.by-rates", said, limit=bound.finding, words=words), self._with(words))
+            return Advice(
+                Message("answer.by-rates", said, limit=bound.finding, words=words),
+                self._with(words),
+            )
         phases = self._runs[0].phases_s
         if not sum(phases.values()):
             said = f"Not known yet: `{words}` tells, by {shown}."
             return Advice(Message("answer.limit-unknown", said, words=words), self._with(words))
         largest = max(phases, key=lambda phase: phases[phase])
         share = phases[largest] / sum(phases.values())
-        said = f"{capital(PHASES[largest])} takes {share:.0%} of a step. `{words}` says why: it leaves out one cost at "
+        said = (
+            f"{capital(PHASES[largest])} takes {share:.0%} of a step. `{words}` says why: it leaves"
+            " out one cost at "
+        )
         said += "a time."
-        return Advice(Message("answer.largest-phase", said, phase=largest, share=share, words=words), self._with(words))
+        return Advice(
+            Message("answer.largest-phase", said, phase=largest, share=share, words=words),
+            self._with(words),
+        )
 
     @cached_property
     def next(self) -> Advice:
-        """What to try next: what is known to bound it advises; longer runs where these tell nothing; repetitions where
-        there are none; an axis that was not swept."""
+        """What to try next: what is known to bound it advises; longer runs where these tell
+        nothing; repetitions where there are none; an axis that was not swept.
+        """
         first = self.best.runs[0]
         if self._untried is not None and (self._is_diagnosed or not self.failings):
             return self._try(self._untried)
@@ -102,13 +119,17 @@ class NextSteps:
         key = next((key for key in keys if key not in fixed), None)
         if key is None:
             words, shown = self._kind.limit
-            return Advice(Message("answer.see-limit", f"See what limits it: {shown}."), self._with(words))
+            return Advice(
+                Message("answer.see-limit", f"See what limits it: {shown}."), self._with(words)
+            )
         swept = Message("answer.sweep", f"Sweep {key}, which was not varied.", key=key)
         return Advice(swept, self._with(f"{key}={','.join(_values(first, key))}"))
 
     @cached_property
     def _bound(self) -> Bound | None:
-        """What bounds the setting: as one of its runs was diagnosed, else by the GPU's published rates."""
+        """What bounds the setting: as one of its runs was diagnosed,
+        else by the GPU's published rates.
+        """
         known = [run.bound for run in self._runs if run.bound is not None]
         return next((bound for bound in known if bound.is_measured), known[0] if known else None)
 
@@ -118,7 +139,9 @@ class NextSteps:
 
     @property
     def _untried(self) -> str | None:
-        """What to try next against what bounds the setting; by published rates, of keys that were not swept."""
+        """What to try next against what bounds the setting; by published rates,
+        of keys that were not swept.
+        """
         if self._bound is None:
             return None
         if self._bound.is_measured:
@@ -132,23 +155,31 @@ class NextSteps:
         words = advice.split()
         typed = all("=" in word for word in words)
         said = f"Try {advice}." if typed else f"{capital(advice)}."
-        return Advice(Message("answer.try", said, advice=advice), self._with(advice if typed else words[0]))
+        return Advice(
+            Message("answer.try", said, advice=advice), self._with(advice if typed else words[0])
+        )
 
     @property
     def waits(self) -> Advice | None:
-        """That its GPU computes little, and what to try next; None where that is not so, or a diagnosis knows more."""
+        """That its GPU computes little, and what to try next; None where that is not so,
+        or a diagnosis knows more.
+        """
         if self._bound is None or self._is_diagnosed:
             return None
         said = f"{capital(self._bound.finding)}."
         command = None
         if self._untried is not None:
             said, command = f"{said} Try next: `{self._untried}`.", self._with(self._untried)
-        return Advice(Message("answer.gpu-waits", said, finding=self._bound.finding, tries=self._untried), command)
+        return Advice(
+            Message("answer.gpu-waits", said, finding=self._bound.finding, tries=self._untried),
+            command,
+        )
 
     @property
     def _repeated(self) -> Advice:
-        """That the setting has one run to go by, and the command that repeats it as often as the headline says, else
-        once more than now, or three times."""
+        """That the setting has one run to go by, and the command that repeats it as often as the
+        headline says, else once more than now, or three times.
+        """
         runs = len(self.best.runs)
         disturbed = runs - 1
         says = "Repeat the runs: single ones do not show how runs differ."
@@ -166,7 +197,7 @@ class NextSteps:
         return Advice(Message("answer.repeat", says, runs=runs, disturbed=disturbed), command)
 
     @property
-    def _kind(self) -> Kind:
+    def _kind(self) -> RunKind:
         return KINDS[self.best.runs[0]["kind"]]
 
     def _with(self, words: str) -> str | None:
@@ -178,7 +209,9 @@ class NextSteps:
 
 
 def sweep_of(setting: RankedSetting) -> str | None:
-    """The command of the sweep that measured a setting; None where Hydra left none to derive it from."""
+    """The command of the sweep that measured a setting;
+    None where Hydra left none to derive it from.
+    """
     return next(iter(rerun_commands.of_sweeps(setting.runs)), None)
 
 

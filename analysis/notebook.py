@@ -1,7 +1,8 @@
 """Runs in Python and in notebooks: what `multicard.load` returns.
 
-Methods are the commands of `python -m analysis`, with their arguments and their refusals (a ValueError). What they
-return prints as the command does, shows tables in a notebook, and gives its values as Arrow or pandas. Units are in the
+Methods are the commands of `python -m analysis`, with their arguments and their refusals (a
+ValueError). What they return prints as the command does, shows tables in a notebook, and gives its
+values as Arrow or pandas. Units are in the
 names of columns: seconds (`_s`), bytes (`_bytes`), joules; accuracies and shares are from 0 to 1.
 """
 
@@ -26,7 +27,7 @@ from multicard.records.output import Output, skipped_lines
 from . import cli
 from .commands import best, compare, list_runs
 from .runs import by_int4, load, sql
-from .runs.load import Found, Run
+from .runs.load import FoundRuns, Run
 
 if TYPE_CHECKING:
     import altair as alt
@@ -49,7 +50,9 @@ KEYS = {"--where": "condition"}  # arguments that are called otherwise than thei
 
 @contextmanager
 def refusing() -> Iterator[None]:
-    """Refusals in which an option is the argument of the same name: `--by layout` is by="layout"."""
+    """Refusals in which an option is the argument of the
+    same name: `--by layout` is by="layout".
+    """
     try:
         yield
     except Refusal as refusal:
@@ -60,8 +63,10 @@ def refusing() -> Iterator[None]:
         raise refusal.reworded(said, key) from None
 
 
-class Shown:
-    """What a command found: its lines in a terminal, its tables in a notebook, its rows as Arrow and pandas."""
+class ShownOutput:
+    """What a command found: its lines in a terminal, its tables in a notebook,
+    its rows as Arrow and pandas.
+    """
 
     def __init__(self, output: Output) -> None:
         self._output = output
@@ -86,15 +91,18 @@ class Shown:
         return "\n".join(table.html() for table in self._output.tables())
 
 
-class Runs(Shown):
-    """Runs, each with its columns (`runs[0]["total_s"]`): those that `python -m analysis list --csv` writes.
+class Runs(ShownOutput):
+    """Runs, each with its columns (`runs[0]["total_s"]`): those
+    that `python -m analysis list --csv` writes.
 
     found: the runs as a list, and the run folders that could not be read.
     """
 
-    def __init__(self, found: Found) -> None:
+    def __init__(self, found: FoundRuns) -> None:
         self.found = found
-        super().__init__(replace(list_runs.output(found, found.runs, None), notes=skipped_lines(found.skipped)))
+        super().__init__(
+            replace(list_runs.output(found, found.runs, None), notes=skipped_lines(found.skipped))
+        )
 
     def __len__(self) -> int:
         return len(self.found.runs)
@@ -107,7 +115,8 @@ class Runs(Shown):
 
     @refusing()
     def where(self, condition: str | None = None, sort: str | None = None) -> "Runs":
-        """The runs for which an SQL expression over their columns is true: `"gpus>=2 and precision='fp16'"`.
+        """The runs for which an SQL expression over their
+        columns is true: `"gpus>=2 and precision='fp16'"`.
 
         Args:
             sort: the order: `"gpus, total_s desc"`.
@@ -115,7 +124,7 @@ class Runs(Shown):
         Raises:
             ValueError: an expression that SQL or the columns do not allow.
         """
-        return Runs(Found(sql.select(self.found.runs, condition, sort), []))
+        return Runs(FoundRuns(sql.select(self.found.runs, condition, sort), []))
 
     @refusing()
     def best(
@@ -127,8 +136,9 @@ class Runs(Shown):
         mix: bool = False,
         loss: float | str | None = None,
         by: str | None = None,
-    ) -> Shown:
-        """What to run, and the settings that did the same work, by the least time, memory, energy or cost of a run.
+    ) -> ShownOutput:
+        """What to run, and the settings that did the same work, by the least time, memory,
+        energy or cost of a run.
 
         Args:
             goal: "time", "memory", "energy" or "cost"; None ranks by time, and shows the others.
@@ -140,7 +150,8 @@ class Runs(Shown):
             by: "int4" judges by the loss of the models once they are quantised.
 
         Raises:
-            ValueError: an argument that is no such value, or nothing can be ranked, with the reason.
+            ValueError: an argument that is no such value, or nothing can be ranked,
+                with the reason.
         """
         from .answers import sentences  # and Parquet's file systems, which take a tenth of a second
 
@@ -154,15 +165,19 @@ class Runs(Shown):
             )
         if by not in (None, *by_int4.BY):
             known = ", ".join(by_int4.BY)
-            raise Refusal("notebook.by", f"by={by}: choose {known}", key="by", value=by, known=[*by_int4.BY])
-        size_bytes = _parsed("memory", cli.size_bytes, memory) if isinstance(memory, str) else memory
+            raise Refusal(
+                "notebook.by", f"by={by}: choose {known}", key="by", value=by, known=[*by_int4.BY]
+            )
+        size_bytes = (
+            _parsed("memory", cli.size_bytes, memory) if isinstance(memory, str) else memory
+        )
         limits = best.Limits(
             _parsed("accuracy", cli.share, accuracy),
             size_bytes,
             _parsed("gpus", cli.count, gpus),
             _parsed("loss", cli.loss, loss),
         )
-        return Shown(best.output(self.found.runs, goal, limits, mix, sentences, by))
+        return ShownOutput(best.output(self.found.runs, goal, limits, mix, sentences, by))
 
     def answers(self, mix: bool = False) -> "list[Answer]":
         """What to run for each workload (`answer.sentence`), the one that was measured last first.
@@ -182,7 +197,7 @@ class Runs(Shown):
         common: bool = False,
         mix: bool = False,
         margin: float | str = MARGIN,
-    ) -> Shown:
+    ) -> ShownOutput:
         """This sweep (A) and another (B) cell by cell, by the mean time of a step.
 
         Args:
@@ -193,15 +208,21 @@ class Runs(Shown):
             margin: the difference up to which two cells are equal: 0.05 or "5%".
 
         Raises:
-            ValueError: sweeps that did different work, cells that only one has, runs that must not be averaged.
+            ValueError: sweeps that did different work, cells that only one has,
+                runs that must not be averaged.
         """
-        keys, share = _parsed("by", cli.names, by) or [], _parsed("margin", cli.share, margin)
+        keys = _parsed("by", cli.names, by) or []
+        share = _parsed("margin", cli.share, margin)
         b = self if other is None else other if isinstance(other, Runs) else read(other)
-        return Shown(compare.output(compare.compare(self.found.runs, b.found.runs, keys, common, mix, share), share))
+        return ShownOutput(
+            compare.output(
+                compare.compare(self.found.runs, b.found.runs, keys, common, mix, share), share
+            )
+        )
 
     def steps(self, run: Run | int) -> "pd.DataFrame":
-        """A row for each step of each rank of a run, with its seconds (`step_s`, and those of its phases as far as they
-        are known) and whether it belongs to the warm-up that means leave out.
+        """A row for each step of each rank of a run, with its seconds (`step_s`, and those of its
+        phases as far as they are known) and whether it belongs to the warm-up that means leave out.
 
         Raises:
             ValueError: the run has no steps that can be read.
@@ -210,10 +231,12 @@ class Runs(Shown):
         return steps.table(run.folder, run.record()).to_pandas()
 
     def figure(self, name: str = "trade_off", mix: bool = False) -> "alt.VConcatChart":
-        """The figures of a name as `python -m analysis figure` draws them, below one another, as a chart of Altair.
+        """The figures of a name as `python -m analysis figure` draws them, below one another,
+        as a chart of Altair.
 
         Args:
-            name: an experiment, "effects", "trade_off", "losses", "phases", "efficiency" or "timelines".
+            name: an experiment, "effects", "trade_off", "losses", "phases",
+                "efficiency" or "timelines".
 
         Raises:
             ValueError: no such figure, or nothing to draw.
@@ -234,4 +257,6 @@ def _parsed(name: str, parse: Callable[[str], Any], value: float | str | None) -
     try:
         return None if value is None else parse(str(value))
     except argparse.ArgumentTypeError as error:
-        raise Refusal("notebook.argument", f"{name}: {error}", key=name, reason=error.args[0]) from None
+        raise Refusal(
+            "notebook.argument", f"{name}: {error}", key=name, reason=error.args[0]
+        ) from None

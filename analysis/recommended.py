@@ -1,7 +1,8 @@
 """Which setting is recommended, and what it is compared with.
 
-Recommended is the fastest setting that learned and whose accuracy runs do not tell from the best one reached. Of tuning
-it is the loss on held-out rows, or, where none were held out, the training loss. It is compared with the setting
+Recommended is the fastest setting that learned and whose accuracy runs do not tell from the best
+one reached. Of tuning it is the loss on held-out rows, or, where none were held out, the training
+loss. It is compared with the setting
 nearest to the defaults: what would have been run without measuring.
 """
 
@@ -27,9 +28,11 @@ MOST_REPETITIONS = REPETITIONS[-1]
 
 
 def of_ranking(ranking: Ranking) -> tuple[RankedSetting, RankedSetting | None, bool]:
-    """The recommended setting, the one it is compared with, and whether that has the defaults throughout.
+    """The recommended setting, the one it is compared with,
+    and whether that has the defaults throughout.
 
-    Compared with is the best itself where nothing is faster than the defaults; None where no other setting learned.
+    Compared with is the best itself where nothing is faster than the defaults;
+    None where no other setting learned.
     """
     learned = [one for one in ranking.settings if not any(failings(ranking, one))]
     good = _learned_best(ranking, learned)
@@ -41,8 +44,9 @@ def of_ranking(ranking: Ranking) -> tuple[RankedSetting, RankedSetting | None, b
 
 
 def _learned_best(ranking: Ranking, learned: Sequence[RankedSetting]) -> Sequence[RankedSetting]:
-    """Of the settings that learned those that are not told to be less accurate than the most accurate one; the fastest
-    first."""
+    """Of the settings that learned those that are not told to be less accurate than the most
+    accurate one; the fastest first.
+    """
     scored = [one for one in learned if one.held_out_loss is not None]
     if ranking.runs[0]["stop_at_target"]:
         return learned  # the target says what is enough
@@ -50,30 +54,40 @@ def _learned_best(ranking: Ranking, learned: Sequence[RankedSetting]) -> Sequenc
         return learned  # such a training loss is no model's
     reached = scored or [one for one in learned if one.learned]
     groups = [reached] if reached else []
-    if scored:  # settings with other rows or other amounts of work are not compared: each group has a best one
+    # settings with other rows or other amounts of work are not compared: each group has a best one
+    if scored:
         groups = grouping.grouped(scored, ranking.comparable).values()
     top = [min(own, key=lambda one: one.error or 0.0) for own in groups]
     return [one for one in learned if not any(ranking.more_accurate(best, one) for best in top)]
 
 
-def _smallest(ranking: Ranking, best: RankedSetting, learned: Sequence[RankedSetting]) -> RankedSetting:
-    """Of the settings that are shown to be as good as the best: the one with the fewest ranks, then with less memory,
-    then nearer to the defaults."""
+def _smallest(
+    ranking: Ranking, best: RankedSetting, learned: Sequence[RankedSetting]
+) -> RankedSetting:
+    """Of the settings that are shown to be as good as the best: the one with the fewest ranks, then
+    with less memory, then nearer to the defaults.
+    """
     near, _ = _nearest_to_defaults(ranking, [best, *learned])
     for other in learned:
-        if other is best or not ranking.equivalent(best, other) or ranking.more_accurate(best, other):
+        if (
+            other is best
+            or not ranking.equivalent(best, other)
+            or ranking.more_accurate(best, other)
+        ):
             continue
         own, others = (of_setting(one.runs, MEMORY) or 0.0 for one in (best, other))
         needs_less = others < (1 - NOTABLE) * own
         needs_as_much = others <= (1 + NOTABLE) * own
-        if other.gpus < best.gpus or (other.gpus == best.gpus and (needs_less or (needs_as_much and other is near))):
+        if other.gpus < best.gpus or (
+            other.gpus == best.gpus and (needs_less or (needs_as_much and other is near))
+        ):
             best = other
     return best
 
 
 def repetitions_to_tell(ratio: Ratio | None, confidence: float, *counts: int) -> int | None:
-    """The repetitions of two settings with which a difference as that between their means would be told; None where
-    it takes more than MOST_REPETITIONS.
+    """The repetitions of two settings with which a difference as that between their means would be
+    told; None where it takes more than MOST_REPETITIONS.
 
     Args:
         ratio: of the two means, over so many runs each (`counts`).
@@ -90,7 +104,9 @@ def repetitions_to_tell(ratio: Ratio | None, confidence: float, *counts: int) ->
 
 
 def failings(ranking: Ranking, setting: RankedSetting) -> Iterator[Message]:
-    """What makes a setting's figures worth nothing: it did not learn, or it is too short to tell."""
+    """What makes a setting's figures worth nothing: it did not learn,
+    or it is too short to tell.
+    """
     if ranking.repeated.at_chance(setting.runs):
         said = f"its accuracy of {setting.accuracy:.1%} is at chance level"
         yield Message("answer.at-chance", said, accuracy=setting.accuracy)
@@ -109,9 +125,13 @@ def failings(ranking: Ranking, setting: RankedSetting) -> Iterator[Message]:
             said = f"it missed the target accuracy of {figures.text('target_accuracy', target)}"
             yield Message("answer.missed-target", said, target=target)
     steps_of_runs = [int(run["steps"] or 0) for run in setting.runs]
-    steps, most_steps = min(steps_of_runs), max(steps_of_runs)
-    is_whole_script = setting.runs[0]["kind"] == ScriptRecord.kind and setting.runs[0][STEPS] is None
-    if is_whole_script and steps < (1 - grouping.LEFT_OUT) * most_steps:  # as one that finds what an earlier run left
+    steps = min(steps_of_runs)
+    most_steps = max(steps_of_runs)
+    is_whole_script = (
+        setting.runs[0]["kind"] == ScriptRecord.kind and setting.runs[0][STEPS] is None
+    )
+    # as one that finds what an earlier run left
+    if is_whole_script and steps < (1 - grouping.LEFT_OUT) * most_steps:
         said = f"its runs did unequal work ({steps:,} to {most_steps:,} steps)"
         yield Message("answer.unequal-runs", said, steps=steps, most_steps=most_steps)
     if steps < LEAST_STEPS:
@@ -119,9 +139,12 @@ def failings(ranking: Ranking, setting: RankedSetting) -> Iterator[Message]:
         yield Message("answer.too-short", said, steps=steps)
 
 
-def _nearest_to_defaults(ranking: Ranking, settings: Sequence[RankedSetting]) -> tuple[RankedSetting, bool]:
-    """Of some settings of a ranking the one with the most axes at their defaults, on the fewest GPUs; and whether all
-    axes are."""
+def _nearest_to_defaults(
+    ranking: Ranking, settings: Sequence[RankedSetting]
+) -> tuple[RankedSetting, bool]:
+    """Of some settings of a ranking the one with the most axes at their defaults, on the fewest
+    GPUs; and whether all axes are.
+    """
     from multicard import workloads  # hydra, which most commands do without
 
     defaults = workloads.defaults(ranking.runs[0]["kind"])

@@ -1,4 +1,6 @@
-"""The commands that measured runs, from the last command of their sweep, which Hydra left beside them."""
+"""The commands that measured runs, from the last command of their sweep,
+which Hydra left beside them.
+"""
 
 import shlex
 from collections.abc import Iterable, Sequence
@@ -29,8 +31,12 @@ def of_sweeps(runs: Iterable[Run]) -> list[str]:
 
 
 def with_word(command: str, word: str, sweeps: bool) -> str:
-    """A command with another word, in place of one that sets the same key; as a sweep, where the word `sweeps`."""
-    start, *words = [one for one in shlex.split(command) if one.partition("=")[0] != word.partition("=")[0]]
+    """A command with another word, in place of one that sets the same key; as a sweep,
+    where the word `sweeps`.
+    """
+    start, *words = [
+        one for one in shlex.split(command) if one.partition("=")[0] != word.partition("=")[0]
+    ]
     place = next((at for at, one in enumerate(words) if "=" in one), len(words))  # behind the entry
     flags = ["-m"] * (sweeps and "-m" not in words)
     return shlex.join([start, *words[:place], *flags, *words[place:], word])
@@ -42,13 +48,16 @@ def experiments_of(runs: Iterable[Run]) -> set[str]:
 
 
 def of_cells(runs: Sequence[Run]) -> list[str | None]:
-    """The command that measures the cell of each run again; None where Hydra left none, or it does not say which cell.
+    """The command that measures the cell of each run again; None where Hydra left none,
+    or it does not say which cell.
 
-    Earlier commands may have left runs in a folder too: what tells its runs apart is part of each command.
+    Earlier commands may have left runs in a folder too: what
+    tells its runs apart is part of each command.
     """
     by_sweep = grouping.grouped(runs, lambda run: run.folder.parent)
     apart = {
-        sweep: grouping.apart([run.columns for run in own], grouping.settings(own)) for sweep, own in by_sweep.items()
+        sweep: grouping.apart([run.columns for run in own], grouping.settings(own))
+        for sweep, own in by_sweep.items()
     }
     return [_of_cell(run, apart[run.folder.parent]) for run in runs]
 
@@ -58,13 +67,20 @@ def _of_cell(run: Run, apart: Sequence[str]) -> str | None:
     axes = _swept(overrides) if overrides is not None else None
     if overrides is None or axes is None:
         return None
-    axes += [_key(run, name) for name in apart if name in run.columns and name not in (*NO_KEYS, *axes)]
+    axes += [
+        _key(run, name) for name in apart if name in run.columns and name not in (*NO_KEYS, *axes)
+    ]
     values = {axis: _value(run, axis, overrides) for axis in axes}
     if UNKNOWN in values.values():
         return None
-    words = {axis: repr(value) if isinstance(value, float) else grouping.typed(value) for axis, value in values.items()}
+    words = {
+        axis: repr(value) if isinstance(value, float) else grouping.typed(value)
+        for axis, value in values.items()
+    }
     if grouping.TRACED in words:
-        words["profile"] = next(name for name, traced in experiments.TRACING.items() if traced is run[grouping.TRACED])
+        words["profile"] = next(
+            name for name, traced in experiments.TRACING.items() if traced is run[grouping.TRACED]
+        )
         del words[grouping.TRACED]
     kept = {key: value for key, value in overrides.items() if Role.sweeps not in schema.of(key)}
     return _command(run["kind"], kept | {axis: f"={word}" for axis, word in words.items()})
@@ -79,10 +95,13 @@ def _value(run: Run, axis: str, overrides: dict[str, str]) -> Any:
 
 
 def _option(run: Run, group: str, overrides: dict[str, str]) -> str:
-    """The option of a group that sets other keys and has none of its own, as a preset: the one with which the sweep's
-    command gives most of the keys that the run had; UNKNOWN where several do."""
+    """The option of a group that sets other keys and has none of its own, as a preset: the one with
+    which the sweep's command gives most of the keys that the run had; UNKNOWN where several do.
+    """
     entry = KINDS[run["kind"]].entry
-    fixed = [key + value for key, value in overrides.items() if key != group and not _is_swept(value)]
+    fixed = [
+        key + value for key, value in overrides.items() if key != group and not _is_swept(value)
+    ]
     offered = workloads.groups(workloads.of_entry(entry)).get(group, [])
     named = {word.strip() for word in overrides.get(group, "").removeprefix("=").split(",")}
     # A glob, or an experiment, names its options otherwise
@@ -90,10 +109,14 @@ def _option(run: Run, group: str, overrides: dict[str, str]) -> str:
     configs = {option: _composed(entry, (*fixed, f"{group}={option}")) for option in options}
     had = flat(run.record().config)
     agreeing = {
-        option: sum(key in had and had[key] == value and _tells(key, configs) for key, value in config.items())
+        option: sum(
+            key in had and had[key] == value and _tells(key, configs)
+            for key, value in config.items()
+        )
         for option, config in configs.items()
     }
-    # Not all keys need agree: some are swept beside it, and what a run had is resolved, as `half` to fp16
+    # Not all keys need agree: some are swept beside it, and what a run had is resolved,
+    # as `half` to fp16
     best = sorted(agreeing, key=lambda option: -agreeing[option])[:2]
     if len(best) == 2 and agreeing[best[0]] > agreeing[best[1]]:
         return best[0]
@@ -129,12 +152,18 @@ def _key(run: Run, name: str) -> str:
 
 
 def _swept(overrides: dict[str, str]) -> list[str] | None:
-    """The keys with several values, and the axes of the experiment; None where there are several experiments."""
+    """The keys with several values, and the axes of the experiment;
+    None where there are several experiments.
+    """
     name = overrides.get("experiment", "=").removeprefix("=")
     if name and name not in experiments.names():
         return None
     of_experiment = experiments.load(name).swept if name else ()
-    return list(dict.fromkeys([*(key for key, value in overrides.items() if _is_swept(value)), *of_experiment]))
+    return list(
+        dict.fromkeys(
+            [*(key for key, value in overrides.items() if _is_swept(value)), *of_experiment]
+        )
+    )
 
 
 def _is_swept(value: str) -> bool:
@@ -144,7 +173,9 @@ def _is_swept(value: str) -> bool:
 def _command(kind: str, overrides: dict[str, str] | None) -> str | None:
     if overrides is None:
         return None
-    sweeps = any(map(_is_swept, overrides.values())) and not {"experiment", "scale"} & overrides.keys()
+    sweeps = (
+        any(map(_is_swept, overrides.values())) and not {"experiment", "scale"} & overrides.keys()
+    )
     words = [key + value for key, value in overrides.items()]
     return shlex.join([*shlex.split(typed(KINDS[kind].entry)), *["-m"] * sweeps, *words])
 
@@ -156,14 +187,21 @@ def set_once(sweep: Path) -> set[str]:
 
 
 def _overrides(run: Run) -> dict[str, str] | None:
-    """Keys and "=value" of the last command of the run's sweep, with its name; None where Hydra left none of the run's
-    entry."""
+    """Keys and "=value" of the last command of the run's sweep, with its name; None where Hydra
+    left none of the run's entry.
+    """
     kind, overrides = _last_command(run.folder.parent) or (None, {})
-    return {**overrides, "name": overrides.get("name", f"={run['name']}")} if kind == run["kind"] else None
+    return (
+        {**overrides, "name": overrides.get("name", f"={run['name']}")}
+        if kind == run["kind"]
+        else None
+    )
 
 
 def _last_command(folder: Path) -> tuple[str, dict[str, str]] | None:
-    """The kind of runs of a sweep's last command, and its overrides; None where Hydra left no command of an entry."""
+    """The kind of runs of a sweep's last command, and its overrides;
+    None where Hydra left no command of an entry.
+    """
     try:
         return _command_in(folder / SWEEP, (folder / SWEEP).stat().st_mtime_ns)
     except OSError:
@@ -175,7 +213,8 @@ def _command_in(path: Path, _: int) -> tuple[str, dict[str, str]] | None:
     """The same of a file that was written at some time."""
     try:
         sweep = strict_yaml.read(path)
-        words, entry = map(str, sweep["hydra"]["overrides"]["task"]), f"{sweep['hydra']['job']['config_name']}.py"
+        words = map(str, sweep["hydra"]["overrides"]["task"])
+        entry = f"{sweep['hydra']['job']['config_name']}.py"
     except (OSError, ValueError, KeyError, TypeError):
         return None
     overrides = {key: sign + value for key, sign, value in (word.partition("=") for word in words)}

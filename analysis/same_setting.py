@@ -1,8 +1,9 @@
-"""Printed figures of the papers beside runs of the same setting, by `multicard/papers/settings.yaml`.
+"""Printed figures of the papers beside runs of the same setting,
+by `multicard/papers/settings.yaml`.
 
-A run has a printed figure's setting where it agrees in every key that the papers print for the table or figure, in what
-the experiment chose where they print nothing, and in the figure's cell. Machine and versions never agree; they are
-named beside each comparison (`versions`).
+A run has a printed figure's setting where it agrees in every key that the papers print for the
+table or figure, in what the experiment chose where they print nothing, and in the figure's cell.
+Machine and versions never agree; they are named beside each comparison (`versions`).
 """
 
 from collections.abc import Sequence
@@ -19,13 +20,17 @@ from .runs import grouping, profile_metrics
 from .runs.columns import KINDS
 from .runs.grouping import Cell
 
-ALIKE = {"two_and_four_gpus": frozenset({"gpus"})}  # by a figure's note, columns over whose values it is printed
-PACKAGES = {"CUDA": "nvidia-cuda-runtime", "DALI": "nvidia-dali-cuda130"}  # where they are called otherwise
+# by a figure's note, columns over whose values it is printed
+ALIKE = {"two_and_four_gpus": frozenset({"gpus"})}
+# where they are called otherwise
+PACKAGES = {"CUDA": "nvidia-cuda-runtime", "DALI": "nvidia-dali-cuda130"}
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A column in which runs are not as the papers': their values, and the papers' (or the experiment's own choice)."""
+    """A column in which runs are not as the papers': their values,
+    and the papers' (or the experiment's own choice).
+    """
 
     column: str
     values: tuple[Any, ...]
@@ -35,7 +40,8 @@ class Difference:
 
     @property
     def text(self) -> Message:
-        values, wanted = " or ".join(map(grouping.typed, self.values)), grouping.typed(self.wanted)
+        values = " or ".join(map(grouping.typed, self.values))
+        wanted = grouping.typed(self.wanted)
         theirs = f"{'papers' if self.is_printed else 'experiment'}: {wanted}"
         why = f"; {self.why}" if self.why else ""
         return Message(
@@ -50,20 +56,30 @@ class Difference:
 
 
 def differences(panel: Panel) -> list[Difference]:
-    """Differences of a panel's runs from the papers' setting; empty where printed figures may stand beside them."""
+    """Differences of a panel's runs from the papers' setting;
+    empty where printed figures may stand beside them.
+    """
     known = panel.experiment.papers
     apart = []
     for column, wanted in known.all.items():
-        absent = None if column in known.printed else wanted  # what is chosen was so before records had the key
-        values, instead = {run.columns.get(column, absent) for run in panel.runs}, known.instead.get(column)
+        # what is chosen was so before records had the key
+        absent = None if column in known.printed else wanted
+        values = {run.columns.get(column, absent) for run in panel.runs}
+        instead = known.instead.get(column)
         if column in panel.experiment.swept or isinstance(wanted, list) or values == {wanted}:
             continue
         if column in known.kept and column.partition(".")[0] in {one.column for one in apart}:
             continue  # another option has keys of its own
         if instead is None or values != {instead.value}:
-            apart.append(Difference(column, tuple(sorted(values, key=str)), wanted, column in known.printed, ""))
+            apart.append(
+                Difference(
+                    column, tuple(sorted(values, key=str)), wanted, column in known.printed, ""
+                )
+            )
         elif not instead.comparable:
-            apart.append(Difference(column, (instead.value,), wanted, column in known.printed, instead.why))
+            apart.append(
+                Difference(column, (instead.value,), wanted, column in known.printed, instead.why)
+            )
     return apart
 
 
@@ -72,11 +88,16 @@ def beside(panel: Panel, measure: str) -> dict[Cell, PrintedFigure]:
     if measure.startswith(printed.METRIC):
         return _metrics_beside(panel, measure)
     figures = [] if differences(panel) else printed.figures(panel.experiment.name, measure)
-    return {cell: at for cell in (*panel.cells, *panel.missing) if (at := printed.at(figures, dict(cell)))}
+    return {
+        cell: at
+        for cell in (*panel.cells, *panel.missing)
+        if (at := printed.at(figures, dict(cell)))
+    }
 
 
 def _metrics_beside(panel: Panel, measure: str) -> dict[Cell, PrintedFigure]:
-    """The printed seconds of a metric, where the runs were profiled from their start, as the papers' were.
+    """The printed seconds of a metric, where the runs were profiled from their start,
+    as the papers' were.
 
     What is printed for several numbers of GPUs alike, or as their range, is that of each.
     """
@@ -92,15 +113,17 @@ def _metrics_beside(panel: Panel, measure: str) -> dict[Cell, PrintedFigure]:
 
 
 def notes(panel: Panel, shown: Sequence[PrintedFigure]) -> list[Message]:
-    """Lines below a panel's table: where the figures `shown` are from, what else is printed, what is not as printed,
-    misprints, machines and versions; or what keeps printed figures from standing beside these.
+    """Lines below a panel's table: where the figures `shown` are from, what else is printed, what
+    is not as printed, misprints, machines and versions;
+    or what keeps printed figures from standing beside these.
 
     None for what was shrunk, which is marked.
     """
     if any(run["smoke"] for run in panel.runs):
         return []
     name = panel.experiment.name
-    apart, known = differences(panel), printed.figures(name)
+    apart = differences(panel)
+    known = printed.figures(name)
     lines = []
     if shown:
         lines.append(sources(shown))
@@ -123,14 +146,21 @@ def sources(figures: Sequence[PrintedFigure]) -> Message:
 
 
 def _choices(panel: Panel) -> list[Message]:
-    """What the experiment chose where the papers print nothing, and what it has otherwise than they print."""
-    lines, settings = [], panel.experiment.papers
-    chosen = {column: value for column, value in settings.chosen.items() if not isinstance(value, list)}
+    """What the experiment chose where the papers print nothing,
+    and what it has otherwise than they print.
+    """
+    lines = []
+    settings = panel.experiment.papers
+    chosen = {
+        column: value for column, value in settings.chosen.items() if not isinstance(value, list)
+    }
     words = " ".join(f"{column}={grouping.typed(value)}" for column, value in chosen.items())
     if words:
         lines.append(Message("paper.chosen", f"not printed, chosen here: {words}", words=words))
     for column, instead in settings.instead.items():
-        if column not in panel.experiment.swept and {run[column] for run in panel.runs} == {instead.value}:
+        if column not in panel.experiment.swept and {run[column] for run in panel.runs} == {
+            instead.value
+        }:
             value = grouping.typed(instead.value)
             said = f"not as printed: {column}={value}: {instead.why}"
             lines.append(Message("paper.instead", said, column=column, value=value))
@@ -143,7 +173,9 @@ def _elsewhere(experiment: str, shown: Sequence[PrintedFigure]) -> list[Message]
     for one in printed.elsewhere(experiment, shown):
         about = {"source": one.source, "figures": one.by_measure}
         if one.secondhand:
-            lines.append(Message("paper.secondhand", f"not the paper, but {one.source}: {one.text}", **about))
+            lines.append(
+                Message("paper.secondhand", f"not the paper, but {one.source}: {one.text}", **about)
+            )
         else:
             lines.append(Message("paper.figures", f"paper: {one.source}: {one.text}", **about))
     return lines
@@ -161,7 +193,8 @@ def _footnotes(experiment: str) -> list[Message]:
 
 def versions(panel: Panel) -> Message:
     """The versions and the hardware of the papers, beside those of the runs."""
-    content, names = printed.papers(), ["torch", KINDS[panel.experiment.kind].package, "CUDA"]
+    content = printed.papers()
+    names = ["torch", KINDS[panel.experiment.kind].package, "CUDA"]
     if any(run["loader"] == "dali" for run in panel.runs):
         names.insert(-1, "DALI")
     theirs = ", ".join(f"{name} {content.versions[name]}" for name in names)

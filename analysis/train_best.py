@@ -1,7 +1,7 @@
 """`best --train`: run the recommended setting in full, keep its model, and say how it is loaded.
 
-The command runs as a process of its own, as it would be typed: what it prints is what a run prints. Of a script, whose
-model is its own, the script's command under the setting is printed.
+The command runs as a process of its own, as it would be typed: what it prints is what a run prints.
+Of a script, whose model is its own, the script's command under the setting is printed.
 """
 
 import shlex
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from multicard.config.llm import LlmConfig
-from multicard.config.script import Launch, ScriptConfig
+from multicard.config.script import ScriptConfig, ScriptLaunch
 from multicard.messages import ROOT, Message, Refusal, say, typed
 from multicard.ranks import child_command
 from multicard.records import kept, run_folder
@@ -34,36 +34,58 @@ def train(runs: Sequence[Run], asked: Limits, mix: bool) -> int:
     if answer.failings:
         raise Refusal("train.not-recommended", answer.sentence, setting=answer.setting)
     if answer.command is None:
-        said = "the command of these runs is not left beside them; run it again with `save=model`, or `save=adapter`"
+        said = (
+            "the command of these runs is not left beside them; run it again with `save=model`, or"
+            " `save=adapter`"
+        )
         raise Refusal("train.no-command", said, setting=answer.setting)
     say(answer.sentence)
     kind = answer.best.runs[0]["kind"]
-    words, shortening = training_command.in_full(answer.command, answer.best.runs[0].folder.parent.name)
+    words, shortening = training_command.in_full(
+        answer.command, answer.best.runs[0].folder.parent.name
+    )
     if shortening:
         left_out = f"In full: without {' '.join(shortening)}."
         say(Message("train.in-full", left_out, words=shortening))
     entry = KINDS[kind].entry
     words, config = _composed(entry, words)
     if isinstance(config, ScriptConfig):
-        say(Message("train.script", f"To train: `{script_command(config)}`", command=script_command(config)))
+        say(
+            Message(
+                "train.script",
+                f"To train: `{script_command(config)}`",
+                command=script_command(config),
+            )
+        )
         return 0
     shown = f"{typed(entry)} {shlex.join(words)}"
     say(Message("train.command", f"Training: `{shown}`", command=shown))
     code = child_command.run_to_end([sys.executable, str(ROOT / entry), *words])
     place = kept_by(Path("multirun") / words[-1].partition("=")[2], config.identity())
     if code == 0 and place is not None:
-        say(Message("train.load", f"The model is in {place}. These lines load it:", folder=str(place)))
+        say(
+            Message(
+                "train.load", f"The model is in {place}. These lines load it:", folder=str(place)
+            )
+        )
         say("\n".join(f"  {line}" for line in _lines(place)))
     return code
 
 
 def _of_one_workload(found: Sequence[Answer]) -> Answer:
-    """The only answer; of several workloads each has its own command, of which one is to be chosen."""
+    """The only answer; of several workloads each has its own command,
+    of which one is to be chosen.
+    """
     if len(found) == 1:
         return found[0]
     several = [f"{answer.work}: {answer.command or answer.setting}" for answer in found]
-    said = f"--train: {len(found)} workloads were measured; name the folder of one sweep, or run one of: "
-    raise Refusal("train.several", said + "; ".join(map(clean, several)), key="--train", works=len(found))
+    said = (
+        f"--train: {len(found)} workloads were measured; name the folder of one sweep, or run one"
+        " of: "
+    )
+    raise Refusal(
+        "train.several", said + "; ".join(map(clean, several)), key="--train", works=len(found)
+    )
 
 
 def _composed(entry: str, words: list[str]) -> tuple[list[str], Any]:
@@ -91,12 +113,14 @@ def _composed(entry: str, words: list[str]) -> tuple[list[str], Any]:
 
 
 def script_command(config: ScriptConfig) -> str:
-    """The command of a script itself, under a configuration's words, variables and number of GPUs."""
+    """The command of a script itself, under a configuration's words,
+    variables and number of GPUs.
+    """
     from multicard.script import words
 
     module = words.module(config)
     script = ["-m", module] if module else [config.script]
-    if config.launch is Launch.torchrun:
+    if config.launch is ScriptLaunch.torchrun:
         starts = ["torchrun", "--nproc-per-node", str(config.gpus)]
         if config.nodes > 1:
             starts += ["--nnodes", str(config.nodes)]
@@ -112,7 +136,12 @@ def kept_by(sweep: Path, identity: str) -> Path | None:
     for path in sorted(sweep.glob(f"*/{run_folder.RESULT}")):
         run = run_folder.read(path.parent)
         saved = getattr(run.record, "saved", None) if run is not None else None
-        if run is not None and saved is not None and saved.folder is not None and run.record.identity == identity:
+        if (
+            run is not None
+            and saved is not None
+            and saved.folder is not None
+            and run.record.identity == identity
+        ):
             return path.parent
     return None
 

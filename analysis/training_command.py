@@ -1,7 +1,8 @@
-"""The command that trains a recommended setting in full and keeps the model, and the one that finds and runs it.
+"""The command that trains a recommended setting in full and keeps the model,
+and the one that finds and runs it.
 
-`multicard best FOLDER --train` is offered wherever a setting is recommended: at the end of a sweep, by `best` and on
-the page. All of them take it from here.
+`multicard best FOLDER --train` is offered wherever a setting is recommended: at the end of a sweep,
+by `best` and on the page. All of them take it from here.
 """
 
 import os
@@ -17,7 +18,8 @@ from multicard.records.schema import ScriptRecord
 from .runs.load import Run
 
 MOST_FOLDERS = 3  # that a command names
-# Keys of a measurement, which say how it was driven, how long it tried a setting, and what it observed
+# Keys of a measurement, which say how it was driven, how long it tried a setting,
+# and what it observed
 MEASURING = (Role.trial, Role.observes, Role.sweeps, Role.once, Role.forecast)
 TRACKER = "tracker."  # keys of where records go, those of the training too
 SMOKE = "scale=smoke"
@@ -41,7 +43,8 @@ def keeps(kind: str) -> str:
 
 
 def in_full(command: str, sweep: str) -> tuple[list[str], list[str]]:
-    """The words of a setting's command that trains it in full, and those that shortened the measurement.
+    """The words of a setting's command that trains it in full,
+    and those that shortened the measurement.
 
     Args:
         command: that measures the setting, with the entry.
@@ -50,7 +53,8 @@ def in_full(command: str, sweep: str) -> tuple[list[str], list[str]]:
     words = [word for word in shlex.split(command) if "=" in word]
     shortening = [word for word in words if _shortens(word)]
     kept = [word for word in words if word not in shortening and not _is_of_the_measurement(word)]
-    kept = [word for word in kept if word.partition("=")[0] not in ("name", "save")]  # no roles: set anew
+    # no roles: set anew
+    kept = [word for word in kept if word.partition("=")[0] not in ("name", "save")]
     return [*kept, f"name={sweep}-{TRAINED}"], shortening
 
 
@@ -58,7 +62,11 @@ def _roles(word: str) -> Role:
     """The roles of a word's key, and of the group that it is in."""
     key = word.lstrip("+").partition("=")[0]
     group = key.partition("/")[0].partition(".")[0]
-    return schema.of(key) if group == key else schema.of(key) | (schema.of(group) & (Role.observes | Role.once))
+    return (
+        schema.of(key)
+        if group == key
+        else schema.of(key) | (schema.of(group) & (Role.observes | Role.once))
+    )
 
 
 def _is_of_the_measurement(word: str) -> bool:
@@ -66,7 +74,8 @@ def _is_of_the_measurement(word: str) -> bool:
 
 
 def _shortens(word: str) -> bool:
-    """True for a word that takes a part of the work: so many steps, rows or images. A share of the data that is tested
-    on, as `dataset.split=0.2`, shortens nothing."""
+    """True for a word that takes a part of the work: so many steps, rows or images. A share of the
+    data that is tested on, as `dataset.split=0.2`, shortens nothing.
+    """
     is_amount = word.partition("=")[2].isdigit()
     return word == SMOKE or Role.trial in _roles(word) or (Role.part in _roles(word) and is_amount)

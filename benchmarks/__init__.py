@@ -28,7 +28,9 @@ Figure = TypeVar("Figure")
 
 def parser(description: str | None, rounds: int | None = None) -> argparse.ArgumentParser:
     """A parser whose help is a module's docstring, with `--rounds` if there is a default for it."""
-    result = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    result = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     if rounds is not None:
         result.add_argument("--rounds", type=int, default=rounds)
     return result
@@ -51,8 +53,12 @@ def machine(device: "torch.device | None" = None) -> str:
     return f"{name}, {cores()} cores, load {os.getloadavg()[0]:.1f}"
 
 
-def interleaved(turns: Mapping[Name, Callable[[], Figure]], rounds: int) -> dict[Name, list[Figure]]:
-    """Take all turns once per round, forwards and backwards by turns; the figures of each, by round."""
+def interleaved(
+    turns: Mapping[Name, Callable[[], Figure]], rounds: int
+) -> dict[Name, list[Figure]]:
+    """Take all turns once per round, forwards and backwards by turns; the figures of each,
+    by round.
+    """
     figures: dict[Name, list[Figure]] = {name: [] for name in turns}
     for number in range(rounds):
         for name in turns if number % 2 == 0 else reversed([*turns]):
@@ -72,8 +78,12 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def python(*arguments: str) -> str:
-    """Run `python ARGUMENTS` at the root of the repository. Returns its output; exits with all of it if it fails."""
-    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, cwd=ROOT, check=False)
+    """Run `python ARGUMENTS` at the root of the repository. Returns its output;
+    exits with all of it if it fails.
+    """
+    done = subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, cwd=ROOT, check=False
+    )
     if done.returncode:
         raise SystemExit(f"{' '.join(arguments)}\n{done.stdout}{done.stderr}")
     return done.stdout

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
 DEVICE = "cuda:0"
-CAPABILITY, WARP = 90, 32  # of an H200: 9.0, threads
+# of an H200: 9.0, threads
+CAPABILITY = 90
+WARP = 32
 DRIVER = "libcuda.so.1"
 
 
@@ -42,7 +44,8 @@ def load_runtime() -> None:
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
         raise Refusal(
-            "absent-gpu.compiler", "no C compiler is installed, of which the GPU's stand-in is made: install gcc"
+            "absent-gpu.compiler",
+            "no C compiler is installed, of which the GPU's stand-in is made: install gcc",
         )
     source = Path(__file__).with_suffix(".c")
     with tempfile.TemporaryDirectory() as folder:
@@ -59,8 +62,13 @@ def _headers() -> list[str]:
     packages = Path(str(distribution("torch").locate_file("")))
     own = sorted(packages.glob("nvidia/*/include/cuda_runtime_api.h"))
     if not own:
-        raise Refusal("absent-gpu.no-cuda", "torch was installed without CUDA, so it generates no code for GPUs")
-    return [f"-I{folder}" for folder in (own[0].parent, packages / "triton/backends/nvidia/include")]
+        raise Refusal(
+            "absent-gpu.no-cuda",
+            "torch was installed without CUDA, so it generates no code for GPUs",
+        )
+    return [
+        f"-I{folder}" for folder in (own[0].parent, packages / "triton/backends/nvidia/include")
+    ]
 
 
 @contextmanager
@@ -72,7 +80,7 @@ def pretended() -> Iterator["FakeTensorMode"]:
     from torch._subclasses.fake_tensor import FakeTensorMode
     from triton.backends.compiler import GPUTarget
 
-    class Target:
+    class AbsentDriver:
         """What Inductor asks of Triton's driver."""
 
         def get_current_target(self) -> GPUTarget:
@@ -80,7 +88,9 @@ def pretended() -> Iterator["FakeTensorMode"]:
 
     folded = UniformValueConstantFolder.run
 
-    def folded_on_the_host(folder: UniformValueConstantFolder, *inputs: Any, **keywords: Any) -> Any:
+    def folded_on_the_host(
+        folder: UniformValueConstantFolder, *inputs: Any, **keywords: Any
+    ) -> Any:
         with _on_the_host():
             return folded(folder, *inputs, **keywords)
 
@@ -88,10 +98,12 @@ def pretended() -> Iterator["FakeTensorMode"]:
         for name, value in {
             "torch._subclasses.fake_tensor.init_gpu_context": lambda _: None,
             "torch._subclasses.fake_tensor.FakeTensorMode.avoid_device_init": True,
-            "torch._inductor.fx_passes.joint_graph.UniformValueConstantFolder.run": folded_on_the_host,
+            "torch._inductor.fx_passes.joint_graph.UniformValueConstantFolder.run": (
+                folded_on_the_host
+            ),
         }.items():
             patches.enter_context(mock.patch(name, value))
-        patches.enter_context(mock.patch.object(triton.runtime.driver, "_active", Target()))
+        patches.enter_context(mock.patch.object(triton.runtime.driver, "_active", AbsentDriver()))
         yield FakeTensorMode(allow_non_fake_inputs=True)
 
 
@@ -102,7 +114,9 @@ def _on_the_host() -> Any:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class OnTheHost(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             keywords = dict(kwargs or {})
             if "device" in keywords:
                 keywords["device"] = torch.device("cpu")

@@ -1,6 +1,8 @@
-"""Triton's kernels compiled for GPUs that are not there: their registers, and the instructions that they issue.
+"""Triton's kernels compiled for GPUs that are not there: their registers,
+and the instructions that they issue.
 
-The compiler and the disassembler come with Triton. Counts are of the machine's instructions (SASS), by warp.
+The compiler and the disassembler come with Triton.
+Counts are of the machine's instructions (SASS), by warp.
 """
 
 import re
@@ -28,8 +30,11 @@ BRANCH = re.compile(r"BRA.*?0x([0-9a-f]+)")
 
 
 class Compiled(NamedTuple):
-    """A kernel's code. registers, stack_bytes: of a thread; a stack is where registers are spilled to.
-    loop: instructions of the longest loop. rest: those outside of it. ptx: the code before it was assembled."""
+    """A kernel's code. registers, stack_bytes: of a thread; a stack is where registers are spilled
+    to.
+    loop: instructions of the longest loop. rest: those outside of it.
+    ptx: the code before it was assembled.
+    """
 
     registers: int
     stack_bytes: int
@@ -39,9 +44,14 @@ class Compiled(NamedTuple):
 
 
 def compiled(
-    kernel: Any, tensors: Iterable[Tensor], constants: dict[str, Any], options: dict[str, Any], capability: int
+    kernel: Any,
+    tensors: Iterable[Tensor],
+    constants: dict[str, Any],
+    options: dict[str, Any],
+    capability: int,
 ) -> Compiled:
-    """A kernel whose first arguments are these tensors and whose others are constants, or integers of 32 bits.
+    """A kernel whose first arguments are these tensors and whose others are constants,
+    or integers of 32 bits.
 
     Args:
         capability: of the GPU, as 90.
@@ -50,14 +60,21 @@ def compiled(
     signature = {name: "constexpr" if name in constants else "i32" for name in names}
     signature |= dict(zip(names, (TYPES[tensor.dtype] for tensor in tensors), strict=False))
     # torch's memory is aligned
-    hints = {(n,): [["tt.divisibility", 16]] for n, name in enumerate(names) if signature[name].startswith("*")}
-    source = ASTSource(kernel, signature, {(names.index(key),): value for key, value in constants.items()}, hints)
+    hints = {
+        (n,): [["tt.divisibility", 16]]
+        for n, name in enumerate(names)
+        if signature[name].startswith("*")
+    }
+    source = ASTSource(
+        kernel, signature, {(names.index(key),): value for key, value in constants.items()}, hints
+    )
     built = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(built.asm["cubin"])
         file.flush()
         usage, code = (_said(option, file.name) for option in ("-res-usage", "-sass"))
-    registers, stack = re.search(r"REG:(\d+)", usage), re.search(r"STACK:(\d+)", usage)
+    registers = re.search(r"REG:(\d+)", usage)
+    stack = re.search(r"STACK:(\d+)", usage)
     assert registers and stack, usage
     addresses = [(int(match[1], 16), match[2]) for match in INSTRUCTION.finditer(code)]
     loop = max(_loops(addresses), default=0)

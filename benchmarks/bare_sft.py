@@ -1,8 +1,10 @@
-"""TRL's own trainer, with nothing of multicard: the script that `benchmarks.engine` measures `engine=trl` against.
+"""TRL's own trainer, with nothing of multicard: the script that
+`benchmarks.engine` measures `engine=trl` against.
 
     torchrun benchmarks/bare_sft.py --steps 60 --batch 8 --length 64 --hidden 256 ...
 
-A Llama of these sizes with random weights, all of them trained, on rows of random tokens of one length.
+A Llama of these sizes with random weights, all of them trained,
+on rows of random tokens of one length.
 """
 
 import argparse
@@ -18,7 +20,17 @@ from trl import SFTConfig, SFTTrainer  # pyright: ignore[reportPrivateImportUsag
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("steps", "batch", "length", "vocabulary", "hidden", "intermediate", "layers", "heads", "kv_heads"):
+    for name in (
+        "steps",
+        "batch",
+        "length",
+        "vocabulary",
+        "hidden",
+        "intermediate",
+        "layers",
+        "heads",
+        "kv_heads",
+    ):
         parser.add_argument(f"--{name}", type=int, required=True)
     args = parser.parse_args()
     sizes = transformers.LlamaConfig(

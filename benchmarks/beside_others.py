@@ -30,11 +30,12 @@ from multicard.estimate.observations import (
 )
 from multicard.records import text_table
 from multicard.records.limits import LOADED
-from multicard.records.schema_parts import Interval
+from multicard.records.schema_parts import PredictedInterval
 
 REPEATED = ((1, 1), (1, 2), (1, 3), (1, 5), (4, 2), (8, 3))  # settings, and runs of each
 TIMES = {"usual": 1.0, "half": 0.5, "1.5 times": 1.5}  # how runs differ, over what is assumed
-LEAST, MOST = 0.88, 0.95
+LEAST = 0.88
+MOST = 0.95
 BUSY = 0.5  # of the cores, for others
 HEADINGS = ("others", "settings", "runs", "differ", "covered", "given", "to either side", "met")
 
@@ -60,7 +61,9 @@ class Coverage:
         return LEAST <= self.covered <= MOST if self.differ == "usual" else None
 
 
-def world(random: np.random.Generator, settings: int, runs: int, sd: float, beside: bool) -> list[StepObservation]:
+def world(
+    random: np.random.Generator, settings: int, runs: int, sd: float, beside: bool
+) -> list[StepObservation]:
     """Runs of settings whose steps differ by so much from run to run, and take a second."""
     marks, busy = (LOADED.sign, BUSY) if beside else ("", 0.0)
     return [
@@ -79,14 +82,16 @@ def world(random: np.random.Generator, settings: int, runs: int, sd: float, besi
     ]
 
 
-def interval(seen: Sequence[StepObservation], beside: bool) -> Interval | None:
+def interval(seen: Sequence[StepObservation], beside: bool) -> PredictedInterval | None:
     """The 90 % interval of the next run of the first setting; None where none is given."""
     found: list[StepEstimate] = cells(seen, "a commit", CPU_SD)
     first = next(cell for cell in found if cell.setting["batch_size"] == "8")
     return first.as_busy if beside else first.interval
 
 
-def coverage(random: np.random.Generator, worlds: int, settings: int, runs: int, differ: str, beside: bool) -> Coverage:
+def coverage(
+    random: np.random.Generator, worlds: int, settings: int, runs: int, differ: str, beside: bool
+) -> Coverage:
     """How many next runs of so many worlds are predicted."""
     sd = TIMES[differ] * (BUSY_SD if beside else CPU_SD)
     inside: list[bool] = []
@@ -97,7 +102,8 @@ def coverage(random: np.random.Generator, worlds: int, settings: int, runs: int,
         if known is not None:
             inside.append(known.low <= next_s <= known.high)
             halves.append(math.log(known.high / known.value))
-    covered, half = float(np.mean(inside)), float(np.median(halves))
+    covered = float(np.mean(inside))
+    half = float(np.median(halves))
     return Coverage(beside, settings, runs, differ, covered, len(inside) / worlds, half)
 
 

@@ -2,8 +2,9 @@
 
     python -m benchmarks.composing [--cells 200 2000] [--rounds 3]
 
-Cells are `seed=range(0,N/2) precision=fp32,bf16`. Both take turns; Hydra composes at most --most cells a turn, as it
-takes a tenth of a second for each. Prints medians over the rounds, and quartiles.
+Cells are `seed=range(0,N/2) precision=fp32,bf16`. Both take turns; Hydra composes at most --most
+cells a turn, as it takes a tenth of a second for each. Prints medians over the rounds,
+and quartiles.
 """
 
 from functools import partial
@@ -23,7 +24,10 @@ ENTRY = "train_vision"
 
 
 def words_of(cells: int) -> list[list[str]]:
-    return [[f"seed={number // 2}", f"precision={('fp32', 'bf16')[number % 2]}"] for number in range(cells)]
+    return [
+        [f"seed={number // 2}", f"precision={('fp32', 'bf16')[number % 2]}"]
+        for number in range(cells)
+    ]
 
 
 def composed_s(cells: int, by_hydra: bool) -> float:
@@ -48,13 +52,23 @@ def main() -> None:
     options.add_argument("--most", type=int, default=100, help="cells that Hydra composes a turn")
     args = options.parse_args()
     workloads.register()
-    turns = {("groups once", cells): partial(composed_s, cells, by_hydra=False) for cells in args.cells}
+    turns = {
+        ("groups once", cells): partial(composed_s, cells, by_hydra=False) for cells in args.cells
+    }
     few = min(args.most, *args.cells)
     turns["Hydra", few] = partial(composed_s, few, by_hydra=True)
     rows = []
     for (way, cells), seconds in interleaved(turns, args.rounds).items():
         low, middle, high = quartiles(seconds)
-        rows.append((way, str(cells), f"{middle:.2f}", f"{low:.2f} to {high:.2f}", f"{1000 * middle / cells:.1f}"))
+        rows.append(
+            (
+                way,
+                str(cells),
+                f"{middle:.2f}",
+                f"{low:.2f} to {high:.2f}",
+                f"{1000 * middle / cells:.1f}",
+            )
+        )
     print(machine())
     print("\n".join(text_table.text(("composed by", "cells", "s", "quartiles", "ms a cell"), rows)))
 

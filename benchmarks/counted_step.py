@@ -20,7 +20,7 @@ from multicard.config.vision import VisionConfig
 from multicard.ranks.process import Rank
 from multicard.records.progress import Board
 from multicard.vision import compiling, models, optim
-from multicard.vision.data.batch import Batch, Source
+from multicard.vision.data.batch import Batch, LoaderInput
 from multicard.vision.data.device_loader import Resident
 from multicard.vision.data.splits import Split
 from multicard.vision.loop import COUNTS, Loop, memory_format
@@ -63,7 +63,8 @@ def count_step(config: VisionConfig, options: Mapping[str, Any] | None = None) -
     own = compiling.inductor_options
 
     def options_with(*of_model: Any) -> dict[str, Any]:
-        graphs_run = {"triton.cudagraphs": False}  # they are recorded on a device, of the same kernels
+        # they are recorded on a device, of the same kernels
+        graphs_run = {"triton.cudagraphs": False}
         return {**own(*of_model), **graphs_run, **(options or {})}
 
     with ExitStack() as stack:
@@ -87,25 +88,43 @@ def _loop(config: VisionConfig, model: nn.Module, folder: Path) -> Loop:
     compiling.compile_model(model, config, device.type)
     samples = BATCHES * config.batch_size
     share = STRATEGIES[config.strategy.name].share(model, samples, config, rank)
-    optimisation = optim.build(share.model, config, config.epochs * share.steps, precision.scale_loss, device)
+    optimisation = optim.build(
+        share.model, config, config.epochs * share.steps, precision.scale_loss, device
+    )
     Board(folder, 1, create=True)
     return Loop(rank, config, share, optimisation, folder)
 
 
 def _batches(config: VisionConfig, loop: Loop) -> Callable[[], Batch]:
     """What makes a batch on the device."""
-    size, side, device = config.batch_size, config.dataset.image_size, loop.rank.device
+    size = config.batch_size
+    side = config.dataset.image_size
+    device = loop.rank.device
     if config.loader.name != "device":
         ready = torch.empty(size, 1, side, side, dtype=loop.precision.transfer_dtype, device=device)
         labels = torch.empty(size, dtype=torch.int64, device=device)
         return lambda: Batch(ready, labels, images_bytes=0, labels_bytes=0)
     draws = np.arange(BATCHES * size)
-    split = Split(np.zeros((len(draws), SOURCE_SIDE, SOURCE_SIDE), np.uint8), np.zeros(len(draws), np.int64))
+    split = Split(
+        np.zeros((len(draws), SOURCE_SIDE, SOURCE_SIDE), np.uint8), np.zeros(len(draws), np.int64)
+    )
     dtype = loop.precision.transfer_dtype
-    source = Source(split, loop.share.sampler, size, 0, config, dtype, pin=True, device=device, compiled=loop.compiled)
+    source = LoaderInput(
+        split,
+        loop.share.sampler,
+        size,
+        0,
+        config,
+        dtype,
+        pin=True,
+        device=device,
+        compiled=loop.compiled,
+    )
     loader = Resident(source)
     loader.order = torch.empty(len(draws), dtype=torch.int64, device=device)
-    return lambda: Batch(*loader._batch(slice(0, size), draws, draws), images_bytes=0, labels_bytes=0)
+    return lambda: Batch(
+        *loader._batch(slice(0, size), draws, draws), images_bytes=0, labels_bytes=0
+    )
 
 
 def _counted(loop: Loop, make: Callable[[], Batch], mode: Any, graphs: list[Graph]) -> StepCount:

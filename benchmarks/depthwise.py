@@ -1,16 +1,19 @@
-"""Depthwise convolutions of `model.depthwise=triton`: what they would take by count, and what they take on a GPU.
+"""Depthwise convolutions of `model.depthwise=triton`: what they would take by count,
+and what they take on a GPU.
 
-    python -m benchmarks.depthwise [--expected] [--model mobilenet_v2] [--image-size 500] [--batch-size 64]
+    python -m benchmarks.depthwise [--expected] [--model mobilenet_v2]
+        [--image-size 500] [--batch-size 64]
 
-`--expected` needs no GPU. Each pass of each layer is compiled for an H200 (compute capability 9.0); its instructions
-are counted in that code and multiplied by the warps that run it. Its bytes are a formula: each tensor read and written
-once, the parts of the taps' gradient too. A pass takes as long as the slower of the two: the bytes at 75 % of the speed
-of a copy, as BatchNorm's kernels reach on that GPU, or the instructions at a share of the slots in which its
-schedulers can issue one. Which share is not known; kernels of this kind that were measured used 25 to 57 %.
+`--expected` needs no GPU. Each pass of each layer is compiled for an H200 (compute capability 9.0);
+its instructions are counted in that code and multiplied by the warps that run it. Its bytes are a
+formula: each tensor read and written once, the parts of the taps' gradient too. A pass takes as
+long as the slower of the two: the bytes at 75 % of the speed of a copy, as BatchNorm's kernels
+reach on that GPU, or the instructions at a share of the slots in which its schedulers can issue
+one. Which share is not known; kernels of this kind that were measured used 25 to 57 %.
 
-Without it, on a GPU: the errors of both passes against float64, in units of the type's rounding of the sum of the
-absolute products; and the kernels' own times beside those of PyTorch's convolution, means of five launches. The rows
-follow once more as JSON.
+Without it, on a GPU: the errors of both passes against float64, in units of the type's rounding of
+the sum of the absolute products; and the kernels' own times beside those of PyTorch's convolution,
+means of five launches. The rows follow once more as JSON.
 """
 
 import argparse
@@ -35,7 +38,9 @@ from multicard.vision.depthwise import (
     outputs_of,
 )
 
-BYTES_PER_S, REACHED = 4.291e12, 0.75  # of a copy within an H200, and the share that elementwise kernels reach
+# of a copy within an H200, and the share that elementwise kernels reach
+BYTES_PER_S = 4.291e12
+REACHED = 0.75
 SLOTS_PER_S = 132 * 4 * 1.755e9  # multiprocessors, schedulers, clock: an instruction of a warp each
 SHARES = (0.25, 0.40, 0.60, 0.70)
 H200 = 90
@@ -45,7 +50,9 @@ PASSES = ("forward", "backward")
 
 @dataclass(frozen=True)
 class Layer:
-    """A depthwise convolution: images (channels, side, side). count: of such layers in the model."""
+    """A depthwise convolution: images (channels, side, side).
+    count: of such layers in the model.
+    """
 
     channels: int
     side: int
@@ -55,7 +62,9 @@ class Layer:
 
     @property
     def name(self) -> str:
-        return f"{self.channels} x {self.side}^2, {self.kernel} x {self.kernel}, stride {self.stride}"
+        return (
+            f"{self.channels} x {self.side}^2, {self.kernel} x {self.kernel}, stride {self.stride}"
+        )
 
     def images(self, batch: int, dtype: torch.dtype, device: str) -> Tensor:
         shape = batch, self.channels, self.side, self.side
@@ -108,29 +117,43 @@ def expected(layer: Layer, kind: str, batch: int, dtype: torch.dtype = torch.flo
     side = outputs_of(layer.side, layer.stride)
     outputs = batch * layer.channels * side**2
     launch = launch_of(images, layer.kernel, layer.stride)
-    constants, tensors = launch.constants, [images] * 3
+    constants = launch.constants
+    tensors = [images] * 3
     moved = (images.numel() + outputs) * images.itemsize
     if kind == "backward":
-        total = images.new_empty(0, dtype=torch.float64 if dtype == torch.float64 else torch.float32)
+        total = images.new_empty(
+            0, dtype=torch.float64 if dtype == torch.float64 else torch.float32
+        )
         tensors = [images] * 4 + [total]
         constants = constants | {"GIVES_DX": True, "GIVES_SUMS": True}
         sums_bytes = launch.parts * layer.kernel**2 * layer.channels * total.itemsize
         moved += images.numel() * images.itemsize + 2 * sums_bytes
     kernel = getattr(depthwise_kernels, kind)
     code = ahead_of_time.compiled(kernel, tensors, constants, launch.options, H200)
-    instructions = launch.programs * launch.options["num_warps"] * (code.rest + constants["ROWS"] * code.loop)
+    instructions = (
+        launch.programs * launch.options["num_warps"] * (code.rest + constants["ROWS"] * code.loop)
+    )
     values = outputs if kind == "forward" else images.numel()
     return Expected(layer, kind, code.registers, code.stack_bytes, moved, instructions, values)
 
 
 def expected_table(layers: list[Layer], batch: int) -> list[str]:
     """A row for each pass of each layer, of all its launches, and the sums."""
-    headings = ["layer", "n", "pass", "registers", "MB", "instructions a value", *(f"ms at {s:.0%}" for s in SHARES)]
+    headings = [
+        "layer",
+        "n",
+        "pass",
+        "registers",
+        "MB",
+        "instructions a value",
+        *(f"ms at {s:.0%}" for s in SHARES),
+    ]
     rows = []
     for kind in PASSES:
         found = [expected(layer, kind, batch) for layer in layers]
         for one in found:
-            count, each = one.layer.count, f"{32 * one.instructions / one.values:.0f}"
+            count = one.layer.count
+            each = f"{32 * one.instructions / one.values:.0f}"
             times = [f"{count * one.ms(share):.2f}" for share in SHARES]
             moved = f"{count * one.bytes / 1e6:,.0f}"
             rows.append([one.layer.name, str(count), kind, str(one.registers), moved, each, *times])
@@ -144,9 +167,10 @@ def expected_table(layers: list[Layer], batch: int) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Measured:
-    """A layer on this GPU. errors: of the output, of the input's gradient and of the taps'. Times: milliseconds of
-    kernels, of one layer."""
+class LayerTimes:
+    """A layer on this GPU. errors: of the output, of the input's gradient and of the taps'. Times:
+    milliseconds of kernels, of one layer.
+    """
 
     layer: Layer
     errors: tuple[float, float, float]
@@ -155,7 +179,9 @@ class Measured:
 
 
 def errors(layer: Layer, batch: int, dtype: torch.dtype, device: str) -> tuple[float, float, float]:
-    """The largest errors against float64, by the sum of the absolute products, in units of the type's epsilon."""
+    """The largest errors against float64, by the sum of the absolute products,
+    in units of the type's epsilon.
+    """
     random = torch.Generator(device).manual_seed(layer.side)
 
     def drawn(like: Tensor) -> Tensor:
@@ -169,22 +195,28 @@ def errors(layer: Layer, batch: int, dtype: torch.dtype, device: str) -> tuple[f
     exact = _passes(x.double(), weight.double(), gradient.double(), layer)
     sizes = _passes(x.double().abs(), weight.double().abs(), gradient.double().abs(), layer)
     worst = [
-        ((own.double() - other).abs() / size.clamp_min(1e-300)).max().item() / torch.finfo(dtype).eps
+        ((own.double() - other).abs() / size.clamp_min(1e-300)).max().item()
+        / torch.finfo(dtype).eps
         for own, other, size in zip(found, exact, sizes, strict=True)
     ]
     return worst[0], worst[1], worst[2]
 
 
-def _passes(x: Tensor, weight: Tensor, gradient: Tensor, layer: Layer) -> tuple[Tensor, Tensor, Tensor]:
+def _passes(
+    x: Tensor, weight: Tensor, gradient: Tensor, layer: Layer
+) -> tuple[Tensor, Tensor, Tensor]:
     """Output and gradients by PyTorch's convolution."""
     y = conv2d(x, weight, None, layer.stride, layer.kernel // 2, 1, layer.channels)
     return y, *_gradients(x, weight, gradient, layer)
 
 
 def _gradients(x: Tensor, weight: Tensor, gradient: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
-    stride, padding = [layer.stride] * 2, [layer.kernel // 2] * 2
+    stride = [layer.stride] * 2
+    padding = [layer.kernel // 2] * 2
     shape = stride, padding, [1, 1], False, [0, 0], layer.channels
-    dx, dweight, _ = torch.ops.aten.convolution_backward(gradient, x, weight, None, *shape, [True, True, False])
+    dx, dweight, _ = torch.ops.aten.convolution_backward(
+        gradient, x, weight, None, *shape, [True, True, False]
+    )
     return dx, dweight
 
 
@@ -199,7 +231,9 @@ def kernels_ms(call: Callable[[], Any]) -> float:
     return sum(event.self_device_time_total for event in profile.key_averages()) / 1000 / LAUNCHES
 
 
-def measured(layer: Layer, batch: int, dtype: torch.dtype = torch.float16, device: str = "cuda") -> Measured:
+def measured(
+    layer: Layer, batch: int, dtype: torch.dtype = torch.float16, device: str = "cuda"
+) -> LayerTimes:
     """A layer on the GPU; errors of four of its images."""
     x = layer.images(batch, dtype, device).normal_()
     weight = x.new_empty(layer.channels, 1, layer.kernel, layer.kernel).normal_()
@@ -212,16 +246,19 @@ def measured(layer: Layer, batch: int, dtype: torch.dtype = torch.float16, devic
         kernels_ms(lambda: depthwise(x, weight, layer.stride, own_forward=False)),
         kernels_ms(lambda: _gradients(x, weight, gradient, layer)),
     )
-    return Measured(layer, errors(layer, min(4, batch), dtype, device), own_ms, torch_ms)
+    return LayerTimes(layer, errors(layer, min(4, batch), dtype, device), own_ms, torch_ms)
 
 
-def measured_table(rows: list[Measured]) -> list[str]:
+def measured_table(rows: list[LayerTimes]) -> list[str]:
     """A row for each layer, with milliseconds of all its launches in a step, and the sums."""
     headings = ["layer", "n", "worst error, eps", *(f"{kind}, ms (own / torch)" for kind in PASSES)]
     lines = []
     for one in rows:
         count = one.layer.count
-        times = [f"{count * one.own_ms[n]:.2f} / {count * one.torch_ms[n]:.2f}" for n in range(len(PASSES))]
+        times = [
+            f"{count * one.own_ms[n]:.2f} / {count * one.torch_ms[n]:.2f}"
+            for n in range(len(PASSES))
+        ]
         lines.append([one.layer.name, str(count), f"{max(one.errors):.1f}", *times])
     sums = []
     for n in range(len(PASSES)):
@@ -245,10 +282,16 @@ def main() -> None:
     args = options().parse_args()
     layers = layers_of(args.model, args.image_size)
     if args.expected or not torch.cuda.is_available():
-        print(f"{args.model}, {args.batch_size} images of {args.image_size} px, fp16: expected on an H200")
+        print(
+            f"{args.model}, {args.batch_size} images of {args.image_size} px, fp16: expected on an"
+            " H200"
+        )
         print("\n".join(expected_table(layers, args.batch_size)))
         return
-    print(f"{machine(device_here())}; {args.model}, {args.batch_size} images of {args.image_size} px, fp16")
+    print(
+        f"{machine(device_here())}; {args.model}, {args.batch_size} images of {args.image_size} px,"
+        " fp16"
+    )
     rows = [measured(layer, args.batch_size) for layer in layers]
     print("\n".join(measured_table(rows)))
     for row in rows:

@@ -1,10 +1,11 @@
-"""What `engine=trl` costs beside bare TRL: the same step of `tune_llm.py` and of a script of `SFTTrainer`, by turns.
+"""What `engine=trl` costs beside bare TRL: the same step of
+`tune_llm.py` and of a script of `SFTTrainer`, by turns.
 
     python -m benchmarks.engine [--rounds 10] [--steps 60] [--batch-size 8] [--length 64]
 
-A small Llama, all weights trained in fp32 on rows of one length, on one rank. The script, `benchmarks.bare_sft`, is run
-by `measure_script.py`, whose hooks cost it what `benchmarks.script` shows. Prints the median step of both and the ratio
-round by round.
+A small Llama, all weights trained in fp32 on rows of one length, on one rank. The script,
+`benchmarks.bare_sft`, is run by `measure_script.py`, whose hooks cost it what `benchmarks.script`
+shows. Prints the median step of both and the ratio round by round.
 """
 
 from functools import partial
@@ -12,9 +13,16 @@ from statistics import median
 
 from benchmarks import device_here, interleaved, machine, measured, parser, quartiles, ratios
 
-SIZES = {"vocab_size": 2048, "embed_dim": 256, "intermediate_dim": 768, "num_layers": 4, "num_heads": 4}
+SIZES = {
+    "vocab_size": 2048,
+    "embed_dim": 256,
+    "intermediate_dim": 768,
+    "num_layers": 4,
+    "num_heads": 4,
+}
 SIZES |= {"num_kv_heads": 2}
-NAMES = ("vocabulary", "hidden", "intermediate", "layers", "heads", "kv_heads")  # of these, in the script
+# of these, in the script
+NAMES = ("vocabulary", "hidden", "intermediate", "layers", "heads", "kv_heads")
 PARAMETERS = 4 * (256 * 768 + 3 * 256 * 768) + 2 * 2048 * 256 + 9 * 256
 
 
@@ -33,15 +41,24 @@ def main() -> None:
     options.add_argument("--length", type=int, default=64)
     args = options.parse_args()
     model = [f"model.{name}={value}" for name, value in SIZES.items()]
-    work = [f"batch_size={args.batch_size}", f"max_seq_len={args.length}", f"max_steps={args.steps}"]
+    work = [
+        f"batch_size={args.batch_size}",
+        f"max_seq_len={args.length}",
+        f"max_steps={args.steps}",
+    ]
     rows = f"dataset.rows={args.steps * args.batch_size}"
     given = {"steps": args.steps, "batch": args.batch_size, "length": args.length}
     given |= dict(zip(NAMES, SIZES.values(), strict=True))
-    bare = ["script=benchmarks/bare_sft.py", *(f"args.{name}={value}" for name, value in given.items())]
+    bare = [
+        "script=benchmarks/bare_sft.py",
+        *(f"args.{name}={value}" for name, value in given.items()),
+    ]
     turn = partial(step_s, args.steps, args.batch_size * args.length)
     turns = {
         "bare TRL": partial(turn, "measure_script.py", *bare),
-        "engine=trl": partial(turn, "tune_llm.py", "engine=trl", "method=full", "fit=off", rows, *work, *model),
+        "engine=trl": partial(
+            turn, "tune_llm.py", "engine=trl", "method=full", "fit=off", rows, *work, *model
+        ),
     }
     print(machine(device_here()))
     taken = interleaved(turns, args.rounds)

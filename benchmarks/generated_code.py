@@ -75,7 +75,9 @@ def options() -> argparse.ArgumentParser:
     result = parser(__doc__)
     result.add_argument("overrides", nargs="*", metavar="OVERRIDE")
     of_inductor = "an option of Inductor"
-    result.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help=of_inductor)
+    result.add_argument(
+        "--option", action="append", default=[], metavar="NAME=VALUE", help=of_inductor
+    )
     largest = "show the N kernels that move most"
     result.add_argument("--kernels", type=int, default=0, metavar="N", help=largest)
     result.add_argument("--json", action="store_true", help="print one JSON object")
@@ -103,7 +105,8 @@ def count(overrides: list[str], chosen: list[str]) -> "StepCount":
         if not hasattr(inductor_config, name.partition(".")[0]) or not value:
             raise Refusal(
                 "generated-code.option",
-                f"--option {word}: is none of torch._inductor.config; give one as `--option realize_reads_threshold=8`",
+                f"--option {word}: is none of torch._inductor.config; give one as `--option"
+                " realize_reads_threshold=8`",
                 key="--option",
                 value=word,
             )
@@ -120,7 +123,9 @@ def main() -> None:
     parts = [figures(graph) for graph in counted.graphs]
     outside = {"batch": counted.batch, "step": counted.step, "evaluation": counted.evaluation}
     if args.json:
-        kernels = {graph.part: [asdict(kernel) for kernel in graph.kernels] for graph in counted.graphs}
+        kernels = {
+            graph.part: [asdict(kernel) for kernel in graph.kernels] for graph in counted.graphs
+        }
         print(json.dumps({"parts": parts, "outside": outside, "kernels": kernels}))
         return
     print("\n".join(text_table.text(HEADINGS, [row(part) for part in parts])))
@@ -130,7 +135,10 @@ def main() -> None:
     for graph in counted.graphs:
         largest = sorted(graph.kernels, key=lambda kernel: -kernel.moved_bytes)[: args.kernels]
         for kernel in largest:
-            print(f"{graph.part}: {kernel.moved_bytes / 1e9:.3f} GB, {kernel.launches} launches, {kernel.name}")
+            print(
+                f"{graph.part}: {kernel.moved_bytes / 1e9:.3f} GB, {kernel.launches} launches,"
+                f" {kernel.name}"
+            )
 
 
 if __name__ == "__main__":

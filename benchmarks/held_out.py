@@ -1,11 +1,13 @@
-"""What the loss of held-out rows costs: the same tuning with a tenth of the rows held out and without, by turns.
+"""What the loss of held-out rows costs: the same tuning with a
+tenth of the rows held out and without, by turns.
 
     python -m benchmarks.held_out [--rounds 10] [--steps 60] [--batch-size 8] [--length 64]
 
-A small Llama in fp32 on rows of one length, on one rank, by method and engine. Both sides train the same number of
-steps of the same size. Prints the ratio of their median steps, round by round, which is 1 where evaluation changes no
-step; and what a held-out token takes beside one that is trained on. Of the three matrix products of a weight, forward,
-its gradient and its input's, an evaluation has the first: a third is expected of full tuning, half of LoRA.
+A small Llama in fp32 on rows of one length, on one rank, by method and engine. Both sides train the
+same number of steps of the same size. Prints the ratio of their median steps, round by round, which
+is 1 where evaluation changes no step; and what a held-out token takes beside one that is trained
+on. Of the three matrix products of a weight, forward, its gradient and its input's,
+an evaluation has the first: a third is expected of full tuning, half of LoRA.
 """
 
 from functools import partial
@@ -19,7 +21,9 @@ SHARE = 0.1  # of the rows
 
 
 class Taken(NamedTuple):
-    """Seconds of the median step, and of a held-out token beside a token of that step (0: no rows are held out)."""
+    """Seconds of the median step, and of a held-out token beside a
+    token of that step (0: no rows are held out).
+    """
 
     step_s: float
     held_out_share: float
@@ -59,9 +63,15 @@ def main() -> None:
             sides = interleaved(turns, args.rounds)
             steps = {name: [one.step_s for one in side] for name, side in sides.items()}
             low, middle, high = quartiles(ratios(steps["held out"], steps["none"]))
-            said = f"step with held-out rows / without: {middle:.3f} (quartiles {low:.3f} to {high:.3f})"
+            said = (
+                f"step with held-out rows / without: {middle:.3f} (quartiles {low:.3f} to"
+                f" {high:.3f})"
+            )
             low, middle, high = quartiles([one.held_out_share for one in sides["held out"]])
-            said += f"; a held-out token takes {middle:.2f} ({low:.2f} to {high:.2f}) of one that is trained on"
+            said += (
+                f"; a held-out token takes {middle:.2f} ({low:.2f} to {high:.2f}) of one that is"
+                " trained on"
+            )
             print(f"method={method} engine={engine}: {said}", flush=True)
 
 

@@ -20,9 +20,14 @@ from torch._inductor.virtualized import V
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-ELEMENTWISE, REDUCTION, COMBINED, LIBRARY = "elementwise", "reductions", "combined", "library"
+ELEMENTWISE = "elementwise"
+REDUCTION = "reductions"
+COMBINED = "combined"
+LIBRARY = "library"
 KINDS = (ELEMENTWISE, REDUCTION, COMBINED, LIBRARY)
-FORWARD, BACKWARD, INFERENCE = "forward", "backward", "inference"
+FORWARD = "forward"
+BACKWARD = "backward"
+INFERENCE = "inference"
 BATCH = "batch"  # what prepares it on the device
 # Of the name that Inductor gives a kernel
 PREFIXES = {"triton_poi": ELEMENTWISE, "triton_red": REDUCTION, "triton_per": REDUCTION}
@@ -34,7 +39,9 @@ CONVOLUTION_BACKWARD = "torch.ops.aten.convolution_backward.default"
 # Tensors that a launch over lists of tensors takes, by the lists, and its blocks:
 # ATen/native/cuda/MultiTensorApply.cuh
 LISTED_TENSORS = {1: 110, 2: 64, 3: 48, 4: 36, 5: 30}
-LISTED_BLOCKS, LISTED_VALUES = 320, 65536  # values of a block
+# values of a block
+LISTED_BLOCKS = 320
+LISTED_VALUES = 65536
 LISTED = re.compile(r"aten::(_foreach_|_fused_|_amp_foreach_)")
 # Operations that launch nothing, though they are no views
 SILENT = re.compile(r"aten::(empty|new_empty|detach|lift_fresh|is_pinned|record_stream|set_)")
@@ -68,7 +75,9 @@ class Graph:
 
     def moved_bytes(self, *kinds: str) -> int:
         """Of kernels of these kinds; of all without."""
-        return sum(kernel.moved_bytes for kernel in self.kernels if not kinds or kernel.kind in kinds)
+        return sum(
+            kernel.moved_bytes for kernel in self.kernels if not kinds or kernel.kind in kinds
+        )
 
 
 @contextmanager
@@ -91,7 +100,9 @@ def generated(mode: Any) -> Iterator[list[Graph]]:
             inputs.clear()
             graph.calls += 1
             with mode:
-                return tuple(None if layout is None else torch.empty_strided(**layout) for layout in outputs)
+                return tuple(
+                    None if layout is None else torch.empty_strided(**layout) for layout in outputs
+                )
 
         return SimpleNamespace(call=call, __file__="generated")
 
@@ -125,7 +136,8 @@ def read_graph(lowering: GraphLowering, code: str) -> Graph:
     """The kernels of a graph whose code was just generated."""
     part = BACKWARD if lowering.is_backward else INFERENCE if lowering.is_inference else FORWARD
     combined = 0
-    calls, moved = Counter[str](), Counter[str]()
+    calls = Counter[str]()
+    moved = Counter[str]()
     for node in lowering.scheduler.nodes:
         if isinstance(node, ForeachKernelSchedulerNode):
             combined += node.get_read_write_buffers_sizes()
@@ -163,7 +175,8 @@ def triton_kernels(code: str, combined_bytes: int = 0) -> list[Kernel]:
     for name, body in DEFINITION.findall(code):
         gigabytes = GIGABYTES.search(body)
         moved_bytes[name] = None if gigabytes is None else round(1e9 * float(gigabytes[1]))
-    kernels, together = [], 0
+    kernels = []
+    together = 0
     for name, launches in Counter(LAUNCH.findall(code)).items():
         each = moved_bytes.get(name)
         if each is None:
@@ -205,7 +218,9 @@ def listed_launches(arguments: Any) -> int:
     lists = [
         argument
         for argument in arguments
-        if isinstance(argument, list | tuple) and len(argument) and isinstance(argument[0], torch.Tensor)
+        if isinstance(argument, list | tuple)
+        and len(argument)
+        and isinstance(argument[0], torch.Tensor)
     ]
     blocks = sum(-(-tensor.numel() // LISTED_VALUES) for tensor in lists[0])
     tensors = -(-len(lists[0]) // LISTED_TENSORS[len(lists)])

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks import machine, parser
 from multicard.decide.plan import planning, tasks
-from multicard.decide.plan.jobs_file import Job, JobsFile
+from multicard.decide.plan.jobs_file import JobsFile, PlannedJob
 from multicard.decide.plan.planning import Plan
 from multicard.decide.plan.tasks import PlannedNode
 from multicard.measure.timing import clock_s
@@ -24,42 +24,60 @@ LIMIT_S = 10.0
 GAP_GOAL = 0.03
 
 
-def planned(jobs: Sequence[Job], limit_s: float) -> Plan:
-    file, node = JobsFile(tuple(jobs)), PlannedNode(GPUS)
+def planned(jobs: Sequence[PlannedJob], limit_s: float) -> Plan:
+    file = JobsFile(tuple(jobs))
+    node = PlannedNode(GPUS)
     return planning.make(tasks.tasks(file, node, tasks.runs(file, node, Path())), GPUS, limit_s)
 
 
-def made_jobs(number: int, seed: int) -> list[Job]:
-    """Jobs of 15 minutes to 8 hours on some numbers of GPUs, which scale by Amdahl's law with a serial part of 0 to
-    30 %; one of four waits for one before it."""
+def made_jobs(number: int, seed: int) -> list[PlannedJob]:
+    """Jobs of 15 minutes to 8 hours on some numbers of GPUs, which scale by Amdahl's law with a
+    serial part of 0 to 30 %; one of four waits for one before it.
+    """
     generator = random.Random(seed)
-    jobs: list[Job] = []
+    jobs: list[PlannedJob] = []
     for place in range(number):
         single_s = 900 * math.exp(generator.uniform(0, math.log(32)))
         serial = generator.uniform(0, 0.3)
         allowed = sorted(generator.sample(COUNTS, generator.choice((1, 2, 3, 4, 4))))
         seconds = {gpus: single_s * (serial + (1 - serial) / gpus) for gpus in allowed}
-        after = jobs[generator.randrange(place)].name if place and generator.random() < 0.25 else None
-        jobs.append(Job(f"job{place}", seconds=seconds, after=after))
+        after = (
+            jobs[generator.randrange(place)].name if place and generator.random() < 0.25 else None
+        )
+        jobs.append(PlannedJob(f"job{place}", seconds=seconds, after=after))
     return jobs
 
 
 def reached(limit_s: float, seeds: int) -> list[str]:
-    """Gaps to the bound of lists of 8, 16 and 24 jobs, the longest time of planning, and whether the goal is met."""
-    plans, slowest_s = list[Plan](), 0.0
+    """Gaps to the bound of lists of 8, 16 and 24 jobs, the longest time of planning,
+    and whether the goal is met.
+    """
+    plans = list[Plan]()
+    slowest_s = 0.0
     for number, seed in ((number, seed) for number in (8, 16, 24) for seed in range(seeds)):
         began_s = clock_s()
         plans.append(planned(made_jobs(number, seed), limit_s))
         slowest_s = max(slowest_s, clock_s() - began_s)
     gaps = [plan.gap for plan in plans]
     simple_s = [min(plan.in_turn.makespan_s, plan.one_gpu_each.makespan_s) for plan in plans]
-    never_worse = all(plan.schedule.makespan_s <= s * (1 + 1e-9) for plan, s in zip(plans, simple_s, strict=True))
+    never_worse = all(
+        plan.schedule.makespan_s <= s * (1 + 1e-9) for plan, s in zip(plans, simple_s, strict=True)
+    )
     within = sum(gap <= GAP_GOAL for gap in gaps)
     met = within == len(gaps) and slowest_s <= LIMIT_S + 1 and never_worse
     return [
-        f"gap to the bound, 8 to 24 jobs on {GPUS} GPUs; at most {GAP_GOAL:.0%} within {LIMIT_S:.0f} s is the goal",
-        f"worst {max(gaps):.1%}, median {statistics.median(gaps):.1%}, {within} of {len(gaps)} within",
-        f"at most {slowest_s:.1f} s; {'never worse' if never_worse else 'WORSE'} than the simple plans",
+        (
+            f"gap to the bound, 8 to 24 jobs on {GPUS} GPUs; at most {GAP_GOAL:.0%} within"
+            f" {LIMIT_S:.0f} s is the goal"
+        ),
+        (
+            f"worst {max(gaps):.1%}, median {statistics.median(gaps):.1%}, {within} of"
+            f" {len(gaps)} within"
+        ),
+        (
+            f"at most {slowest_s:.1f} s; {'never worse' if never_worse else 'WORSE'} than the"
+            " simple plans"
+        ),
         f"goal {'met' if met else 'not met'}",
     ]
 

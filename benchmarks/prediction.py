@@ -2,9 +2,10 @@
 
     python -m benchmarks.prediction [--json]
 
-Published tables are replayed: the model never sees the family of GPUs that it predicts. Rows with defects are left out;
-`multicard/estimate/published.csv` has the reasons. `fitted` makes `estimate.scaling.PUBLISHED` of them. Your own
-runs are compared by `python -m analysis predictions`.
+Published tables are replayed: the model never sees the family of GPUs that it predicts. Rows with
+defects are left out; `multicard/estimate/published.csv` has the reasons. `fitted` makes
+`estimate.scaling.PUBLISHED` of them. Your own runs are
+compared by `python -m analysis predictions`.
 """
 
 import json
@@ -30,8 +31,10 @@ NODE = "node"  # the key that tells the cells of another node from those of this
 HALF = ("fp16", "amp")
 WITH_HBM = ("V100", "A100", "H100", "H200", "B200")
 WITHOUT_TF32 = ("V100", "RTX 8000", "RTX 2080")
-WITHOUT_PROBE = ("lambda", "lambda-2021")  # NVIDIA's has one kind of GPU a precision: nothing to learn its worth from
-THRESHOLDS, SLOPES = (0, 0.02, 0.05, 0.1, 0.15, 0.2), (0.25, 0.5, 0.75, 1, 1.25, 1.5)
+# NVIDIA's has one kind of GPU a precision: nothing to learn its worth from
+WITHOUT_PROBE = ("lambda", "lambda-2021")
+THRESHOLDS = (0, 0.02, 0.05, 0.1, 0.15, 0.2)
+SLOPES = (0.25, 0.5, 0.75, 1, 1.25, 1.5)
 CONSTANTS = (0, 0.005, 0.01, 0.015)
 FIT_NOISE = 0.01  # in place of NOISE, so that the many cases with a small d count
 LINES = (((1, 2, 4), 8), ((1, 4), 8), ((1, 8), 4))  # known numbers of GPUs, and the wanted one
@@ -81,12 +84,18 @@ def papers_totals() -> list[Outcome]:
     series: dict[tuple[str, ...], dict[int, StepObservation]] = defaultdict(dict)
     for row in published.paper_totals():
         series[row.series][row.gpus] = _of_papers(row)
-    return [outcome for of in series.values() for gpus in (3, 4) for outcome in _predicted([of[1], of[2]], of[gpus])]
+    return [
+        outcome
+        for of in series.values()
+        for gpus in (3, 4)
+        for outcome in _predicted([of[1], of[2]], of[gpus])
+    ]
 
 
 def _of_papers(row: PaperTotal) -> StepObservation:
-    """A total of the papers as a step: a run is divided over its GPUs, and on n of them takes n times the share of one
-    in the same total."""
+    """A total of the papers as a step: a run is divided over its GPUs, and on n of them takes n
+    times the share of one in the same total.
+    """
     setting = {"precision.name": row.series[1], "gpus": str(row.gpus)}
     return StepObservation(setting, row.gpus * row.total_s, published.PRINTED_ERROR, HERE)
 
@@ -95,8 +104,9 @@ def precisions(probed: bool) -> dict[str, list[Outcome]]:
     """Half precision from single on the same node and number of GPUs, by source.
 
     Args:
-        probed: half precision is known on one GPU of the node, and nothing of other nodes. Otherwise only the gain of
-            the same workload is, on GPUs of the same kind and another family.
+        probed: half precision is known on one GPU of the node, and nothing of other nodes.
+            Otherwise only the gain of the same workload is,
+            on GPUs of the same kind and another family.
     """
     rows = published.sound()
     halves = {(row.source, row.node, row.workload): row for row in rows if row.precision in HALF}
@@ -107,11 +117,15 @@ def precisions(probed: bool) -> dict[str, list[Outcome]]:
             continue
         counts = sorted(row.rates.keys() & half.rates.keys())
         if probed:  # per step, to which the exchange adds the same seconds in both precisions
-            single, probe = _here(row, row.step_s), _here(half, half.step_s)
+            single = _here(row, row.step_s)
+            probe = _here(half, half.step_s)
             for gpus in counts[1:] if counts[0] == 1 else ():
                 outcomes[row.source] += _predicted([single[1], single[gpus], probe[1]], probe[gpus])
-        elif row.source in WITHOUT_PROBE:  # per sample: the sources give half precision a larger batch
-            single, probe, others = _here(row, row.sample_s), _here(half, half.sample_s), _of_the_same_kind(row, rows)
+        # per sample: the sources give half precision a larger batch
+        elif row.source in WITHOUT_PROBE:
+            single = _here(row, row.sample_s)
+            probe = _here(half, half.sample_s)
+            others = _of_the_same_kind(row, rows)
             for gpus in counts:
                 outcomes[row.source] += _predicted([single[gpus], *others], probe[gpus])
     if probed:
@@ -125,10 +139,19 @@ def _kind(row: Series) -> tuple[bool, bool]:
 
 
 def _of_the_same_kind(row: Series, rows: Sequence[Series]) -> list[StepObservation]:
-    """The times of other families, both with TF32 or both without; with the same kind of memory where there is one."""
-    chip, (has_hbm, has_tf32) = row.family.split()[0], _kind(row)
-    others = [other for other in rows if other.family.split()[0] != chip and other.workload == row.workload]
-    alike = [other for other in others if other.source == row.source and _kind(other)[1] == has_tf32]
+    """The times of other families, both with TF32 or both without;
+    with the same kind of memory where there is one.
+    """
+    chip = row.family.split()[0]
+    (has_hbm, has_tf32) = _kind(row)
+    others = [
+        other
+        for other in rows
+        if other.family.split()[0] != chip and other.workload == row.workload
+    ]
+    alike = [
+        other for other in others if other.source == row.source and _kind(other)[1] == has_tf32
+    ]
     near = [other for other in alike if _kind(other)[0] == has_hbm]
     if not any(other.precision in HALF for other in near):
         near = alike
@@ -138,7 +161,9 @@ def _of_the_same_kind(row: Series, rows: Sequence[Series]) -> list[StepObservati
 def _here(row: Series, times_s: Mapping[int, float]) -> dict[int, StepObservation]:
     """A row's times as those of this machine, by number of GPUs."""
     printed = published.row_observations(row, times_s)
-    settings = [{key: value for key, value in seen.setting.items() if key != NODE} for seen in printed]
+    settings = [
+        {key: value for key, value in seen.setting.items() if key != NODE} for seen in printed
+    ]
     return {
         int(setting["gpus"]): StepObservation(setting, seen.step_s, seen.error, HERE)
         for setting, seen in zip(settings, printed, strict=True)
@@ -146,7 +171,9 @@ def _here(row: Series, times_s: Mapping[int, float]) -> dict[int, StepObservatio
 
 
 def _predicted(
-    known: Sequence[StepObservation], wanted: StepObservation, model: scaling.Growth = scaling.PUBLISHED
+    known: Sequence[StepObservation],
+    wanted: StepObservation,
+    model: scaling.Growth = scaling.PUBLISHED,
 ) -> list[Outcome]:
     """The prediction of a step beside its time; empty where nothing can be predicted."""
     predicted = steps.step({**wanted.setting, "device": '"cuda"'}, HERE, None, known, model)
@@ -163,7 +190,9 @@ def _papers_with_probe() -> list[Outcome]:
     return [
         outcome
         for precision, gpus in product(("fp32", "fp16"), (2, 3, 4))
-        for outcome in _predicted([seen["fp64", 1], seen["fp64", gpus], seen[precision, 1]], seen[precision, gpus])
+        for outcome in _predicted(
+            [seen["fp64", 1], seen["fp64", gpus], seen[precision, 1]], seen[precision, gpus]
+        )
     ]
 
 
@@ -189,24 +218,30 @@ def cases(rows: Sequence[Series]) -> list[Case]:
 def fit(rows: Sequence[Case]) -> Growth:
     """The model that the cases support, without its interval.
 
-    The mean of the three figures over a grid, each point weighted by its likelihood (Laplace's distribution, of the
-    scale FIT_NOISE + NOISE_SLOPE |d|). A family counts once a workload, however many of its nodes were measured.
+    The mean of the three figures over a grid, each point weighted by its likelihood (Laplace's
+    distribution, of the scale FIT_NOISE + NOISE_SLOPE |d|). A family counts once a workload,
+    however many of its nodes were measured.
     """
     growth_2 = np.array([case.growth_2 for case in rows])
     target = np.log1p([case.growth_8 for case in rows])
     same = [(case.family, case.workload) for case in rows]
-    weights = np.array([1 / same.count(name) for name in same]) / (FIT_NOISE + NOISE_SLOPE * np.abs(growth_2))
+    weights = np.array([1 / same.count(name) for name in same]) / (
+        FIT_NOISE + NOISE_SLOPE * np.abs(growth_2)
+    )
     points = np.array([(t, s, c) for t in THRESHOLDS for s in SLOPES for c in CONSTANTS])
     limit, gain, base = points.T[:, :, None]
-    predicted = np.log1p(np.maximum(growth_2, FASTER_LIMIT) + gain * np.maximum(growth_2 - limit, 0.0) + base)
+    predicted = np.log1p(
+        np.maximum(growth_2, FASTER_LIMIT) + gain * np.maximum(growth_2 - limit, 0.0) + base
+    )
     log_likelihood = -(np.abs(predicted - target) * weights).sum(axis=1)
     likelihood = np.exp(log_likelihood - log_likelihood.max())
     return Growth(*(likelihood @ points / likelihood.sum()).tolist())
 
 
 def fitted(rows: Sequence[Case]) -> Growth:
-    """`fit`, with the interval of split conformal prediction over families (Vovk et al. 2005; by groups: Dunn et al.
-    2023, J. Am. Stat. Assoc. 118:2491): each is scored by a fit without it."""
+    """`fit`, with the interval of split conformal prediction over families (Vovk et al. 2005; by
+    groups: Dunn et al. 2023, J. Am. Stat. Assoc. 118:2491): each is scored by a fit without it.
+    """
     scores: dict[str, list[float]] = {}
     for family in sorted({case.family for case in rows}):
         others = fit([case for case in rows if case.family != family])
@@ -222,12 +257,15 @@ def score(growth: Growth, case: Case) -> float:
 
 
 def quantiles(scores: Mapping[str, Sequence[float]], confidence: float) -> tuple[float, float]:
-    """The lower and the upper quantile of signed scores. A group has a weight of 1, however many members it has: near
-    duplicates would else stand for all groups."""
+    """The lower and the upper quantile of signed scores. A group has a weight of 1, however many
+    members it has: near duplicates would else stand for all groups.
+    """
     values = np.concatenate([np.asarray(group, float) for group in scores.values()])
     weights = np.concatenate([np.full(len(group), 1 / len(group)) for group in scores.values()])
     high = (1 + confidence) / 2
-    low, high = (np.quantile(side * values, high, weights=weights, method="inverted_cdf") for side in (-1, 1))
+    low, high = (
+        np.quantile(side * values, high, weights=weights, method="inverted_cdf") for side in (-1, 1)
+    )
     return -float(low), float(high)
 
 
@@ -235,7 +273,9 @@ def quantiles(scores: Mapping[str, Sequence[float]], confidence: float) -> tuple
 
 
 class LineCase(NamedTuple):
-    """A row of the published table whose step on `wanted` GPUs lies on a line through two other numbers of GPUs."""
+    """A row of the published table whose step on `wanted` GPUs lies
+    on a line through two other numbers of GPUs.
+    """
 
     known: tuple[int, ...]
     wanted: int
@@ -250,17 +290,24 @@ class LineCase(NamedTuple):
 
 def line_cases(rows: Sequence[Series]) -> list[LineCase]:
     return [
-        LineCase(known, wanted, row) for known, wanted in LINES for row in rows if {*known, wanted} <= row.rates.keys()
+        LineCase(known, wanted, row)
+        for known, wanted in LINES
+        for row in rows
+        if {*known, wanted} <= row.rates.keys()
     ]
 
 
 def needed_extension(case: LineCase) -> float:
-    """The least `extended` with which the interval holds the printed time. The square of a side grows by as much with
-    each unit of its square."""
-    none, one = case.outcome(0.0), case.outcome(1.0)
+    """The least `extended` with which the interval holds the printed time. The square of a side
+    grows by as much with each unit of its square.
+    """
+    none = case.outcome(0.0)
+    one = case.outcome(1.0)
     error = math.log(none.printed / none.predicted)
     end = "high" if error > 0 else "low"
-    square, square_of_one = (math.log(getattr(each, end) / each.predicted) ** 2 for each in (none, one))
+    square, square_of_one = (
+        math.log(getattr(each, end) / each.predicted) ** 2 for each in (none, one)
+    )
     return math.sqrt(max(error**2 - square, 0.0) / (square_of_one - square))
 
 
@@ -302,22 +349,41 @@ class Reached(NamedTuple):
 def scaling_reached() -> Reached:
     outcomes = scaling_far(lambda_fp16())
     (median, mean), inside = errors(outcomes), covered(outcomes)
-    width = float(np.median([math.log(outcome.high / outcome.low) / 2 for outcome in outcomes]))  # half of an interval
-    figures = {"median": median, "mean": mean, "width": width, "covered": inside, "cases": len(outcomes)}
+    # half of an interval
+    width = float(np.median([math.log(outcome.high / outcome.low) / 2 for outcome in outcomes]))
+    figures = {
+        "median": median,
+        "mean": mean,
+        "width": width,
+        "covered": inside,
+        "cases": len(outcomes),
+    }
     words = f"{median:.2%}, {mean:.2%}; ±{width:.1%}, {inside:.0%} covered ({len(outcomes)} cases)"
     met = median <= 0.015 and mean <= 0.03 and width <= 0.08 and 0.88 <= inside <= 0.95
     what = "T(8) from T(1), T(2), Lambda fp16: median, mean; interval"
-    return Reached(what, "1.8%, 3.6%; ±12%", "<= 1.5%, <= 3%; <= ±8%, 88-95% covered", figures, words, met)
+    return Reached(
+        what, "1.8%, 3.6%; ±12%", "<= 1.5%, <= 3%; <= ±8%, 88-95% covered", figures, words, met
+    )
 
 
 def line_reached(known: tuple[int, ...], wanted: int) -> Reached:
-    """A line's row. covered: each node by the others' constant; covered_as_shipped: all by EXTENDED."""
+    """A line's row. covered: each node by the others' constant;
+    covered_as_shipped: all by EXTENDED.
+    """
     cases = [case for case in lines_held_out() if (case.known, case.wanted) == (known, wanted)]
     outcomes = [lines_held_out()[case] for case in cases]
     as_shipped = covered([case.outcome(scaling.EXTENDED) for case in cases])
-    median, inside = errors(outcomes)[0], covered(outcomes)
-    figures = {"median": median, "covered": inside, "covered_as_shipped": as_shipped, "cases": len(outcomes)}
-    words = f"{inside:.1%} covered, {as_shipped:.1%} as shipped; {median:.1%} ({len(outcomes)} cases)"
+    median = errors(outcomes)[0]
+    inside = covered(outcomes)
+    figures = {
+        "median": median,
+        "covered": inside,
+        "covered_as_shipped": as_shipped,
+        "cases": len(outcomes),
+    }
+    words = (
+        f"{inside:.1%} covered, {as_shipped:.1%} as shipped; {median:.1%} ({len(outcomes)} cases)"
+    )
     met = 0.88 <= inside <= 0.95 and 0.88 <= as_shipped <= 0.95
     from_counts = ", ".join(f"T({gpus})" for gpus in known)
     what = f"T({wanted}) from {from_counts}, nodes left out: covered; median"
@@ -326,7 +392,8 @@ def line_reached(known: tuple[int, ...], wanted: int) -> Reached:
 
 def papers_reached() -> Reached:
     outcomes = papers_totals()
-    median, inside = errors(outcomes)[0], covered(outcomes)
+    median = errors(outcomes)[0]
+    inside = covered(outcomes)
     figures = {"median": median, "covered": inside, "cases": len(outcomes)}
     words = f"{median:.1%}, {inside:.0%} inside ({len(outcomes)} times)"
     what = "papers' Tables 2, 3: T(3), T(4) from T(1), T(2)"
@@ -337,7 +404,8 @@ def papers_reached() -> Reached:
 def precision_reached(what: str, to_beat: str, goal: float, probed: bool) -> Reached:
     by_source = precisions(probed)
     pooled = [outcome for outcomes in by_source.values() for outcome in outcomes]
-    median, inside = errors(pooled)[0], covered(pooled)
+    median = errors(pooled)[0]
+    inside = covered(pooled)
     medians = {source: errors(own)[0] for source, own in by_source.items()}
     figures = {"median": median, "covered": inside, "cases": len(pooled)} | medians
     parts = [f"{source} {medians[source]:.1%} of {len(own)}" for source, own in by_source.items()]
@@ -354,7 +422,9 @@ def reached() -> dict[str, Reached]:
         "scaling": scaling_reached(),
         **lines,
         "papers": papers_reached(),
-        "not probed": precision_reached("a precision that was not probed", "9.8%", 0.09, probed=False),
+        "not probed": precision_reached(
+            "a precision that was not probed", "9.8%", 0.09, probed=False
+        ),
         "probed": precision_reached("a precision with a probe on one GPU", "-", 0.04, probed=True),
     }
 
@@ -363,7 +433,9 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--json", action="store_true", help="print the figures as JSON instead")
     as_json = options.parse_args().json
-    found, count, sound = reached(), len(published.table()), len(published.sound())
+    found = reached()
+    count = len(published.table())
+    sound = len(published.sound())
     if as_json:
         rows = {name: {**each.figures, "met": each.met} for name, each in found.items()}
         print(json.dumps(rows | {"rows": {"all": count, "sound": sound}}))

@@ -1,4 +1,5 @@
-"""Replays of races: how near the best cell of a grid they end, and for what share of the grid's time.
+"""Replays of races: how near the best cell of a grid they end,
+and for what share of the grid's time.
 
     python -m benchmarks.race [--races 200] [--seed 40000] [--only WORLD...] [--json]
 
@@ -6,21 +7,24 @@ Made grids have 96 cells with effects of axes between 1 % and 70 %, interactions
 runs and 4 % between steps. In four of their worlds processes of cells with gpus=2 differ by 8 %, a
 fifth of the cells have slow spells of their own, or all steps take 1.8 times as long in bursts of
 20 s, with 30 s between two in the mean. Gates for these and the quiet world stand below the table;
-what is called sure is to be right in each world. The measured grids have 96 cells on CPU ranks; a process
-replays stretches of its cell's own steps. The time is that of all processes' starts, all blocks, and
-the finalists' full runs, as a share of all cells' full runs.
+what is called sure is to be right in each world. The measured grids have 96 cells on CPU ranks; a
+process replays stretches of its cell's own steps. The time is that of all processes' starts, all
+blocks, and the finalists' full runs, as a share of all cells' full runs.
 
 Five times as fast with OMP_NUM_THREADS=1, as its matrices are small.
 
-a sweep: share of sweeps, one full run of each cell, whose best-looking cell is within 2 % of the best. wrong: races in
-which a cell that dropped out as beaten is better than the winner. covered: races whose winner's 95 % interval contains
-its true figure. sure: races that claim to be within 2 % with 95 % confidence; right: those of them that are.
+a sweep: share of sweeps, one full run of each cell, whose best-looking cell is within 2 % of the
+best. wrong: races in which a cell that dropped out as beaten is better than the winner. covered:
+races whose winner's 95 % interval contains
+its true figure. sure: races that claim to be within 2 % with 95 % confidence;
+right: those of them that are.
 
-A row of a measured grid is a cell: its axes, the seconds of its steps after the warm-up, samples a step, seconds of
-training, and of its whole attempt. They are of
+A row of a measured grid is a cell: its axes, the seconds of its steps after the warm-up, samples a
+step, seconds of training, and of its whole attempt. They are of
 
-    python train_vision.py -m dataset=digits model.width=0.35 dataset.image_size=48 device=cpu layout=nchw,nhwc \\
-        loader=torch,batched,device gpus=1,2 malloc=tuned,system optimizer.fused=false,true
+    python train_vision.py -m dataset=digits model.width=0.35 dataset.image_size=48 device=cpu \\
+        layout=nchw,nhwc loader=torch,batched,device gpus=1,2 \\
+        malloc=tuned,system optimizer.fused=false,true
 
 with `epochs=4 precision=fp32,bf16` (short) and `epochs=10 batch_size=16,32` (long), on two cores.
 """
@@ -35,8 +39,15 @@ import numpy as np
 from scipy.stats import binomtest
 
 from benchmarks import machine, parser
-from benchmarks.race_worlds import GRIDS, LONG, SHORT, Kind, MadeGrid, MeasuredGrid, World
-from multicard.decide.race.outcome import BURSTS, NORMAL_95, NOT_WORTH, OUT, RaceOptions, Verdict
+from benchmarks.race_worlds import GRIDS, LONG, SHORT, MadeGrid, MeasuredGrid, World, WorldKind
+from multicard.decide.race.outcome import (
+    BURSTS,
+    NORMAL_95,
+    NOT_WORTH,
+    OUT,
+    RaceOptions,
+    RaceVerdict,
+)
 from multicard.decide.race.posterior import Block
 from multicard.decide.race.processes import QUIET_S
 from multicard.decide.race.readings import rate, slowed
@@ -50,9 +61,10 @@ SWEEP = 1000  # number of a cell's process in a sweep: none of a race's
 class Replay(NamedTuple):
     """The outcome of a race.
 
-    loss: share by which its winner is slower than the best cell. share: of the grid's time that it took, where each
-    cell is a process of its own; of_sweep: where cells share a process. started: cells. dropped_wrongly: a cell that
-    dropped out as beaten is better than the winner. covered: the winner's 95 % interval contains its true figure.
+    loss: share by which its winner is slower than the best cell. share: of the grid's time that it
+    took, where each cell is a process of its own; of_sweep: where cells share a process. started:
+    cells. dropped_wrongly: a cell that dropped out as beaten is better than the winner. covered:
+    the winner's 95 % interval contains its true figure.
     in_rounds: bursts were found, and the likeliest cells measured in rounds.
     """
 
@@ -63,13 +75,16 @@ class Replay(NamedTuple):
     blocks: int
     dropped_wrongly: bool
     covered: bool
-    verdict: Verdict
+    verdict: RaceVerdict
     in_rounds: bool = False
 
 
 def swept(world: World) -> float:
-    """By how much the cell that looks best in a sweep, one full run of each, is slower than the best, as a share."""
-    now_s, figures = 0.0, []
+    """By how much the cell that looks best in a sweep, one full run of each,
+    is slower than the best, as a share.
+    """
+    now_s = 0.0
+    figures = []
     for cell, full_s in enumerate(world.full_s):
         steps_s = world.steps_s(cell, SWEEP, float(full_s), now_s)
         now_s += world.start_s + float(steps_s.sum())
@@ -83,7 +98,8 @@ def replay(world: World, seed: int) -> Replay:
     race = Race(world.settings, world.predictions, seed=seed)
     race.costs(world.start_s, world.block_s, full_s)
     processes: dict[int, int] = {}
-    now_s, blocks = 0.0, 0
+    now_s = 0.0
+    blocks = 0
 
     def train(cell: int, turn: int, seconds: float) -> tuple[Block, np.ndarray]:
         steps_s = world.steps_s(cell, processes[cell], seconds, now_s)
@@ -99,7 +115,8 @@ def replay(world: World, seed: int) -> Replay:
         for cell in cells:
             block, steps_s = train(cell, race.round, world.block_s)
             race.add(block)
-            unmeasured = UNMEASURED * (2 if cell in begun else 1)  # a process leaves its first steps out besides
+            # a process leaves its first steps out besides
+            unmeasured = UNMEASURED * (2 if cell in begun else 1)
             begun -= {cell}
             now_s += QUIET_S + float(steps_s.sum() + unmeasured * steps_s.mean())
             blocks += 1
@@ -128,44 +145,64 @@ def replay(world: World, seed: int) -> Replay:
     loss = -math.expm1(world.truth[verdict.winner] - world.truth.max())
     standings = race.standings
     figure = world.truth[verdict.winner]
-    dropped_wrongly = any(one.state == OUT and world.truth[one.cell] > figure for one in standings)  # none fails here
+    # none fails here
+    dropped_wrongly = any(one.state == OUT and world.truth[one.cell] > figure for one in standings)
     winner = standings[verdict.winner]
     covered = bool(abs(winner.log_figure - figure) <= NORMAL_95 * winner.error)
     of_sweep = now_s / float((world.sweep_start_s + world.full_s).sum())
     in_rounds = race.ending in (BURSTS, NOT_WORTH)
-    return Replay(loss, now_s / grid_s, of_sweep, len(processes), blocks, dropped_wrongly, covered, verdict, in_rounds)
+    return Replay(
+        loss,
+        now_s / grid_s,
+        of_sweep,
+        len(processes),
+        blocks,
+        dropped_wrongly,
+        covered,
+        verdict,
+        in_rounds,
+    )
 
 
 # ---- the table
 
 NEAR_LOSS = 0.02  # within which a winner is near the best
-NEAR, SHARE, SHARE_FAST = 0.95, 0.15, 0.12  # goals: near the best, and of the time where a start costs 10 s and 3 s
+# goals: near the best, and of the time where a start costs 10 s and 3 s
+NEAR = 0.95
+SHARE = 0.15
+SHARE_FAST = 0.12
 FIRST_SEED = 40_000  # the rules were tuned on smaller ones
 HARDER = "runs differ by 3 %"  # than the goal is for
 QUIET = "made, starts of 10 s"
 # Worlds with gates of their own, below the table; 20 s in 50 s are slow in SEEN and UNSEEN
-UNEVEN, SEEN, UNSEEN = "gpus=2 differ by 8 %", "bursts of load, seen", "bursts of load, unseen"
+UNEVEN = "gpus=2 differ by 8 %"
+SEEN = "bursts of load, seen"
+UNSEEN = "bursts of load, unseen"
 SPELLS = "some cells have slow spells"
 WITH_GATES = (QUIET, UNEVEN, SPELLS, SEEN, UNSEEN)
 WITHOUT_GOAL = (HARDER, UNEVEN, SPELLS, SEEN, UNSEEN)
 BURST_FACTOR = 1.8
-# Gates: points behind a sweep in the quiet world, and ahead of it where processes differ; of bursts that are found, of
-# sure races that are right, and of intervals of winners that hold
-BEHIND_SWEEP, AHEAD_OF_SWEEP, FOUND, RIGHT, COVERED = 0.02, 0.10, 0.95, 0.95, 0.85
+# Gates: points behind a sweep in the quiet world, and ahead of it where processes differ; of bursts
+# that are found, of sure races that are right, and of intervals of winners that hold
+BEHIND_SWEEP = 0.02
+AHEAD_OF_SWEEP = 0.10
+FOUND = 0.95
+RIGHT = 0.95
+COVERED = 0.85
 KINDS = {
-    QUIET: Kind(),
-    "made, starts of 3 s": Kind(start_s=3.0),
-    "steps correlate by 0.6": Kind(correlation=0.6),
-    "drift of 2 % in 100 s": Kind(drift=0.02),
-    "interactions of 10 %": Kind(interaction=0.10),
-    HARDER: Kind(between_runs=0.03),
-    "1 % of steps are slow": Kind(slowed=0.01),
-    "the best three equal": Kind(equal=3),
-    "predicted within 8 %": Kind(predicted=True),
-    UNEVEN: Kind(uneven=0.08),
-    SEEN: Kind(burst=BURST_FACTOR, is_seen=True),
-    UNSEEN: Kind(burst=BURST_FACTOR),
-    SPELLS: Kind(has_spells=True),
+    QUIET: WorldKind(),
+    "made, starts of 3 s": WorldKind(start_s=3.0),
+    "steps correlate by 0.6": WorldKind(correlation=0.6),
+    "drift of 2 % in 100 s": WorldKind(drift=0.02),
+    "interactions of 10 %": WorldKind(interaction=0.10),
+    HARDER: WorldKind(between_runs=0.03),
+    "1 % of steps are slow": WorldKind(slowed=0.01),
+    "the best three equal": WorldKind(equal=3),
+    "predicted within 8 %": WorldKind(predicted=True),
+    UNEVEN: WorldKind(uneven=0.08),
+    SEEN: WorldKind(burst=BURST_FACTOR, is_seen=True),
+    UNSEEN: WorldKind(burst=BURST_FACTOR),
+    SPELLS: WorldKind(has_spells=True),
 }
 # The grid, and by how many times its epochs: the measured steps stand for all of them
 MEASURED = {
@@ -180,9 +217,12 @@ HEADER += ("wrong", "covered", "sure", "right", "met")
 class Figures(NamedTuple):
     """What a kind of races reached.
 
-    near: share of races within 2 % of the best, with its 95 % interval (near_low, near_high); by_sweep: that of sweeps.
-    share: mean share of the grid's time, with its 90 % quantile; of_sweep: where the cells of a sweep share a process.
-    right: share of the sure races that are near; None where none is sure. met: None where there is no goal.
+    near: share of races within 2 % of the best, with its 95 % interval (near_low, near_high);
+    by_sweep: that of sweeps.
+    share: mean share of the grid's time, with its 90 % quantile; of_sweep: where the cells of a
+    sweep share a process.
+    right: share of the sure races that are near; None where none is sure. met: None where there is
+    no goal.
     in_rounds: share of races that measured cells in rounds, as they found bursts.
     """
 
@@ -239,10 +279,20 @@ def row(name: str, reached: Figures) -> tuple[str, ...]:
     held = f"{reached.dropped_wrongly:.1%}", f"{reached.covered:.1%}", f"{reached.sure:.0%}"
     right = "-" if reached.right is None else f"{reached.right:.0%}"
     met = {None: "-", True: "yes", False: "no"}[reached.met]
-    return name, near, f"{reached.by_sweep:.1%}", f"{reached.worst:.1%}", *times, *counts, *held, right, met
+    return (
+        name,
+        near,
+        f"{reached.by_sweep:.1%}",
+        f"{reached.worst:.1%}",
+        *times,
+        *counts,
+        *held,
+        right,
+        met,
+    )
 
 
-class Gate(NamedTuple):
+class WorldGate(NamedTuple):
     """What a world has to reach; value and least as shares."""
 
     world: str
@@ -256,34 +306,38 @@ class Gate(NamedTuple):
         return f"{self.world}: {self.what}: {self.value:.1%}, at least {self.least:.1%}: {verdict}"
 
 
-def gates(found: Mapping[str, Figures]) -> list[Gate]:
+def gates(found: Mapping[str, Figures]) -> list[WorldGate]:
     """The gates of those worlds that have some."""
-    listed: list[Gate] = []
+    listed: list[WorldGate] = []
     for world, ahead in ((QUIET, -BEHIND_SWEEP), (SPELLS, -BEHIND_SWEEP), (UNEVEN, AHEAD_OF_SWEEP)):
         if world in found:
             least = min(found[world].by_sweep + ahead, 1.0)
-            listed.append(Gate(world, "near the best", found[world].near, least))
+            listed.append(WorldGate(world, "near the best", found[world].near, least))
     for world in (SEEN, UNSEEN):
         if world in found:
             in_rounds = found[world].in_rounds
-            listed.append(Gate(world, "bursts found, measured in rounds", in_rounds, FOUND))
-            listed.append(Gate(world, "not called sure", 1 - found[world].sure, FOUND))
+            listed.append(WorldGate(world, "bursts found, measured in rounds", in_rounds, FOUND))
+            listed.append(WorldGate(world, "not called sure", 1 - found[world].sure, FOUND))
     for world, reached in found.items():
         if reached.right is not None:
-            listed.append(Gate(world, "sure ones that are right", reached.right, RIGHT))
+            listed.append(WorldGate(world, "sure ones that are right", reached.right, RIGHT))
         if world in WITH_GATES:
-            listed.append(Gate(world, "interval holds", reached.covered, COVERED))
+            listed.append(WorldGate(world, "interval holds", reached.covered, COVERED))
     return listed
 
 
-def replayed(world: Callable[[int], World], races: int, first_seed: int) -> tuple[list[Replay], list[float]]:
+def replayed(
+    world: Callable[[int], World], races: int, first_seed: int
+) -> tuple[list[Replay], list[float]]:
     """Races, and what sweeps would have chosen."""
     seeds = range(first_seed, first_seed + races)
     ended = [replay(world(seed), seed=seed) for seed in seeds]
     return ended, [swept(world(seed)) for seed in seeds]
 
 
-def reached(races: int, first_seed: int = FIRST_SEED, only: Collection[str] = ()) -> dict[str, Figures]:
+def reached(
+    races: int, first_seed: int = FIRST_SEED, only: Collection[str] = ()
+) -> dict[str, Figures]:
     """What so many races of each kind, or of some, reach, by the name of the kind."""
     found: dict[str, Figures] = {}
     for name, kind in KINDS.items():
@@ -295,7 +349,9 @@ def reached(races: int, first_seed: int = FIRST_SEED, only: Collection[str] = ()
     for name, (grid, times) in MEASURED.items():
         if only and name not in only:
             continue
-        ended = replayed(lambda seed, g=grid, n=times: MeasuredGrid(g, seed, times=n), races, first_seed)
+        ended = replayed(
+            lambda seed, g=grid, n=times: MeasuredGrid(g, seed, times=n), races, first_seed
+        )
         found[name] = figures(*ended, SHARE)
     return found
 
@@ -315,7 +371,10 @@ def main() -> None:
     rows = [row(name, each) for name, each in found.items()]
     for line in text_table.text(HEADER, rows, 120, "lrrrrrrrrrrrl"):
         print(line)
-    print(f"goals: within 2 % in >= {NEAR:.0%}, <= {SHARE:.0%} of the time ({SHARE_FAST:.0%} where a start costs 3 s)")
+    print(
+        f"goals: within 2 % in >= {NEAR:.0%}, <= {SHARE:.0%} of the time ({SHARE_FAST:.0%} where a"
+        " start costs 3 s)"
+    )
     for gate in gates(found):
         print(gate.line)
     starts = " and ".join(f"{grid.start_s:g} s ({name})" for name, grid in GRIDS.items())

@@ -14,7 +14,8 @@ from scipy.signal import lfilter
 from multicard.decide.race.posterior import Prior
 
 HERE = Path(__file__).parent
-STRETCH_S = 5.0  # of steps that follow one another as they were measured: longer than a machine's slow spells
+# of steps that follow one another as they were measured: longer than a machine's slow spells
+STRETCH_S = 5.0
 AXES: dict[str, tuple[object, ...]] = {
     "precision": ("fp32", "bf16", "fp16"),
     "gpus": (1, 2),
@@ -28,21 +29,29 @@ STEP_S = 0.1  # a step of it
 SAMPLES = 32.0  # of a step
 BLOCK_S = 2.0
 PREDICTION_SD = 0.08
-BURST_S, BETWEEN_S = 20.0, 30.0  # seconds of a burst, and between two in the mean
+# seconds of a burst, and between two in the mean
+BURST_S = 20.0
+BETWEEN_S = 30.0
 BUSY_LOOKS = 20  # at the load, in a block or a run
 # Slow spells of single cells: one of so many cells has them, seconds of one, seconds between two in
 # the mean, and the factor on its steps
-SPELL_CELLS, SPELL_S, BETWEEN_SPELLS_S, SPELL_FACTOR = 5, 4.0, 8.0, 1.6
+SPELL_CELLS = 5
+SPELL_S = 4.0
+BETWEEN_SPELLS_S = 8.0
+SPELL_FACTOR = 1.6
 
 
 @dataclass(frozen=True)
-class Kind:
+class WorldKind:
     """Properties of a made grid.
 
-    interaction, between_runs, between_steps: standard deviations of logarithms. correlation: of neighbouring steps.
-    drift: standard deviation of the logarithm of all cells' speed, after 100 s. equal: number of best cells that are
+    interaction, between_runs, between_steps: standard deviations of logarithms. correlation: of
+    neighbouring steps.
+    drift: standard deviation of the logarithm of all cells' speed, after 100 s. equal: number of
+    best cells that are
     made equal. slowed: share of steps that take twice as long. predicted: cells have predictions.
-    uneven: as between_runs, of cells with gpus=2 alone. burst: factor on the time of all steps in bursts of BURST_S;
+    uneven: as between_runs, of cells with gpus=2 alone. burst: factor on the time of all steps in
+    bursts of BURST_S;
     is_seen: their load is seen, as of other programs; else they are a hypervisor's.
     has_spells: some cells have slow spells of their own, in each of their processes at other times.
     """
@@ -65,21 +74,28 @@ class Kind:
 class MadeGrid:
     """A grid of 96 cells: axes that matter by 1 % to 70 %, and interactions.
 
-    settings: of each cell. predictions: priors of `Race`. truth: log figures (cells,). samples: of a step (cells,).
-    start_s: of a process; sweep_start_s: of a cell in a sweep, whose cells may share a process. block_s: of a block.
+    settings: of each cell. predictions: priors of `Race`. truth: log figures (cells,). samples: of
+    a step (cells,).
+    start_s: of a process; sweep_start_s: of a cell in a sweep, whose cells may share a process.
+    block_s: of a block.
     full_s: of a full run after its start (cells,).
     """
 
-    def __init__(self, kind: Kind, seed: int) -> None:
-        self._kind, self._seed = kind, seed
+    def __init__(self, kind: WorldKind, seed: int) -> None:
+        self._kind = kind
+        self._seed = seed
         rng = np.random.default_rng(seed)
         cells = itertools.product(*AXES.values())
-        self.settings: list[Mapping[str, object]] = [dict(zip(AXES, values, strict=True)) for values in cells]
+        self.settings: list[Mapping[str, object]] = [
+            dict(zip(AXES, values, strict=True)) for values in cells
+        ]
         self.samples = np.full(len(self.settings), SAMPLES)
         self.truth = np.zeros(len(self.settings))
         for axis, values in AXES.items():
             size = math.exp(rng.uniform(math.log(0.01), math.log(0.7)))
-            effects = dict(zip(values, rng.permutation(np.linspace(0, size, len(values))), strict=True))
+            effects = dict(
+                zip(values, rng.permutation(np.linspace(0, size, len(values))), strict=True)
+            )
             self.truth += [effects[setting[axis]] for setting in self.settings]
         self.truth += rng.normal(0, kind.interaction, len(self.truth))
         drawn = np.random.default_rng((seed, 1)).integers(SPELL_CELLS, size=len(self.truth))
@@ -104,7 +120,9 @@ class MadeGrid:
     def steps_s(self, cell: int, process: int, seconds: float, now_s: float) -> np.ndarray:
         """Consecutive steps of a process that take about `seconds`, at a time of the race."""
         kind = self._kind
-        between = kind.uneven if kind.uneven and self.settings[cell]["gpus"] == 2 else kind.between_runs
+        between = (
+            kind.uneven if kind.uneven and self.settings[cell]["gpus"] == 2 else kind.between_runs
+        )
         own = np.random.default_rng((self._seed, cell, process)).normal(0, between)
         rng = np.random.default_rng((self._seed, cell, process, int(now_s * 1000)))
         speed = self._calm[cell] + own + self._drift[min(int(now_s), len(self._drift) - 1)]
@@ -114,7 +132,9 @@ class MadeGrid:
         steps_s = step_s * (1 + kind.between_steps * noise)
         steps_s = steps_s * np.where(rng.random(count) < kind.slowed, 2.0, 1.0)
         if self._with_spells[cell]:
-            steps_s = _in_spells(steps_s, np.random.default_rng((self._seed, cell, process, 1)), now_s)
+            steps_s = _in_spells(
+                steps_s, np.random.default_rng((self._seed, cell, process, 1)), now_s
+            )
         return self._in_bursts(steps_s, now_s) if len(self._begins_s) else steps_s
 
     def _in_bursts(self, steps_s: np.ndarray, now_s: float) -> np.ndarray:
@@ -154,10 +174,11 @@ def _in_spells(steps_s: np.ndarray, rng: np.random.Generator, now_s: float) -> n
 
 
 @dataclass(frozen=True)
-class Grid:
+class RecordedGrid:
     """A grid that was measured in full.
 
-    start_s: of a process of a race, the mean of the starts in a race of it on two cores. block_s: of a block.
+    start_s: of a process of a race, the mean of the starts in a race of it on two cores.
+    block_s: of a block.
     """
 
     path: Path
@@ -168,31 +189,38 @@ class Grid:
 
 # no roles: columns of a file of measured steps
 REST = ("layout", "loader", "gpus", "malloc", "optimizer.fused")
-SHORT = Grid(HERE / "race_grid_short.parquet", ("precision", *REST), 6.5, 1.0)
-LONG = Grid(HERE / "race_grid_long.parquet", ("batch_size", *REST), 9.0, 2.0)
+SHORT = RecordedGrid(HERE / "race_grid_short.parquet", ("precision", *REST), 6.5, 1.0)
+LONG = RecordedGrid(HERE / "race_grid_long.parquet", ("batch_size", *REST), 9.0, 2.0)
 GRIDS = {"short": SHORT, "long": LONG}
 
 
 class MeasuredGrid:
     """A measured grid for replays, with the attributes of `MadeGrid`.
 
-    A process runs the measured steps of its cell, in stretches of STRETCH_S from a step drawn at random: within them
-    steps keep their correlation, stalls and slow spells (the circular block bootstrap of Politis and Romano 1992). The
-    truth is the mean of the measured run. That processes differ is added.
+    A process runs the measured steps of its cell, in stretches of STRETCH_S from a step drawn at
+    random: within them steps keep their correlation, stalls and slow spells (the circular block
+    bootstrap of Politis and Romano 1992). The truth is the mean of the measured run.
+    That processes differ is added.
 
     Args:
         times: of its epochs that a full run has; the measured ones stand for all of them.
     """
 
-    def __init__(self, grid: Grid, seed: int, between_runs: float = 0.01, times: int = 1) -> None:
+    def __init__(
+        self, grid: RecordedGrid, seed: int, between_runs: float = 0.01, times: int = 1
+    ) -> None:
         rows: list[dict[str, Any]] = pq.read_table(grid.path).to_pylist()
-        self._seed, self._between_runs = seed, between_runs
+        self._seed = seed
+        self._between_runs = between_runs
         self._steps_s = [np.array(row["steps_s"], float) for row in rows]
-        self.settings: list[Mapping[str, object]] = [{axis: row[axis] for axis in grid.axes} for row in rows]
+        self.settings: list[Mapping[str, object]] = [
+            {axis: row[axis] for axis in grid.axes} for row in rows
+        ]
         self.samples = np.array([row["samples"] for row in rows])
         self.truth = np.log(self.samples / [steps_s.mean() for steps_s in self._steps_s])
         self.full_s = np.array([row["total_s"] for row in rows]) * times
-        self.start_s, self.block_s = grid.start_s, grid.block_s
+        self.start_s = grid.start_s
+        self.block_s = grid.block_s
         self.sweep_start_s = float(np.mean([row["wall_s"] - row["total_s"] for row in rows]))
         self.predictions: list[Prior | None] = [None] * len(rows)
 

@@ -1,11 +1,13 @@
-"""What the hooks of measure_script.py cost a training step: one loop, some steps with them and some without.
+"""What the hooks of measure_script.py cost a training step: one loop,
+some steps with them and some without.
 
     python -m benchmarks.script [--rounds 30] [--steps 100] [--width 1024] [--batch-size 256]
 
-A plain loop over a DataLoader, in one process. A round is so many steps with hooks and as many without, in blocks of
-few, in an order that alternates: neighbours share what else the machine does. Prints the median step of both, the ratio
-of medians round by round, and the microseconds that hooks add to a step, which do not depend on the model: the share
-that they are of a longer step follows.
+A plain loop over a DataLoader, in one process. A round is so many steps with hooks and as many
+without, in blocks of
+few, in an order that alternates: neighbours share what else the machine does. Prints the median
+step of both, the ratio of medians round by round, and the microseconds that hooks add to a step,
+which do not depend on the model: the share that they are of a longer step follows.
 """
 
 import tempfile
@@ -26,14 +28,22 @@ from multicard.records.progress import Board
 from multicard.script import hooks
 from multicard.script.recorder import Recorder
 
-BLOCK = 5  # steps in a row; those after the first count, as hooks that come or go empty Python's caches of methods
+# steps in a row; those after the first count,
+# as hooks that come or go empty Python's caches of methods
+BLOCK = 5
 
 
-def steps_s(blocks: int, width: int, batch_size: int, recorder: Recorder) -> Iterator[tuple[bool, float]]:
-    """Whether hooks were installed, and the seconds, of each step that counts, of a perceptron of that width."""
+def steps_s(
+    blocks: int, width: int, batch_size: int, recorder: Recorder
+) -> Iterator[tuple[bool, float]]:
+    """Whether hooks were installed, and the seconds, of each step that counts,
+    of a perceptron of that width.
+    """
     device = recorder.rank.device
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10))
+    model = nn.Sequential(
+        nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10)
+    )
     optimizer = torch.optim.SGD(model.to(device).parameters(), 0.01)
     samples = blocks * BLOCK * batch_size
     data = TensorDataset(torch.randn(samples, 64), torch.randint(10, (samples,)))
@@ -78,13 +88,22 @@ def main() -> None:
     torch.set_num_threads(1)
     print(machine(device_here()))
     round_s(args.steps, args.width, args.batch_size)  # warm up
-    rounds = [tuple(map(median, round_s(args.steps, args.width, args.batch_size))) for _ in range(args.rounds)]
+    rounds = [
+        tuple(map(median, round_s(args.steps, args.width, args.batch_size)))
+        for _ in range(args.rounds)
+    ]
     without_s, with_s = zip(*rounds, strict=True)
-    print(f"step: {1e3 * median(without_s):.3f} ms without hooks, {1e3 * median(with_s):.3f} ms with them")
+    print(
+        f"step: {1e3 * median(without_s):.3f} ms without hooks, {1e3 * median(with_s):.3f} ms with"
+        " them"
+    )
     low, middle, high = quartiles([on / off for off, on in rounds])
     print(f"ratio, round by round: {middle:.3f} (quartiles {low:.3f} to {high:.3f})")
     added_us = 1e6 * median(on - off for off, on in rounds)
-    print(f"added to a step: median {added_us:.0f} us, which is 1 % of a step of {added_us / 10:.0f} ms")
+    print(
+        f"added to a step: median {added_us:.0f} us, which is 1 % of a step of"
+        f" {added_us / 10:.0f} ms"
+    )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""How long OpenMP's threads of CPU ranks look for one another before they sleep: speed on a quiet and a shared machine.
+"""How long OpenMP's threads of CPU ranks look for one another before
+they sleep: speed on a quiet and a shared machine.
 
     python -m benchmarks.spinning [--rounds 5] [--images 512]
 
-The same training with `GOMP_SPINCOUNT` of 300,000 (libgomp's own), 10,000 (what ranks get) and 0, by turns: alone, and
-beside two processes that compute all the time; on 1 rank with 2 threads, and on 2 ranks with 1 thread, which has no
-barriers. Prints images/s of training, and each setting's ratio to libgomp's own, round by round.
+The same training with `GOMP_SPINCOUNT` of 300,000 (libgomp's own), 10,000 (what ranks get) and 0,
+by turns: alone, and beside two processes that compute all the time; on 1 rank with 2 threads, and
+on 2 ranks with 1 thread, which has no barriers. Prints images/s of training,
+and each setting's ratio to libgomp's own, round by round.
 """
 
 import subprocess
@@ -18,7 +20,10 @@ from benchmarks import interleaved, machine, measured, parser, quartiles, ratios
 from multicard.ranks.elastic import SPINS
 
 OWN = 300_000
-RANKS = {"1 rank, 2 threads": ("gpus=1", "cpus_per_gpu=2"), "2 ranks, 1 thread": ("gpus=2", "cpus_per_gpu=1")}
+RANKS = {
+    "1 rank, 2 threads": ("gpus=1", "cpus_per_gpu=2"),
+    "2 ranks, 1 thread": ("gpus=2", "cpus_per_gpu=1"),
+}
 
 
 @contextmanager
@@ -47,7 +52,10 @@ def main() -> None:
     print(machine())
     for ranks, words in RANKS.items():
         for loops, beside in ((0, "alone"), (2, "beside two busy loops")):
-            turns = {spins: partial(images_per_s, words, args.images, spins, loops) for spins in (OWN, SPINS, 0)}
+            turns = {
+                spins: partial(images_per_s, words, args.images, spins, loops)
+                for spins in (OWN, SPINS, 0)
+            }
             speeds = interleaved(turns, args.rounds)
             for spins, figures in speeds.items():
                 low, middle, high = quartiles(figures)

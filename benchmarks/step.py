@@ -1,20 +1,24 @@
-"""Duration of a training step by precision, layout and compilation, without its input; and the memory's ceiling.
+"""Duration of a training step by precision, layout and compilation, without its input;
+and the memory's ceiling.
 
-    python -m benchmarks.step [--image-size 224] [--batch-size 16] [--rounds 5] [--precisions fp16 bf16]
-        [--layouts nhwc] [--compile [MODE ...]] [--pointwise convolution linear] [--depthwise convolution triton]
+    python -m benchmarks.step [--image-size 224] [--batch-size 16] [--rounds 5]
+        [--precisions fp16 bf16] [--layouts nhwc] [--compile [MODE ...]]
+        [--pointwise convolution linear] [--depthwise convolution triton]
 
-`--compile` measures compiled steps too, in the default mode or in each of these: default, reduce-overhead,
-max-autotune, max-autotune-no-cudagraphs; `--only-compiled` leaves the others out. `linear` and
+`--compile` measures compiled steps too, in the default mode or in each of these: default,
+reduce-overhead, max-autotune, max-autotune-no-cudagraphs; `--only-compiled` leaves the others out.
+`linear` and
 `triton` go with nhwc alone: see multicard.vision.convolutions and multicard.vision.depthwise.
 
-All combinations take turns on one cached batch: forward, loss, backward and optimiser, as in the training loop. Prints
-medians over the rounds. On a GPU images/s are beside the ceiling set by the memory's bandwidth: MobileNetV2 uses each
-tensor only a few times, so that bytes bind and not arithmetic. The bytes that a step moves for an image, each tensor
-read and written whole (parameters are small and left out):
+All combinations take turns on one cached batch: forward, loss, backward and optimiser, as in the
+training loop. Prints medians over the rounds. On a GPU images/s are beside the ceiling set by the
+memory's bandwidth: MobileNetV2 uses each tensor only a few times, so that bytes bind and not
+arithmetic. The bytes that a step moves for an image, each tensor read and
+written whole (parameters are small and left out):
 
-    convolution   3 in + 3 out     forward reads and writes; backward reads the gradient twice and the input, writes
-    BatchNorm     8 out            forward reads twice (statistics, values), writes; backward reads both twice, writes
-    ReLU6         5 out            forward reads and writes; backward reads two and writes; fused into BatchNorm: none
+    convolution   3 in + 3 out     forward reads and writes; backward reads 3, writes
+    BatchNorm     8 out            forward reads twice, writes; backward reads both twice, writes
+    ReLU6         5 out            forward reads and writes; backward reads two, writes; fused: none
     residual      3 out            forward reads two and writes; backward passes the gradient on
 
 The bandwidth is that of a copy within the device, which reads and writes, and both
@@ -45,14 +49,26 @@ from multicard.vision.optim import optimizer_of
 from multicard.vision.precision import PRECISIONS, choose
 
 # no roles: headings
-HEADINGS = ("precision", "layout", "compiled", "pointwise", "depthwise", "step, ms", "quartiles", "images/s", "ceiling")
+HEADINGS = (
+    "precision",
+    "layout",
+    "compiled",
+    "pointwise",
+    "depthwise",
+    "step, ms",
+    "quartiles",
+    "images/s",
+    "ceiling",
+)
 STEPS = 6  # a turn
-GRAPHS_A_COMBINATION = 4  # at most: one for its shape, and again where a global flag changed in between
+# at most: one for its shape, and again where a global flag changed in between
+GRAPHS_A_COMBINATION = 4
 
 
 def bytes_an_image(model: nn.Module, size: int, value_bytes: int, fused: bool) -> int:
-    """The formula above, summed over the layers of a model on the device `meta`, where nothing is computed, for an
-    image of `size` x `size`; ReLU6 may be fused into BatchNorm."""
+    """The formula above, summed over the layers of a model on the device `meta`, where nothing is
+    computed, for an image of `size` x `size`; ReLU6 may be fused into BatchNorm.
+    """
     counted = 0
 
     def count(module: nn.Module, inputs: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
@@ -68,11 +84,12 @@ def bytes_an_image(model: nn.Module, size: int, value_bytes: int, fused: bool) -
 
     for module in model.modules():
         module.register_forward_hook(count)
-    model.eval()(torch.zeros(1, 3, size, size, device="meta"))  # in training BatchNorm refuses a single value
+    # in training BatchNorm refuses a single value
+    model.eval()(torch.zeros(1, 3, size, size, device="meta"))
     return counted * value_bytes
 
 
-class Cell(NamedTuple):
+class StepVariant(NamedTuple):
     """A combination. mode: of torch.compile; None: not compiled."""
 
     precision: str
@@ -82,17 +99,18 @@ class Cell(NamedTuple):
     depthwise: str
 
 
-def cells(args: argparse.Namespace) -> list[Cell]:
+def cells(args: argparse.Namespace) -> list[StepVariant]:
     """The combinations that the options ask for."""
     modes = [] if args.only_compiled and args.compile is not None else [None]
     modes += (args.compile or ["default"]) if args.compile is not None else []
     combined = [
-        Cell(*values) for values in product(args.precisions, args.layouts, modes, args.pointwise, args.depthwise)
+        StepVariant(*values)
+        for values in product(args.precisions, args.layouts, modes, args.pointwise, args.depthwise)
     ]
     return [cell for cell in combined if cell.layout == "nhwc" or cell[3:] == ("convolution",) * 2]
 
 
-def step(cell: Cell, size: int, batch: int, device: torch.device) -> Callable[[], float]:
+def step(cell: StepVariant, size: int, batch: int, device: torch.device) -> Callable[[], float]:
     """A turn of training steps on a cached batch, which returns seconds per step."""
     precision = choose(cell.precision, device)
     order = torch.channels_last if cell.layout == "nhwc" else torch.contiguous_format
@@ -100,7 +118,9 @@ def step(cell: Cell, size: int, batch: int, device: torch.device) -> Callable[[]
     model = build(ModelConfig("mobilenet_v2", **layers), 10, size)
     model = model.to(device, precision.model_dtype).to(memory_format=order)  # pyright: ignore[reportCallIssue]
     if cell.mode is not None:
-        model.compile(dynamic=False, options=inductor_options(model, cell.mode, cell.layout, device.type))
+        model.compile(
+            dynamic=False, options=inductor_options(model, cell.mode, cell.layout, device.type)
+        )
     graphs = device.type == "cuda" and cell.mode in CUDA_GRAPHS
     options = configuration("train_vision", "preset=fast")
     optimizer = optimizer_of(model, options.lr, options.optimizer)
@@ -133,13 +153,24 @@ def options() -> argparse.ArgumentParser:
     result = parser(__doc__, rounds=5)
     result.add_argument("--image-size", type=int, default=224)
     result.add_argument("--batch-size", type=int, default=16)
-    result.add_argument("--precisions", nargs="+", default=["fp64", "fp32", "fp16", "bf16"], choices=list(PRECISIONS))
+    result.add_argument(
+        "--precisions",
+        nargs="+",
+        default=["fp64", "fp32", "fp16", "bf16"],
+        choices=list(PRECISIONS),
+    )
     result.add_argument("--layouts", nargs="+", default=["nchw", "nhwc"], choices=["nchw", "nhwc"])
-    result.add_argument("--compile", nargs="*", choices=MODES, metavar="MODE", help="measure compiled steps too")
-    result.add_argument("--only-compiled", action="store_true", help="leave out the steps that are not compiled")
+    result.add_argument(
+        "--compile", nargs="*", choices=MODES, metavar="MODE", help="measure compiled steps too"
+    )
+    result.add_argument(
+        "--only-compiled", action="store_true", help="leave out the steps that are not compiled"
+    )
     for option, kinds in (("--pointwise", Pointwise), ("--depthwise", Depthwise)):
         alone = "the second with nhwc alone"
-        result.add_argument(option, nargs="+", default=["convolution"], choices=list(kinds), help=alone)
+        result.add_argument(
+            option, nargs="+", default=["convolution"], choices=list(kinds), help=alone
+        )
     return result
 
 
@@ -148,17 +179,22 @@ def main() -> None:
     os_calls.tune_malloc()
     torch.set_num_threads(cores())
     device = device_here()
-    # each combination compiles the same code anew; beyond the limit of 8, torch would go on uncompiled
+    # each combination compiles the same code anew; beyond the limit of 8,
+    # torch would go on uncompiled
     torch._dynamo.config.recompile_limit = GRAPHS_A_COMBINATION * len(cells(args))
     torch._dynamo.config.fail_on_recompile_limit_hit = True
     rate = rates.within_bytes_per_s(device)
-    print(f"{machine(device)}; {args.image_size} px, batch {args.batch_size}; {rate / 1e9:,.1f} GB/s")
+    print(
+        f"{machine(device)}; {args.image_size} px, batch {args.batch_size}; {rate / 1e9:,.1f} GB/s"
+    )
     turns = {cell: step(cell, args.image_size, args.batch_size, device) for cell in cells(args)}
     rows = []
     for cell, seconds in interleaved(turns, args.rounds).items():
         low, middle, high = quartiles([1000 * s for s in seconds])
         precision = choose(cell.precision, device)
-        value = torch.empty((), dtype=getattr(torch, precision.autocast or precision.model)).itemsize
+        value = torch.empty(
+            (), dtype=getattr(torch, precision.autocast or precision.model)
+        ).itemsize
         meta = models.mobilenet_v2(num_classes=10).to("meta")
         ceiling = rate / bytes_an_image(meta, args.image_size, value, fused=cell.mode is not None)
         images = args.batch_size / (middle / 1000)

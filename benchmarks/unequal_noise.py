@@ -1,16 +1,21 @@
-"""Verdicts in made worlds of unequal noise: how often equal settings are called different, and what is seen.
+"""Verdicts in made worlds of unequal noise: how often equal settings are called different,
+and what is seen.
 
     python -m benchmarks.unequal_noise [--worlds 1000] [--seed 1]
 
-Each world has settings that are all equally fast. Some of them differ by 20 % from run to run, the rest by 2 %; with
-heavy tails, a run's logarithm is a Student's t of 3 degrees. Settings are judged as rankings, comparisons and claims
-judge them (`multicard.measure.noise`). Printed for 2, 3, 5 and 10 repetitions:
+Each world has settings that are all equally fast. Some of them differ by 20 % from run to run, the
+rest by 2 %; with heavy tails, a run's logarithm is a Student's t of 3 degrees. Settings are judged
+as rankings, comparisons and claims judge them (`multicard.measure.noise`). Printed for 2, 3,
+5 and 10 repetitions:
 
 - faster: two noisy settings are told apart, at 95 %;
-- headline: the setting that looks best is called faster than the reference, at 95 % over all settings;
-- power: a quiet setting that is 1.15 times as fast as another quiet one is found at that confidence.
+- headline: the setting that looks best is called faster than the reference, at 95 % over all
+  settings;
+- power: a quiet setting that is 1.15 times as fast as
+  another quiet one is found at that confidence.
 
-Goals: faster and headline at most 8 % at five repetitions and more, 15 % at two and three; power 90 % at five.
+Goals: faster and headline at most 8 % at five repetitions and more, 15 % at two and three;
+power 90 % at five.
 """
 
 import math
@@ -25,7 +30,8 @@ from multicard.measure.noise import GPU_SD, Noise, Spread
 from multicard.measure.repeated_runs import CONFIDENCE, combined, student_quantile, terms_between
 from multicard.records import text_table
 
-QUIET_SD, NOISY_SD = 0.02, 0.2
+QUIET_SD = 0.02
+NOISY_SD = 0.2
 DEGREES = 3  # of the t of heavy tails
 GAIN = math.log(1.15)
 REPETITIONS = (2, 3, 5, 10)
@@ -37,7 +43,9 @@ HEADINGS = ("settings", "noisy", "tails", "runs", "faster", "headline", "power",
 
 @dataclass(frozen=True)
 class Shares:
-    """How often a verdict fell in worlds of one kind; faster: None where fewer than two settings are noisy."""
+    """How often a verdict fell in worlds of one kind;
+    faster: None where fewer than two settings are noisy.
+    """
 
     settings: int
     noisy: int
@@ -53,8 +61,12 @@ class Shares:
         return most_false <= MOST_FALSE[self.runs] and self.power >= LEAST_POWER.get(self.runs, 0.0)
 
 
-def logarithms(random: np.random.Generator, settings: int, noisy: int, runs: int, heavy: bool) -> np.ndarray:
-    """The logarithms (settings, runs) of the times of settings that are equally fast; noisy ones come first."""
+def logarithms(
+    random: np.random.Generator, settings: int, noisy: int, runs: int, heavy: bool
+) -> np.ndarray:
+    """The logarithms (settings, runs) of the times of settings that are equally fast;
+    noisy ones come first.
+    """
     sd = np.full((settings, 1), QUIET_SD)
     sd[:noisy] = NOISY_SD
     if heavy:
@@ -70,7 +82,9 @@ def told(difference: float, spreads: tuple[Spread, Spread], runs: int, confidenc
     return abs(difference) > half
 
 
-def shares(random: np.random.Generator, worlds: int, settings: int, noisy: int, runs: int, heavy: bool) -> Shares:
+def shares(
+    random: np.random.Generator, worlds: int, settings: int, noisy: int, runs: int, heavy: bool
+) -> Shares:
     """How often verdicts fall over so many worlds."""
     over_all = bonferroni(settings - 1)
     faster = headline = power = 0
@@ -78,10 +92,13 @@ def shares(random: np.random.Generator, worlds: int, settings: int, noisy: int, 
         logs = logarithms(random, settings, noisy, runs, heavy)
         values = [[(float(value), 0.0) for value in own] for own in logs]
         known = Noise.learnt(values, GPU_SD)
-        spreads, means = [known.of(own) for own in values], logs.mean(axis=1)
+        spreads = [known.of(own) for own in values]
+        means = logs.mean(axis=1)
         if noisy >= 2:
             faster += told(means[0] - means[1], (spreads[0], spreads[1]), runs, CONFIDENCE)
-        best, last, before = int(means.argmin()), settings - 1, settings - 2
+        best = int(means.argmin())
+        last = settings - 1
+        before = settings - 2
         if best != last:
             difference = means[best] - means[last]
             headline += told(difference, (spreads[best], spreads[last]), runs, over_all)

@@ -2,9 +2,9 @@
 
     python -m docs.pictures [MULTIRUN]
 
-They are made of the records of two sweeps in docs/example/records: `first`, the README's first command, and `example`.
-Those in MULTIRUN replace them (`make example` measures both). Playwright (requirements-dev.txt) and a Chromium draw the
-report.
+They are made of the records of two sweeps in docs/example/records: `first`, the README's first
+command, and `example`. Those in MULTIRUN replace them (`make example` measures both). Playwright
+(requirements-dev.txt) and a Chromium draw the report.
 """
 
 import argparse
@@ -40,7 +40,8 @@ from multicard.records.run_folder import replacing
 DOCS = Path(__file__).parent
 RECORDS = DOCS / "example" / "records"
 KEPT = ("result.json", "environment.json")  # of a run: neither samples nor logs
-# The README's first command, which shows commands as in a checkout, though it runs in another folder
+# The README's first command, which shows commands as in a checkout,
+# though it runs in another folder
 AS_IN_CHECKOUT = f"""
 import runpy, sys
 sys.path.insert(0, {str(DOCS.parent)!r})
@@ -51,31 +52,47 @@ runpy.run_path({str(DOCS.parent / "train_vision.py")!r}, run_name="__main__")
 """
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 # Window, in pixels, and picture pixels for each of its own
-WINDOWS = {"screen": (ViewportSize(width=1300, height=1465), 1.0), "phone": (ViewportSize(width=390, height=1440), 1.5)}
+WINDOWS = {
+    "screen": (ViewportSize(width=1300, height=1465), 1.0),
+    "phone": (ViewportSize(width=390, height=1440), 1.5),
+}
 SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 DRAWN_MS = 1500  # until the figures in sight are drawn
 COLOURS = 96  # of a picture, so that its file is small
 COLUMNS = 80  # of the terminal
-TERMINAL = {"TERM": "xterm-256color", "COLUMNS": str(COLUMNS), "NO_COLOR": "", "MULTICARD_MESSAGES": "sentences"}
+TERMINAL = {
+    "TERM": "xterm-256color",
+    "COLUMNS": str(COLUMNS),
+    "NO_COLOR": "",
+    "MULTICARD_MESSAGES": "sentences",
+}
 
 
 def main(words: Sequence[str] | None = None, out: Path = DOCS) -> int:
-    """Write everything below `out`; the exit code is 1, after a line that says why, without a browser or records."""
-    parser = argparse.ArgumentParser("python -m docs.pictures", description="The example report and its pictures")
+    """Write everything below `out`; the exit code is 1, after a line that says why,
+    without a browser or records.
+    """
+    parser = argparse.ArgumentParser(
+        "python -m docs.pictures", description="The example report and its pictures"
+    )
     parser.add_argument("multirun", metavar="MULTIRUN", nargs="?", type=Path)
     multirun = parser.parse_args(words).multirun
     found = next((path for path in map(shutil.which, BROWSERS) if path is not None), None)
     try:
         if found is None:
             raise Refusal(
-                "pictures.no-browser", f"no browser; install {' or '.join(BROWSERS)}", browsers=list(BROWSERS)
+                "pictures.no-browser",
+                f"no browser; install {' or '.join(BROWSERS)}",
+                browsers=list(BROWSERS),
             )
         if multirun is not None:
             _keep(multirun)
         page = example(out)
         print(page, terminal(out), sep="\n")
         with sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu"])
+            browser = playwright.chromium.launch(
+                executable_path=found, args=["--no-sandbox", "--disable-gpu"]
+            )
             for window in WINDOWS:
                 for scheme in SCHEMES:
                     print(_picture(browser, page, window, scheme, out / "img"))
@@ -86,9 +103,12 @@ def main(words: Sequence[str] | None = None, out: Path = DOCS) -> int:
 
 
 def _keep(multirun: Path) -> None:
-    """Replace the records by those of the sweeps in `multirun`, without this machine's name and paths."""
+    """Replace the records by those of the sweeps in `multirun`,
+    without this machine's name and paths.
+    """
     for sweep in ("first", "example"):
-        measured, kept = multirun / sweep, RECORDS / sweep
+        measured = multirun / sweep
+        kept = RECORDS / sweep
         hydra = yaml.safe_load((measured / rerun_commands.SWEEP).read_text())["hydra"]
         shutil.rmtree(kept, ignore_errors=True)
         for path in sorted(path for name in KEPT for path in measured.glob(f"*/{name}")):
@@ -100,13 +120,16 @@ def _keep(multirun: Path) -> None:
             "overrides": {"task": hydra["overrides"]["task"]},
             "job": {"config_name": hydra["job"]["config_name"]},
         }
-        (kept / rerun_commands.SWEEP).write_text(yaml.safe_dump({"hydra": command}, sort_keys=False))
+        (kept / rerun_commands.SWEEP).write_text(
+            yaml.safe_dump({"hydra": command}, sort_keys=False)
+        )
 
 
 @contextlib.contextmanager
 def _measured() -> Iterator[None]:
-    """The working directory is as a checkout in which both sweeps have been measured: commands are shown as they are
-    typed there."""
+    """The working directory is as a checkout in which both sweeps have been measured: commands are
+    shown as they are typed there.
+    """
     in_checkout = mock.patch.object(messages, "in_checkout", lambda: True)
     with TemporaryDirectory() as folder, contextlib.chdir(folder), in_checkout:
         shutil.copytree(RECORDS, "multirun")
@@ -123,26 +146,43 @@ def example(out: Path) -> Path:
 
 
 def terminal(out: Path) -> Path:
-    """Write what the sweep `first` prints on a terminal: its command is run where it was measured before."""
-    drawn = Console(record=True, width=COLUMNS, file=StringIO(), force_terminal=True, color_system="truecolor")
+    """Write what the sweep `first` prints on a terminal: its
+    command is run where it was measured before.
+    """
+    drawn = Console(
+        record=True, width=COLUMNS, file=StringIO(), force_terminal=True, color_system="truecolor"
+    )
     with _measured():
-        for run in Path("multirun", "first").glob("*/result.json"):  # records are kept without their steps
-            run.with_name(steps.STEPS).write_bytes(b"PAR1")  # how the file ends; a run without it is not taken
+        # records are kept without their steps
+        for run in Path("multirun", "first").glob("*/result.json"):
+            # how the file ends; a run without it is not taken
+            run.with_name(steps.STEPS).write_bytes(b"PAR1")
         command = rerun_commands.of_sweeps(load.read([Path("multirun", "first")]).runs)[0]
         words = [sys.executable, "-c", AS_IN_CHECKOUT, *shlex.split(command)[2:]]
-        typed = ["script", "-qec", shlex.join(words), "/dev/null"]  # which gives the command a terminal
-        done = subprocess.run(typed, env=os.environ | TERMINAL, stdout=subprocess.PIPE, text=True, check=False)
+        # which gives the command a terminal
+        typed = ["script", "-qec", shlex.join(words), "/dev/null"]
+        done = subprocess.run(
+            typed, env=os.environ | TERMINAL, stdout=subprocess.PIPE, text=True, check=False
+        )
     if done.returncode:
-        raise Refusal("pictures.command-failed", f"{command}: {done.stdout}", command=command, printed=done.stdout)
+        raise Refusal(
+            "pictures.command-failed",
+            f"{command}: {done.stdout}",
+            command=command,
+            printed=done.stdout,
+        )
     drawn.print(Text.assemble(("$ ", "bold green"), command), soft_wrap=False)
     drawn.print(Text.from_ansi(done.stdout.replace("measured before: ", "")))
     path = out / "demo.svg"
     svg = drawn.export_svg(title="multicard", unique_id="demo")
-    path.write_text(re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL))  # pictures fetch nothing
+    # pictures fetch nothing
+    path.write_text(re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL))
     return path
 
 
-def _picture(browser: Browser, page: Path, window: str, scheme: Literal["light", "dark"], out: Path) -> Path:
+def _picture(
+    browser: Browser, page: Path, window: str, scheme: Literal["light", "dark"], out: Path
+) -> Path:
     """Write the top of the page as one picture."""
     size, scale = WINDOWS[window]
     opened = browser.new_page(viewport=size, device_scale_factor=scale, color_scheme=scheme)

@@ -31,7 +31,9 @@ def cells() -> Iterator[tuple[str, ...]]:
             groups.setdefault((row.hardware, work, row.commit), []).append(row)
     for (hardware, work, commit), own in groups.items():
         gpus = " and ".join(sorted({str(row.settings["gpus"]) for row in own}))
-        place = f"{gpus} x {hardware}" if hardware.startswith("NVIDIA") else f"{hardware}, {gpus} ranks"
+        place = (
+            f"{gpus} x {hardware}" if hardware.startswith("NVIDIA") else f"{hardware}, {gpus} ranks"
+        )
         runs = sorted({max(figure.n for figure in row.figures.values()) for row in own})
         each = " to ".join(map(str, {runs[0]: None, runs[-1]: None}))
         yield place, work, str(len(own)), each, commit[:COMMIT] if commit else UNKNOWN

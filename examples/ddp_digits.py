@@ -1,4 +1,5 @@
-"""A plain PyTorch script with DistributedDataParallel, as torchrun starts it. It knows nothing of multicard.
+"""A plain PyTorch script with DistributedDataParallel, as torchrun starts it.
+It knows nothing of multicard.
 
 torchrun --nproc-per-node 2 examples/ddp_digits.py --precision bf16
 python measure_script.py -m script=examples/ddp_digits.py args.precision=fp32,bf16 gpus=1,2
@@ -36,7 +37,14 @@ def main() -> None:
     sampler = DistributedSampler(train)
     batches = DataLoader(train, args.batch_size, sampler=sampler, pin_memory=cuda)
 
-    layers = [nn.Conv2d(1, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64 * 16, 10)]
+    layers = [
+        nn.Conv2d(1, 32, 3),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 3),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(64 * 16, 10),
+    ]
     model = DistributedDataParallel(nn.Sequential(*layers).to(device))
     optimizer = torch.optim.AdamW(model.parameters(), args.lr)
     for epoch in range(args.epochs):
@@ -51,7 +59,10 @@ def main() -> None:
             optimizer.step()
         model.eval()
         with torch.no_grad():
-            right = sum(int((model(x.to(device)).argmax(1).cpu() == y).sum()) for x, y in DataLoader(test, 256))
+            right = sum(
+                int((model(x.to(device)).argmax(1).cpu() == y).sum())
+                for x, y in DataLoader(test, 256)
+            )
         if dist.get_rank() == 0:
             print(f"epoch {epoch}: loss {loss.item():.3f}, accuracy {right / len(test):.1%}")
     dist.destroy_process_group()

@@ -2,7 +2,8 @@
 
 pip install transformers accelerate
 torchrun --nproc-per-node 2 examples/hf_trainer.py --max_steps 20
-python measure_script.py -m script=examples/hf_trainer.py args.max_steps=20 args.bf16=false,true gpus=1,2
+python measure_script.py -m gpus=1,2 \\
+    script=examples/hf_trainer.py args.max_steps=20 args.bf16=false,true
 """
 
 from pathlib import Path
@@ -30,7 +31,12 @@ class Bytes(torch.utils.data.Dataset):
 
 def main() -> None:
     with TemporaryDirectory() as folder:
-        defaults = {"output_dir": folder, "report_to": "none", "save_strategy": "no", "per_device_train_batch_size": 8}
+        defaults = {
+            "output_dir": folder,
+            "report_to": "none",
+            "save_strategy": "no",
+            "per_device_train_batch_size": 8,
+        }
         defaults |= {"use_cpu": not torch.cuda.is_available()}
         parser = HfArgumentParser(TrainingArguments)
         parser.set_defaults(**defaults)

@@ -2,7 +2,8 @@
 
 pip install lightning
 torchrun --nproc-per-node 2 examples/lightning_digits.py --width 64
-python measure_script.py -m script=examples/lightning_digits.py args.precision=32-true,bf16-mixed gpus=1,2
+python measure_script.py -m gpus=1,2 \\
+    script=examples/lightning_digits.py args.precision=32-true,bf16-mixed
 """
 
 import argparse

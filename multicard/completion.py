@@ -1,9 +1,11 @@
-"""`multicard completion SHELL`: a script that completes commands, their options, and Hydra's groups and keys.
+"""`multicard completion SHELL`: a script that completes commands, their options,
+and Hydra's groups and keys.
 
     source <(multicard completion bash)    in ~/.bashrc; zsh in ~/.zshrc, after compinit
     multicard completion fish | source     in ~/.config/fish/config.fish
 
-Overrides of `vision` and `tune` are completed by Hydra; where no word fits, the shell completes files.
+Overrides of `vision` and `tune` are completed by Hydra; where no word fits,
+the shell completes files.
 """
 
 import contextlib
@@ -19,23 +21,29 @@ from multicard.messages import Message, say, usage
 
 # Each hands over the line up to the cursor. Bash takes what stands before = for another word.
 SCRIPTS = {
-    "bash": """_multicard() {
+    "bash": (
+        """_multicard() {
   local line="${COMP_LINE:0:COMP_POINT}" word
   word="${line##* }"
   mapfile -t COMPREPLY < <(multicard completion words "$line" 2>/dev/null)
   [[ ${COMPREPLY[0]} == *[=./] ]] && compopt -o nospace
   [[ $word == *=* && $COMP_WORDBREAKS == *=* ]] && COMPREPLY=("${COMPREPLY[@]#"${word%=*}="}")
 }
-complete -o default -F _multicard multicard""",
-    "zsh": """_multicard() {
+complete -o default -F _multicard multicard"""
+    ),
+    "zsh": (
+        """_multicard() {
   local -a found=(${(f)"$(multicard completion words "${(j: :)words[1,CURRENT]}" 2>/dev/null)"})
   (( $#found )) || { _files; return; }
   compadd -S '' -- ${(M)found:#*[=./]}
   compadd -- ${found:#*[=./]}
 }
-compdef _multicard multicard""",
-    "fish": """complete -c multicard -f -a '(multicard completion words (commandline -cp) 2>/dev/null)'
-complete -c multicard -n 'test (count (commandline -opc)) -gt 1; and not __fish_seen_subcommand_from vision tune' -F""",
+compdef _multicard multicard"""
+    ),
+    "fish": (
+        """complete -c multicard -f -a '(multicard completion words (commandline -cp) 2>/dev/null)'
+complete -c multicard -n 'test (count (commandline -opc)) -gt 1; and not __fish_seen_subcommand_from vision tune' -F"""
+    ),
 }
 
 
@@ -69,13 +77,19 @@ def candidates(line: str) -> list[str]:
     if name not in COMMANDS:
         return []
     if name in ENTRIES:
-        os.environ["COMP_LINE"] = " ".join(["multicard", *(word for word in words if word[:1] != "-")])
-        found, (group, _, _) = _printed([name, "-sc", "query=bash"]).split(), words[-1].partition("=")
+        os.environ["COMP_LINE"] = " ".join(
+            ["multicard", *(word for word in words if word[:1] != "-")]
+        )
+        found = _printed([name, "-sc", "query=bash"]).split()
+        (group, _, _) = words[-1].partition("=")
         workload = workloads.of_entry(f"{ENTRIES[name]}.py")
-        own = workloads.every_option(workload, group) if group in workload.options else None  # Hydra has both entries'
+        # Hydra has both entries'
+        own = workloads.every_option(workload, group) if group in workload.options else None
         return [word for word in found if own is None or word.partition("=")[2] in own]
     options = dict.fromkeys(re.findall(r"(?<![\w-])--[a-z-]+", _printed([name, "--help"])))
-    return [option for option in options if words[-1].startswith("-") and option.startswith(words[-1])]
+    return [
+        option for option in options if words[-1].startswith("-") and option.startswith(words[-1])
+    ]
 
 
 def _printed(words: list[str]) -> str:

@@ -32,9 +32,13 @@ def commands() -> Iterator[list[str]]:
 
 
 def main() -> int:
-    """Run the commands, each as this one was started; the exit code of the first that fails, or 0."""
+    """Run the commands, each as this one was started; the
+    exit code of the first that fails, or 0.
+    """
     raw = argparse.RawDescriptionHelpFormatter
-    Parser(f"{typed('-m multicard')} demo", description=usage(__doc__, __file__), formatter_class=raw).parse_args()
+    Parser(
+        f"{typed('-m multicard')} demo", description=usage(__doc__, __file__), formatter_class=raw
+    ).parse_args()
     # As this command was started: its own words are "demo", which `__main__` took away, and options
     own_words = len(sys.argv)
     start = [sys.executable, *sys.orig_argv[1 : len(sys.orig_argv) - own_words]]

@@ -1,8 +1,11 @@
-"""What a program says to a person: messages and refusals, each with a code; and how a command prints them at once.
+"""What a program says to a person: messages and refusals, each with a code;
+and how a command prints them at once.
 
-A message is a sentence that stands beside the code that says it. Whoever reads it as a program (tests, scripts) reads
-its code, its key and its facts: with MULTICARD_MESSAGES=codes each message is printed as `[[code key="..." fact=...]]`
-in place of its sentence, so that a sentence can be improved without anything else changing.
+A message is a sentence that stands beside the code that says it. Whoever reads it as a program
+(tests, scripts) reads
+its code, its key and its facts: with MULTICARD_MESSAGES=codes each message is printed as `[[code
+key="..." fact=...]]` in place of its sentence, so that a sentence
+can be improved without anything else changing.
 """
 
 import argparse
@@ -27,11 +30,13 @@ BY_CODE = os.environ.get("MULTICARD_MESSAGES") == "codes"
 REMEDY = re.compile(r"`([^`]+)`")
 FLAG = re.compile(r"(?<!\S)--?[a-zA-Z][\w-]*")
 LINE_BREAK = re.compile(r"[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
-CODED = re.compile(r"\[\[[a-z0-9-]+\.[a-z0-9.-]+(?: (?:(?!\]\]).)*)?\]\]", re.DOTALL)  # one message by its code
-# Colours and links of terminals, which libraries write into their errors: sequences of ECMA-48 (CSI and OSC)
+# one message by its code
+CODED = re.compile(r"\[\[[a-z0-9-]+\.[a-z0-9.-]+(?: (?:(?!\]\]).)*)?\]\]", re.DOTALL)
+# Colours and links of terminals, which libraries write into
+# their errors: sequences of ECMA-48 (CSI and OSC)
 ESCAPES = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
-# Letters that a terminal obeys in place of showing them: control characters but tab and line break, and those that
-# turn the direction of what follows
+# Letters that a terminal obeys in place of showing them: control characters but tab and line break,
+# and those that turn the direction of what follows
 OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 SURROGATES = re.compile("[\ud800-\udfff]")  # no text of UTF-8 has them
 BYTES_FROM = 0xDC00  # Python has byte 0xE9 of a name that is not UTF-8 as U+DCE9
@@ -51,17 +56,20 @@ INSTALLED = {
 class Message(str):
     """A sentence with its code, the key that it is about and its facts.
 
-    It is a string: it can be printed, joined and written as any other. What can be pasted as a remedy, an override or
-    a command, stands in backticks in the sentence, and so is data too (`remedies`).
+    It is a string: it can be printed, joined and written as any other. What can be pasted as a
+    remedy, an override or a command, stands in backticks in the sentence,
+    and so is data too (`remedies`).
 
     Args:
-        code: what is said, in lower case: "split.range". Each code stands at one place in the source.
+        code: what is said, in lower case: "split.range". Each code stands at one place in the
+            source.
         sentence: what a person reads.
         key: the key of the configuration, or the flag, that has to change.
         facts: the values in the sentence, by name.
 
     Example:
-        Message("split.range", f"dataset.split={split}: give a share in (0, 1), as `dataset.split=0.2`",
+        Message("split.range", f"dataset.split={split}: give a share in (0, 1), as
+        `dataset.split=0.2`",
                 key="dataset.split", value=split)
     """
 
@@ -70,10 +78,15 @@ class Message(str):
     key: str | None
     facts: Mapping[str, Any]
 
-    def __new__(cls, code: str, sentence: str, *, key: str | None = None, **facts: Any) -> "Message":
+    def __new__(
+        cls, code: str, sentence: str, *, key: str | None = None, **facts: Any
+    ) -> "Message":
         sentence = printable(sentence)
         made = super().__new__(cls, _in_codes(code, key, facts) if BY_CODE else sentence)
-        made.code, made.sentence, made.key, made.facts = code, sentence, key, facts
+        made.code = code
+        made.sentence = sentence
+        made.key = key
+        made.facts = facts
         return made
 
     @property
@@ -116,7 +129,9 @@ def _value(value: Any) -> str:
 
 
 def _rounded(value: Any) -> Any:
-    """A fact with six digits of each number, as machines differ in the last, and sets in their order."""
+    """A fact with six digits of each number, as machines differ in the last,
+    and sets in their order.
+    """
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if isinstance(value, Mapping):
@@ -129,7 +144,9 @@ def _rounded(value: Any) -> Any:
 
 
 class Refusal(ValueError):  # noqa: N818 (the word that users read)
-    """What a user can mend, refused in one line. Its text is a `Message`; the arguments are those of a message."""
+    """What a user can mend, refused in one line. Its text is a `Message`;
+    the arguments are those of a message.
+    """
 
     def __init__(self, code: str, sentence: str, *, key: str | None = None, **facts: Any) -> None:
         self.message = Message(code, in_one_line(sentence), key=key, **facts)
@@ -156,18 +173,25 @@ class Refusal(ValueError):  # noqa: N818 (the word that users read)
         return self.message
 
     def note(self) -> None:
-        """End the text of this refusal's traceback with its message in parts, for where no more than that text passes:
-        from a worker of torch's DataLoader."""
+        """End the text of this refusal's traceback with its message in parts, for where no more
+        than that text passes: from a worker of torch's DataLoader.
+        """
         self.add_note(f"{NOTE}{json.dumps(self.message.parts)}")
 
     @classmethod
     def noted(cls, traceback: str) -> "Refusal | None":
         """The refusal that the text of a traceback ends with, where it was noted (`note`)."""
         last = traceback.rstrip().rpartition("\n")[2]
-        return cls.of(Message.of(json.loads(last.removeprefix(NOTE)))) if last.startswith(NOTE) else None
+        return (
+            cls.of(Message.of(json.loads(last.removeprefix(NOTE))))
+            if last.startswith(NOTE)
+            else None
+        )
 
     def reworded(self, sentence: str, key: str | None) -> "Refusal":
-        """The same refusal in other words: of a command's option, as of the argument of Python that does the same."""
+        """The same refusal in other words: of a command's option,
+        as of the argument of Python that does the same.
+        """
         return _refusal(self.code, sentence, key, dict(self.facts))
 
     def __reduce__(self) -> Any:
@@ -184,19 +208,20 @@ def in_one_line(sentence: str) -> str:
 
 
 def printable(text: str) -> str:
-    r"""A text without colours of a terminal, and with other control characters in it as escapes: `\x00`.
+    r"""A text without a terminal's colours, its other control characters as escapes: `\x00`.
 
-    Names of files, columns and classes, and the errors of libraries hold any letter, and a terminal would obey it.
+    Names of files, columns and classes, and the errors of libraries hold any letter, and a
+    terminal would obey it.
     """
     text = as_text(ESCAPES.sub("", text))
     return OBEYED.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def as_text(name: str) -> str:
-    r"""A name of any bytes, as of a file, as text that UTF-8 has: byte E9 of Latin-1 becomes `\xe9`.
+    r"""A name of any bytes, as of a file, as text of UTF-8: byte E9 of Latin-1 becomes `\xe9`.
 
-    Half of a character, which JSON can hold, becomes `\ud83d`. Whoever prints or writes the surrogates of Python's
-    own form fails, or writes what no strict reader of JSON takes.
+    Half of a character, which JSON can hold, becomes `\ud83d`. Whoever prints or writes the
+    surrogates of Python's own form fails, or writes what no strict reader of JSON takes.
     """
     return SURROGATES.sub(_escaped, name) if not name.isascii() else name
 
@@ -218,9 +243,12 @@ def in_checkout() -> bool:
 
 
 def typed(entry: str) -> str:
-    """The beginning of a command that works in this folder, as this one began: "multicard vision" if it is installed,
-    "python train_vision.py" in the checkout. Elsewhere `python -m analysis` may be a package of the user's."""
-    started, installed = Path(sys.argv[0]), INSTALLED[entry]
+    """The beginning of a command that works in this folder, as this one began: "multicard vision"
+    if it is installed, "python train_vision.py" in the checkout.
+    Elsewhere `python -m analysis` may be a package of the user's.
+    """
+    started = Path(sys.argv[0])
+    installed = INSTALLED[entry]
     if started.name == "multicard":
         return installed.replace("multicard", console_script(sys.argv[0]), 1)
     if started.parts[-2:] == ("multicard", "__main__.py"):
@@ -252,12 +280,15 @@ def install(extra: str) -> str:
 
 
 def page(name: str) -> str:
-    """Where a page of the documentation is ("own.md"): in the checkout's docs/, or in the wheel's."""
+    """Where a page of the documentation is ("own.md"): in the checkout's docs/,
+    or in the wheel's.
+    """
     return str(ROOT / "docs" / name) if IS_INSTALLED else f"docs/{name}"
 
 
 def usage(docstring: str | None, file: str) -> str:
-    """The text that `--help` prints: a module's docstring, with commands that work where it is read.
+    """The text that `--help` prints: a module's docstring,
+    with commands that work where it is read.
 
     The docstring is read from the module's `file` if Python's -OO left it out.
     """
@@ -268,8 +299,10 @@ def usage(docstring: str | None, file: str) -> str:
 
 
 def say(line: "str | Text", error: bool = False) -> None:
-    """Print a line. Where it cannot be written now (a full disk), it is tried again with the next; where nobody reads
-    any more (`| head`), further ones are dropped: what is being measured goes on."""
+    """Print a line. Where it cannot be written now (a full disk), it is tried again with the next;
+    where nobody reads any more (`| head`), further ones are
+    dropped: what is being measured goes on.
+    """
     stream = sys.stderr if error else sys.stdout
     try:
         print(line if isinstance(line, str) else _styled(line, stream), file=stream, flush=True)
@@ -294,8 +327,9 @@ def link(path: Path) -> "Text":
 
 
 def _styled(line: "Text", stream: TextIO) -> str:
-    """The line with what this terminal shows of its colours and links: nothing in a file or a dumb terminal, no colours
-    where NO_COLOR is set."""
+    """The line with what this terminal shows of its colours and links: nothing in a file or a dumb
+    terminal, no colours where NO_COLOR is set.
+    """
     from rich.console import Console
 
     console = Console(file=stream)
@@ -311,7 +345,8 @@ class Parser(argparse.ArgumentParser):
         """Say what is wrong with the arguments, and end the program.
 
         Args:
-            message: argparse's own words, or "argument FLAG: " and what a `type` function says of the value.
+            message: argparse's own words, or "argument FLAG: "
+                and what a `type` function says of the value.
         """
         word = re.split("[ =]", message.removeprefix("unrecognized arguments: "))[0]
         near = difflib.get_close_matches(word, self._option_string_actions, n=1, cutoff=0.65)
@@ -336,7 +371,9 @@ def flag_of(message: str) -> str | None:
 
 
 def _said_by_type() -> Message | None:
-    """The message of the `type` function whose refusal argparse is passing on; it would pass on the text alone."""
+    """The message of the `type` function whose refusal argparse is passing on;
+    it would pass on the text alone.
+    """
     error = sys.exc_info()[1]
     cause = error.__context__ if isinstance(error, argparse.ArgumentError) else None
     said = cause.args[0] if isinstance(cause, argparse.ArgumentTypeError) else None

@@ -24,7 +24,8 @@ from typing import Any
 PACKAGES = Path(__file__).parents[1]  # what Python's path has to name for multicard to be found
 IN_WHEEL = Path(__file__).with_name("checkout")
 IS_INSTALLED = IN_WHEEL.is_dir()  # from a wheel; an editable install is a checkout
-ROOT = (IN_WHEEL if IS_INSTALLED else PACKAGES).resolve()  # the folder of `conf/`, `analysis/` and the entries
+# the folder of `conf/`, `analysis/` and the entries
+ROOT = (IN_WHEEL if IS_INSTALLED else PACKAGES).resolve()
 COMMIT = "commit.json"  # what `commit` says, beside this file in wheels and source archives
 __path__ = [str(ROOT)]
 
@@ -44,8 +45,8 @@ def module(name: str) -> ModuleType:
 def commit(folder: Path = PACKAGES) -> dict[str, Any] | None:
     """The commit of multicard's code, or None where it is not known.
 
-    It is that of the checkout that tracks files of `folder`, or the one that a wheel was built from.
-    `changes` are 8 hex digits of what was changed beside the commit, and None if nothing was.
+    It is that of the checkout that tracks files of `folder`, or the one that a wheel was built
+    from. `changes` are 8 hex digits of what was changed beside the commit, and None if nothing was.
     """
     if not IS_INSTALLED:
         found = _of_git(folder)
@@ -70,13 +71,19 @@ def _of_git(folder: Path) -> dict[str, Any] | None:
 
     def ask(*words: str) -> bytes:
         command = ["git", "-C", str(folder), *words]
-        return subprocess.run(command, capture_output=True, check=True, timeout=10, env=variables).stdout.strip()
+        return subprocess.run(
+            command, capture_output=True, check=True, timeout=10, env=variables
+        ).stdout.strip()
 
     try:
         if not ask("ls-files", "."):
             return None  # below somebody's own repository
         changes = ask("diff", "HEAD", "--no-ext-diff", "--binary")
         digest = sha256(changes).hexdigest()[:8] if changes else None
-        return {"commit": ask("rev-parse", "HEAD").decode(), "dirty": bool(changes), "changes": digest}
+        return {
+            "commit": ask("rev-parse", "HEAD").decode(),
+            "dirty": bool(changes),
+            "changes": digest,
+        }
     except (OSError, subprocess.SubprocessError):
         return None

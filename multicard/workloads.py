@@ -1,4 +1,6 @@
-"""The workloads of all entries: their schemas in Hydra's store, their option groups and their experiments."""
+"""The workloads of all entries: their schemas in Hydra's store,
+their option groups and their experiments.
+"""
 
 import re
 from collections.abc import Sequence
@@ -27,7 +29,9 @@ def register() -> None:
     store = ConfigStore.instance()
     store.store(group="hydra", name="config", node=HydraWithExperiment)
     OmegaConf.register_new_resolver("of_weights", trial.of_weights, replace=True)
-    OmegaConf.register_new_resolver("own_groups", lambda entry: f"file://{CONF / entry}", replace=True)
+    OmegaConf.register_new_resolver(
+        "own_groups", lambda entry: f"file://{CONF / entry}", replace=True
+    )
     for workload in WORKLOADS:
         schema = OmegaConf.structured(workload.schema)
         for key in workload.free:
@@ -45,7 +49,9 @@ def register() -> None:
 
 
 def composed(entry: str, words: Sequence[str]) -> DictConfig:
-    """The configuration of an entry's file by some words, with Hydra's own part; raises what Hydra raises."""
+    """The configuration of an entry's file by some words, with Hydra's own part;
+    raises what Hydra raises.
+    """
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return compose(entry.removesuffix(".py"), [*words], return_hydra_config=True)
 
@@ -67,28 +73,45 @@ def optional_groups(workload: Workload) -> list[str]:
 
 def _defaults(workload: Workload) -> dict[str, str | None]:
     """The entry's option of each group."""
-    entries = (entry for entry in OmegaConf.load(_file(workload)).defaults if not isinstance(entry, str))
+    entries = (
+        entry for entry in OmegaConf.load(_file(workload)).defaults if not isinstance(entry, str)
+    )
     pairs = [pair for entry in entries for pair in entry.items()]
     return {str(group): option for group, option in pairs if "/" not in str(group)}
 
 
 def defaults(kind: str) -> dict[str, Any]:
-    """The option of each group, and the value of each key outside of groups, in a command of an entry that names none.
+    """The option of each group, and the value of each key outside of groups,
+    in a command of an entry that names none.
 
     Args:
         kind: of the runs, as the record's.
     """
     workload = next(workload for workload in WORKLOADS if workload.name == kind)
     own: Any = OmegaConf.to_container(OmegaConf.load(_file(workload)), resolve=False)
-    keys = {field.name: field.default for field in fields(workload.schema) if field.default is not MISSING}
-    return keys | {key: value for key, value in own.items() if not isinstance(value, dict | list)} | _defaults(workload)
+    keys = {
+        field.name: field.default
+        for field in fields(workload.schema)
+        if field.default is not MISSING
+    }
+    return (
+        keys
+        | {key: value for key, value in own.items() if not isinstance(value, dict | list)}
+        | _defaults(workload)
+    )
 
 
 def known_keys(workload: Workload) -> dict[str, set[Any]]:
-    """Every group and key that a command line may set, with the keys of all options, and their types."""
+    """Every group and key that a command line may set, with the keys of all options,
+    and their types.
+    """
     types: dict[str, set[Any]] = {name: set() for name in groups(workload)}
     schemas: list[tuple[str, type]] = [("", workload.schema)]
-    schemas += [(f"{group}.", schema) for group, options in workload.options.items() for schema in options.values()]
+    schemas += [
+        (f"{group}.", schema)
+        for group, options in workload.options.items()
+        for schema in options.values()
+    ]
     while schemas:
         prefix, schema = schemas.pop()
         for field in fields(schema):
@@ -110,7 +133,9 @@ def options(workload: Workload, group: str) -> list[str]:
 
 
 def files(workload: Workload, group: str) -> list[str]:
-    """The options of a group that are files: the entry's own, as of `preset`, or those that entries share."""
+    """The options of a group that are files: the entry's own, as of `preset`,
+    or those that entries share.
+    """
     own = _file(workload).with_suffix("") / group
     return sorted(path.stem for path in (own if own.is_dir() else CONF / group).glob("*.yaml"))
 
@@ -124,7 +149,9 @@ def every_option(workload: Workload, group: str) -> list[str]:
 def experiments(workload: Workload) -> list[str]:
     """The experiments whose file under `conf/experiment/` names this entry."""
     line = re.compile(rf"^ *entry: {re.escape(workload.entry)}$", re.MULTILINE)
-    return sorted(path.stem for path in (CONF / "experiment").glob("*.yaml") if line.search(path.read_text()))
+    return sorted(
+        path.stem for path in (CONF / "experiment").glob("*.yaml") if line.search(path.read_text())
+    )
 
 
 def with_experiment(words: list[str], name: str) -> list[str]:

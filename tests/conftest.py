@@ -13,7 +13,8 @@ from multicard.repository import IS_INSTALLED
 
 ROOT = Path(__file__).parent.parent
 CACHE = (Path.cwd() if IS_INSTALLED else ROOT) / ".pytest_cache"  # a wheel is not written to
-if sys.dont_write_bytecode:  # else each process that starts would compile torch's sources anew, for seconds
+# else each process that starts would compile torch's sources anew, for seconds
+if sys.dont_write_bytecode:
     sys.dont_write_bytecode, sys.pycache_prefix = False, str(CACHE / "bytecode")
     os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -50,7 +51,8 @@ from multicard.run.workload import Workload
 from multicard.vision.workload import WORKLOAD
 from tests.helpers import compositions, in_force, wandb_stand_in
 
-Called = Callable[..., tuple[int, str]]  # the words of a command to its exit code and what it prints
+# the words of a command to its exit code and what it prints
+Called = Callable[..., tuple[int, str]]
 Measured = Callable[..., dict[str, Any]]  # the words of a run to its record
 
 SHARED = ROOT.parent / "shared" / "data"  # real data: tests that need it skip where it is absent
@@ -66,7 +68,8 @@ SMALL = (
     "tracker.mode=disabled",
 )
 
-PATIENCE_S = 300.0  # for what happens in seconds: a deadline only tells a defect from a machine that is busy
+# for what happens in seconds: a deadline only tells a defect from a machine that is busy
+PATIENCE_S = 300.0
 
 workloads.register()
 compositions.keep()
@@ -76,7 +79,8 @@ messages.in_checkout = lambda: True  # hints are those of the checkout, in whate
 
 os.environ["MULTICARD_STRICT"] = "1"  # a record that does not match its schema fails the test
 
-# Each worker of pytest-xdist keeps to a core of its own: threads that wait for one another across tests would spin
+# Each worker of pytest-xdist keeps to a core of its own: threads
+# that wait for one another across tests would spin
 _worker = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
 os.environ["MULTICARD_LEASES"] = str(CACHE / f"leases{_worker}")  # no test waits for other commands
 if _worker:
@@ -86,7 +90,8 @@ if _worker:
 
 def composed(*overrides: str, entry: str = "train_vision") -> DictConfig:
     """The configuration as `train_vision.py`, or another entry, gets it from these words."""
-    running, GlobalHydra.instance().hydra = GlobalHydra.instance().hydra, None  # the command that a stand-in is part of
+    # the command that a stand-in is part of
+    running, GlobalHydra.instance().hydra = GlobalHydra.instance().hydra, None
     try:
         with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
             config = compose(entry, list(overrides))
@@ -123,8 +128,9 @@ def has_dali() -> bool:
 
 
 def free_port(first: int) -> int:
-    """A free port from `first` on, of which each worker has a thousand: below those that Linux hands out by itself, to
-    any process at any time."""
+    """A free port from `first` on, of which each worker has a thousand: below those that Linux
+    hands out by itself, to any process at any time.
+    """
     first += 1000 * int(_worker or 0)
     for port in range(first, first + 1000):
         with socket.socket() as free, suppress(OSError):
@@ -135,11 +141,18 @@ def free_port(first: int) -> int:
 
 def warm_up() -> None:
     """Have this process's ranks forked with everything imported: the first call decides."""
-    if devices.visible_gpus():  # as users do: what starts CUDA in the fork server is left to the ranks
+    # as users do: what starts CUDA in the fork server is left to the ranks
+    if devices.visible_gpus():
         elastic.warm_up("cuda", [*llm.WORKLOAD.cuda_preload, *WORKLOAD.cuda_preload])
         return
     elastic.warm_up(
-        "cpu", [*llm.WORKLOAD.preload, *WORKLOAD.preload, "tests.helpers.rank_work", "tests.helpers.fork_server"]
+        "cpu",
+        [
+            *llm.WORKLOAD.preload,
+            *WORKLOAD.preload,
+            "tests.helpers.rank_work",
+            "tests.helpers.fork_server",
+        ],
     )
 
 
@@ -159,11 +172,15 @@ def _nothing_in_force() -> None:
 
 @pytest.fixture(scope="session")
 def processes() -> None:
-    """Marks the tests that use it, themselves or through another fixture, as starting ranks, commands or a browser."""
+    """Marks the tests that use it, themselves or through another fixture, as starting ranks,
+    commands or a browser.
+    """
 
 
 class Measuring:
-    """Measures one small run of `train_vision.py` per call, in a folder of its own; the record holds `folder`."""
+    """Measures one small run of `train_vision.py` per call, in a folder of its own;
+    the record holds `folder`.
+    """
 
     entry, small = "train_vision", SMALL
 
@@ -178,7 +195,12 @@ class Measuring:
     def __call__(self, *overrides: str) -> dict[str, Any]:
         cfg = composed(*self.small, *overrides, entry=self.entry)
         return as_dict(
-            run.measure(self.workload, cfg, self.folder / "sweep" / str(next(self.numbers)), keep_refused=True)
+            run.measure(
+                self.workload,
+                cfg,
+                self.folder / "sweep" / str(next(self.numbers)),
+                keep_refused=True,
+            )
         )
 
 
@@ -195,7 +217,9 @@ class Tuning(Measuring):
 
 @pytest.fixture(scope="session")
 def once(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Measured:
-    """The same for tests that only read: what was measured with the same words before is not measured again."""
+    """The same for tests that only read: what was measured with
+    the same words before is not measured again.
+    """
     return cache(Measuring(tmp_path_factory.mktemp("once")))
 
 
@@ -209,7 +233,7 @@ def tuned(processes: None, tmp_path: Path) -> Tuning:
     return Tuning(tmp_path)
 
 
-def as_dict(measured: run_folder.Run) -> dict[str, Any]:
+def as_dict(measured: run_folder.RecordedRun) -> dict[str, Any]:
     """What result.json has of a run, with its `folder`, and `tracker_error` where W&B failed."""
     problem = {} if measured.tracker_error is None else {"tracker_error": measured.tracker_error}
     return run_folder.content_of(measured.record) | {"folder": str(measured.folder), **problem}
@@ -236,7 +260,9 @@ def awaited(condition: Callable[[], Any]) -> Any:
 
 
 def assert_gone(processes: list[psutil.Process]) -> None:
-    """Wait until they have ended. Some stay as zombies where process 1 does not wait for orphans."""
+    """Wait until they have ended. Some stay as zombies
+    where process 1 does not wait for orphans.
+    """
 
     def remains(process: psutil.Process) -> bool:
         with suppress(psutil.NoSuchProcess):
@@ -247,7 +273,9 @@ def assert_gone(processes: list[psutil.Process]) -> None:
 
 
 def calls_of(work: Callable[[], object]) -> int:
-    """The calls of functions that Python makes for `work`: a measure of it on a machine that is busy."""
+    """The calls of functions that Python makes for `work`: a
+    measure of it on a machine that is busy.
+    """
     calls, before = [0], sys.getprofile()
 
     def note(_: FrameType, event: str, __: object) -> None:
@@ -266,13 +294,16 @@ def command(
 ) -> subprocess.CompletedProcess[str]:
     """`python train_vision.py WORDS`, to its end."""
     line = [sys.executable, str(ROOT / entry), *words]
-    return subprocess.run(line, capture_output=True, text=True, timeout=timeout, check=False, cwd=ROOT, **options)
+    return subprocess.run(
+        line, capture_output=True, text=True, timeout=timeout, check=False, cwd=ROOT, **options
+    )
 
 
 @pytest.fixture
 def called(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Called]:
-    """The same within this process, whose fork server has imported everything: exit code, and what was printed. The
-    entry may be a module."""
+    """The same within this process, whose fork server has imported everything: exit code, and what
+    was printed. The entry may be a module.
+    """
 
     def call(*words: str, entry: str = "train_vision.py") -> tuple[int, str]:
         warm_up()
@@ -298,20 +329,24 @@ def called(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -
 
 
 @pytest.fixture
-def on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[shares.Pool], shares.Machine]:
+def on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[[shares.Pool], shares.MachineShares]:
     """Commands on a machine with these GPUs and cores, whose leases are those of the test."""
     monkeypatch.setenv(shares.VARIABLE, str(tmp_path / "leases"))
 
-    def command_on(pool: shares.Pool) -> shares.Machine:
+    def command_on(pool: shares.Pool) -> shares.MachineShares:
         monkeypatch.setattr(shares, "machine", lambda: shares.Pool([*pool.gpus], [*pool.cpus]))
-        return shares.Machine()
+        return shares.MachineShares()
 
     return command_on
 
 
 @pytest.fixture
 def nsys_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What Nsight Systems would be told, in its order: "start", the names of ranges, "pop", "stop"."""
+    """What Nsight Systems would be told, in its order:
+    "start", the names of ranges, "pop", "stop".
+    """
     import torch
 
     calls: list[str] = []
@@ -323,7 +358,9 @@ def nsys_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.fixture
-def wandb_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[wandb_stand_in.Server]:
+def wandb_server(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[wandb_stand_in.Server]:
     """A server that stands in for W&B's, to which W&B of this process is logged in."""
     import wandb
 
@@ -347,13 +384,15 @@ def browser(processes: None) -> Iterator[Any]:
     yield from report_view.launched()
 
 
-STARTERS = {"process", "gpu", "slurm", "faults"}  # marks of the tests that may start Python processes
+# marks of the tests that may start Python processes
+STARTERS = {"process", "gpu", "slurm", "faults"}
 starter: list[str] = []  # the test that is running, where it may not
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests by their fixtures, and take the slow ones first: one that starts last keeps a worker busy while
-    the others have nothing left."""
+    """Mark the tests by their fixtures, and take the slow ones first: one that starts last keeps a
+    worker busy while the others have nothing left.
+    """
     for item in items:
         if "processes" in getattr(item, "fixturenames", ()):
             item.add_marker("process")
@@ -370,7 +409,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def _refuse_in_pure_tests(event: str, arguments: tuple[Any, ...]) -> None:
     if event != "subprocess.Popen" or not starter:
         return
-    bundles = any("vl_convert" in str(word) for word in arguments[1])  # Vega's script for a page: once a worker
+    # Vega's script for a page: once a worker
+    bundles = any("vl_convert" in str(word) for word in arguments[1])
     if sys.executable in (arguments[0], *arguments[1]) and not bundles:
         raise AssertionError(f"{starter[0]} starts a process: it is to use the fixture `processes`")
 

@@ -1,4 +1,6 @@
-"""The code's answers against those that were frozen before it was rearranged (tests/goldens/freeze.py)."""
+"""The code's answers against those that were frozen before it was rearranged
+(tests/goldens/freeze.py).
+"""
 
 from itertools import islice
 
@@ -19,8 +21,13 @@ def test_experiments_have_the_same_cells():
     assert found.keys() == IDENTITIES.keys()
     for name, (entry, cells) in found.items():
         of_all = freeze.shared(cells)
-        assert (entry, " ".join(of_all)) == (IDENTITIES[name]["entry"], IDENTITIES[name]["all"]), name
-        assert [freeze.own(cell, of_all) for cell in cells] == [words for words, _ in IDENTITIES[name]["cells"]], name
+        assert (entry, " ".join(of_all)) == (
+            IDENTITIES[name]["entry"],
+            IDENTITIES[name]["all"],
+        ), name
+        assert [freeze.own(cell, of_all) for cell in cells] == [
+            words for words, _ in IDENTITIES[name]["cells"]
+        ], name
     for name, golden in FROZEN_FIRST.items():
         assert golden["all"] == IDENTITIES[name]["all"]
         assert all(cell in IDENTITIES[name]["cells"] for cell in golden["cells"]), name
@@ -52,7 +59,9 @@ def test_the_defaults_are_composed_as_before(entry: str):
 
 @pytest.mark.parametrize("entry", COMPOSITIONS["defaults"])
 def test_every_option_is_composed_as_before(entry: str):
-    golden = {key: digest for key, digest in COMPOSITIONS["sha256"].items() if key.startswith(entry)}
+    golden = {
+        key: digest for key, digest in COMPOSITIONS["sha256"].items() if key.startswith(entry)
+    }
     found = {key: freeze.digest(freeze.composition(entry, key.split()[1:])) for key in golden}
     assert found == golden
 

@@ -1,4 +1,6 @@
-"""Messages: what they are, and the one page that has all their sentences (tests/goldens/messages.md)."""
+"""Messages: what they are, and the one page that has all their sentences
+(tests/goldens/messages.md).
+"""
 
 import pickle
 import subprocess
@@ -15,7 +17,9 @@ from tests.helpers.messages import Told, codes, find, refused, told
 
 
 def test_the_page_has_all_sentences():
-    assert golden.page() == golden.PAGE.read_text(), "sentences changed: python -m tests.goldens.messages"
+    assert golden.page() == golden.PAGE.read_text(), (
+        "sentences changed: python -m tests.goldens.messages"
+    )
 
 
 def test_each_code_stands_at_one_place():
@@ -31,7 +35,11 @@ def test_a_message_is_its_code_and_facts_in_tests_and_its_sentence_elsewhere(mon
     monkeypatch.setattr(messages, "BY_CODE", False)
     message = Message(*made, key="dataset.split", value=3)
     assert message == message.sentence == by_code.sentence == made[1]
-    assert (message.code, message.key, message.facts) == ("split.range", "dataset.split", {"value": 3})
+    assert (message.code, message.key, message.facts) == (
+        "split.range",
+        "dataset.split",
+        {"value": 3},
+    )
     assert message.remedies == ["dataset.split=0.2"]
     assert pickle.loads(pickle.dumps(message)).facts == {"value": 3}
 
@@ -41,16 +49,27 @@ def test_a_refusal_is_a_value_error_whose_text_is_its_message():
     assert isinstance(error, ValueError)
     assert isinstance(str(error), Message)
     copy = pickle.loads(pickle.dumps(error))
-    assert (copy.code, copy.key, copy.facts, str(copy)) == (error.code, error.key, error.facts, str(error))
+    assert (copy.code, copy.key, copy.facts, str(copy)) == (
+        error.code,
+        error.key,
+        error.facts,
+        str(error),
+    )
     with refused("split.range", key="dataset.split", value=3):
         raise error
 
 
 @pytest.mark.parametrize("by_code", [True, False])
-def test_a_refusal_that_was_noted_is_made_again_from_the_text_of_its_traceback(by_code: bool, monkeypatch):
+def test_a_refusal_that_was_noted_is_made_again_from_the_text_of_its_traceback(
+    by_code: bool, monkeypatch
+):
     monkeypatch.setattr(messages, "BY_CODE", by_code)
     made = Refusal(
-        "file.broken", "a\nb.png: cannot be decoded\nat all", key="dataset.root", image="a\nb.png", at=[1, 2]
+        "file.broken",
+        "a\nb.png: cannot be decoded\nat all",
+        key="dataset.root",
+        image="a\nb.png",
+        at=[1, 2],
     )
     error = ExceptionWrapper((Refusal, made, None), "in DataLoader worker process 0")
     with pytest.raises(RuntimeError) as plain:
@@ -61,11 +80,16 @@ def test_a_refusal_that_was_noted_is_made_again_from_the_text_of_its_traceback(b
     with pytest.raises(RuntimeError) as caught:
         error.reraise()
     again = Refusal.noted(str(caught.value))
-    assert again is not None and again.message.parts == made.message.parts and str(again) == str(made)
+    assert (
+        again is not None and again.message.parts == made.message.parts and str(again) == str(made)
+    )
 
 
 def test_a_sentence_holds_nothing_that_a_terminal_obeys():
-    text = "\x1b[31mred\x1b[0m \x1b]8;;http://a\x07link\x1b]8;;\x1b\\ \x00\x07\x1b \x9b1m\u202egpj.exe\ta\nb"
+    text = (
+        "\x1b[31mred\x1b[0m \x1b]8;;http://a\x07link\x1b]8;;\x1b\\ \x00\x07\x1b"
+        " \x9b1m\u202egpj.exe\ta\nb"
+    )
     shown = "red link \\x00\\x07\\x1b \\u202egpj.exe\ta\nb"
     assert messages.printable(text) == Message("a.b", text).sentence == shown
     assert Refusal("a.b", text).message.sentence == shown.replace("\n", "\\n")
@@ -73,13 +97,16 @@ def test_a_sentence_holds_nothing_that_a_terminal_obeys():
 
 def test_messages_are_found_in_what_a_command_prints():
     inner = Message("node.gone", "it is gone", host="a b")
-    outer = Message("sweep.stopped", f"stopped: {inner}", reason=inner, share=1 / 3, names=["x]]", "y"])
+    outer = Message(
+        "sweep.stopped", f"stopped: {inner}", reason=inner, share=1 / 3, names=["x]]", "y"]
+    )
     text = f"first {outer}\nthen {Message('last.one', 'the last')}"
     assert told(text) == [
         Told(
             "sweep.stopped",
             None,
-            {"reason": Told("node.gone", None, {"host": "a b"}), "share": 0.333333} | {"names": ["x]]", "y"]},
+            {"reason": Told("node.gone", None, {"host": "a b"}), "share": 0.333333}
+            | {"names": ["x]]", "y"]},
         ),
         Told("last.one"),
     ]
@@ -93,5 +120,7 @@ def test_a_user_reads_sentences():
     code = "from multicard.messages import Message; print(Message('a.b', 'a sentence', value=1))"
     for mode, said in ((None, "a sentence\n"), ("codes", "[[a.b value=1]]\n")):
         env = {"MULTICARD_MESSAGES": mode} if mode else {}
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env
+        )
         assert done.stdout == said

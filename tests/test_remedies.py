@@ -1,7 +1,8 @@
-"""Remedies: what sentences offer in backticks can be pasted (tests/goldens/messages.py finds the sentences).
+"""Remedies: what sentences offer in backticks can be pasted
+(tests/goldens/messages.py finds the sentences).
 
-A remedy is an override, a flag or a command. Placeholders in it stand in capitals, `dataset.root=FOLDER`; what is not
-known before the program runs is a hole here.
+A remedy is an override, a flag or a command. Placeholders in it stand in capitals,
+`dataset.root=FOLDER`; what is not known before the program runs is a hole here.
 """
 
 import argparse
@@ -67,7 +68,9 @@ class NotARemedy(Exception):  # noqa: N818 (what it says)
 
 
 def with_holes(sentence: str) -> str:
-    """A sentence of the page with a hole for each expression; braces around anything else are the sentence's own."""
+    """A sentence of the page with a hole for each expression;
+    braces around anything else are the sentence's own.
+    """
     text, at = "", 0
     while at < len(sentence):
         end = _end_of_expression(sentence, at) if sentence[at] == "{" else None
@@ -92,7 +95,11 @@ def _end_of_expression(sentence: str, at: int) -> int | None:
 
 def remedies() -> dict[str, str]:
     """The remedies of all sentences, each with the code of one that offers it."""
-    return {remedy: place.code for place in golden.places() for remedy in REMEDY.findall(with_holes(place.sentence))}
+    return {
+        remedy: place.code
+        for place in golden.places()
+        for remedy in REMEDY.findall(with_holes(place.sentence))
+    }
 
 
 # ---- what can be pasted
@@ -137,7 +144,10 @@ def _is_key(key: str) -> bool:
         return (ROOT / "conf" / key).is_dir()
     if key.startswith("hydra."):
         config = workloads.composed("tune_llm.py", [SLURM])
-        return key in config or OmegaConf.select(config, key, throw_on_missing=False, default=HOLE) != HOLE
+        return (
+            key in config
+            or OmegaConf.select(config, key, throw_on_missing=False, default=HOLE) != HOLE
+        )
     return any(key in workloads.known_keys(workload) for workload in workloads.WORKLOADS)
 
 
@@ -145,8 +155,13 @@ def _is_key(key: str) -> bool:
 def _parsers() -> dict[str, argparse.ArgumentParser]:
     """The parser of each command that is no entry."""
     _, found = analysis._parser()
-    others = {"plan": _parser_of(plan.main), "profile": _parser_of(profiles.main), "evidence": evidence.parser()}
-    return found | others | {"generated_code": generated_code.options()}  # a measurement with messages
+    others = {
+        "plan": _parser_of(plan.main),
+        "profile": _parser_of(profiles.main),
+        "evidence": evidence.parser(),
+    }
+    # a measurement with messages
+    return found | others | {"generated_code": generated_code.options()}
 
 
 def _parser_of(main: Any) -> Parser:
@@ -204,11 +219,15 @@ def _check_python(file: str, *words: str) -> None:
 
 
 def _check_files(words: list[str]) -> None:
-    """What commands of others name of this project: a file, a target of `make`, an extra of the package."""
+    """What commands of others name of this project: a file, a target of `make`,
+    an extra of the package.
+    """
     named = dict(pairwise(words))
     if "-r" in named and words[0] == "pip" and not (ROOT / named["-r"]).is_file():
         raise NotARemedy(f"no file {named['-r']}")
-    if words[0] == "make" and not re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE):
+    if words[0] == "make" and not re.search(
+        rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE
+    ):
         raise NotARemedy(f"no target {words[1]}")
     extra = re.fullmatch(r"\.\[(\w+)\]", words[-1])
     if extra is not None:
@@ -269,16 +288,26 @@ def literal_overrides() -> list[list[str]]:
 
 
 def _commands(words: list[str]) -> Iterator[tuple[Workload, list[str]]]:
-    """The commands that might take these words: of each entry, with each kind of option that has the keys."""
+    """The commands that might take these words: of each entry,
+    with each kind of option that has the keys.
+    """
     for workload in workloads.WORKLOADS:
         candidates: list[list[str]] = [[]]
         for key in (word.partition("=")[0] for word in words):
             group, dot, name = key.partition(".")
             schemas: dict[Any, Any] = workload.options.get(group, {})
-            fitting = {schema: str(getattr(option, "value", option)) for option, schema in schemas.items()}
+            fitting = {
+                schema: str(getattr(option, "value", option)) for option, schema in schemas.items()
+            }
             if dot and fitting and not any(word.startswith(f"{group}=") for word in words):
-                options = [option for schema, option in fitting.items() if name in schema.__dataclass_fields__]
-                candidates = [[*before, f"{group}={option}"] for before in candidates for option in options]
+                options = [
+                    option
+                    for schema, option in fitting.items()
+                    if name in schema.__dataclass_fields__
+                ]
+                candidates = [
+                    [*before, f"{group}={option}"] for before in candidates for option in options
+                ]
         if any(word.startswith("hydra.launcher.") for word in words):
             candidates = [[SLURM, *candidate] for candidate in candidates]
         for candidate in candidates:
@@ -286,7 +315,9 @@ def _commands(words: list[str]) -> Iterator[tuple[Workload, list[str]]]:
 
 
 def _problem(workload: Workload, words: list[str]) -> Exception | None:
-    """Why the command is refused before it has a configuration, or why its configuration lacks what a word sets."""
+    """Why the command is refused before it has a configuration,
+    or why its configuration lacks what a word sets.
+    """
     try:
         chosen = command_line.overrides(command_line.switched(words, workload))
         command_line.check(chosen, workload)
@@ -299,7 +330,9 @@ def _problem(workload: Workload, words: list[str]) -> Exception | None:
 
 
 def _check_effect(override: Override, config: DictConfig) -> None:
-    """Raise a ValueError unless the configuration has the value, or one of the values, that a word sets."""
+    """Raise a ValueError unless the configuration has the value, or one of the values,
+    that a word sets.
+    """
     key = override.key_or_group
     values = [*override.sweep_iterator()] if override.is_sweep_override() else [override.value()]
     choices = config.hydra.runtime.choices

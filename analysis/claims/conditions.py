@@ -1,11 +1,12 @@
 """Conditions under which a comparison of times, or of what was learned, says something of a claim.
 
-Each side learned, did the same work, and had the same share of its machine. Where one of these is not so, a reader sees
-through the figure at once, and the comparison is undecided with the reason. What others did to a run meanwhile is a
-limit of its record (`multicard.records.limits`), and is no matter of these.
+Each side learned, did the same work, and had the same share of its machine. Where one of these is
+not so, a reader sees through the figure at once, and the comparison is undecided with the reason.
+What others did to a run meanwhile is a limit of its record (`multicard.records.limits`),
+and is no matter of these.
 
-A rule that is about such a difference names it as `by_design`: with DDP, more GPUs do more work. What is counted
-(bytes, samples, memory) is so whatever was learned, and has no conditions.
+A rule that is about such a difference names it as `by_design`: with DDP, more GPUs do more work.
+What is counted (bytes, samples, memory) is so whatever was learned, and has no conditions.
 """
 
 import math
@@ -22,7 +23,7 @@ from ..runs.grouping import ACCURACY, LEFT_OUT
 from ..runs.load import Run
 from ..runs.quality import LOSS_APART, is_less
 from ..stats.between_runs import RepeatedRuns
-from .comparison import FAILS, ComparedCell, Comparison, Readings
+from .comparison import FAILS, ComparedCell, Readings, RuleComparison
 from .measures import Measure
 
 Condition = Literal["learning", "work", "cores"]
@@ -31,7 +32,7 @@ FIRST_SHARE = 10  # of the steps a tenth is the beginning, as a tenth is the end
 
 
 def doubts(
-    comparison: Comparison,
+    comparison: RuleComparison,
     measures: Sequence[Measure],
     by_design: Collection[Condition],
     readings: Readings,
@@ -45,7 +46,8 @@ def doubts(
         repeated: how runs of one setting differ.
     """
     forbidden = {what for measure in measures for what in measure.forbidden}
-    is_timed, sides = Forbids.rate in forbidden, comparison.sides
+    is_timed = Forbids.rate in forbidden
+    sides = comparison.sides
     if not forbidden or not sides:
         return []
     found: list[Message] = []
@@ -62,15 +64,21 @@ def doubts(
     return found
 
 
-def refutes(comparison: Comparison, verdict: str, measures: Sequence[Measure], found: Sequence[Message]) -> bool:
-    """True where what was learned refutes a claim although a side learned nothing: that side is what the claim denies.
+def refutes(
+    comparison: RuleComparison, verdict: str, measures: Sequence[Measure], found: Sequence[Message]
+) -> bool:
+    """True where what was learned refutes a claim although a side
+    learned nothing: that side is what the claim denies.
 
-    "Accuracy does not deteriorate" fails where one side alone is at chance; two such sides show nothing of each other.
+    "Accuracy does not deteriorate" fails where one side alone is at chance;
+    two such sides show nothing of each other.
     """
     of_learning = all(measure.forbidden == {Forbids.learning} for measure in measures)
     unlearned = {doubt.facts["cell"] for doubt in found if doubt.code in UNLEARNED}
     others = [doubt for doubt in found if doubt.code not in UNLEARNED]
-    is_shown = len(comparison.sides) == 1 or len(unlearned) < len({side.label for side in comparison.sides})
+    is_shown = len(comparison.sides) == 1 or len(unlearned) < len(
+        {side.label for side in comparison.sides}
+    )
     return verdict == FAILS and of_learning and not others and is_shown
 
 
@@ -91,10 +99,19 @@ def _unlearned(side: ComparedCell, readings: Readings, repeated: RepeatedRuns) -
             said = f"{side.label}: losses that are no numbers, in {lost} of its steps or epochs"
             return [Message("claim.losses-not-finite", said, cell=side.label, count=lost)]
         ends = _first_and_last(run, readings)
-        if ends is not None and not is_less(ends[1], ends[0]) and not details.held_out_loss_fell(run):
+        if (
+            ends is not None
+            and not is_less(ends[1], ends[0])
+            and not details.held_out_loss_fell(run)
+        ):
             first, last = ends
-            said = f"{side.label}: its loss did not fall by over {LOSS_APART:.0%} ({first:.3g} to {last:.3g})"
-            return [Message("claim.losses-did-not-fall", said, cell=side.label, first=first, last=last)]
+            said = (
+                f"{side.label}: its loss did not fall by over {LOSS_APART:.0%} ({first:.3g} to"
+                f" {last:.3g})"
+            )
+            return [
+                Message("claim.losses-did-not-fall", said, cell=side.label, first=first, last=last)
+            ]
     return []
 
 
@@ -108,14 +125,17 @@ def _not_finite(run: Run, readings: Readings) -> int:
 
 
 def _first_and_last(run: Run, readings: Readings) -> tuple[float, float] | None:
-    """The loss at the beginning of a run and at its end; None where its record has no two of them."""
+    """The loss at the beginning of a run and at its end;
+    None where its record has no two of them.
+    """
     record = readings.record(run)
     if isinstance(record, VisionRecord):
         losses = [epoch.train_loss for epoch in record.epochs if epoch.train_loss is not None]
         return (losses[0], losses[-1]) if len(losses) > 1 else None
     if not isinstance(record, LlmRecord) or record.loss is None:
         return None
-    first, last = record.loss.first, record.loss.mean_of_last_tenth
+    first = record.loss.first
+    last = record.loss.mean_of_last_tenth
     if first is None or last is None:
         return None
     # One step's loss may be low by luck
@@ -144,7 +164,8 @@ def _other_work(sides: Sequence[ComparedCell]) -> list[Message]:
         amounts = [run[column] for side in sides for run in side.runs]
         known = [amount for amount in amounts if amount is not None]
         if known and min(known) < max(known) * (1 - LEFT_OUT):
-            least, most = min(known), max(known)
+            least = min(known)
+            most = max(known)
             said = f"its sides did not do as much: {least:,} and {most:,} samples {of_what}"
             found.append(Message("claim.other-work", said, column=column, least=least, most=most))
     return found
@@ -161,12 +182,16 @@ def _other_share(sides: Sequence[ComparedCell]) -> list[Message]:
             said = f"its sides had different {what}: {' or '.join(map(str, values))}"
             found.append(Message("claim.other-cores", said, what=what, values=values))
     if len({bool(run["beside_others"]) for run in runs}) > 1:
-        found.append(Message("claim.beside-others", "one side alone ran beside other runs of its sweep"))
+        found.append(
+            Message("claim.beside-others", "one side alone ran beside other runs of its sweep")
+        )
     return found
 
 
 def _have_as_many(runs: Sequence[Run], what: Literal["cores", "threads"]) -> bool:
-    """True where nodes have as many, or ranks do: more GPUs bring cores along, or share those there are."""
+    """True where nodes have as many, or ranks do: more GPUs bring cores along,
+    or share those there are.
+    """
     counts = [run["gpus"] or 1 for run in runs]
     if what == "threads":  # of a rank
         of_ranks = [run[what] for run in runs]
@@ -182,7 +207,8 @@ def _have_as_many(runs: Sequence[Run], what: Literal["cores", "threads"]) -> boo
 
 def _impossible(side: ComparedCell, readings: Readings) -> list[Message]:
     for run in side.runs:
-        record, total_s = readings.record(run), run["total_s"]
+        record = readings.record(run)
+        total_s = run["total_s"]
         count = sum(epoch.steps or 0 for epoch in getattr(record, "epochs", ()))
         if count and total_s is not None and total_s < count * LEAST_STEP_S:
             step_s = total_s / count
@@ -193,7 +219,9 @@ def _impossible(side: ComparedCell, readings: Readings) -> list[Message]:
 
 def _other_profiler(sides: Sequence[ComparedCell], readings: Readings) -> list[Message]:
     profiles = [readings.record(run).profile for side in sides for run in side.runs]
-    sources = sorted({f"{one.source} {one.window or 'after'}" for one in profiles if one and one.source})
+    sources = sorted(
+        {f"{one.source} {one.window or 'after'}" for one in profiles if one and one.source}
+    )
     if len(sources) < 2:
         return []
     said = f"its sides were profiled differently: {' and '.join(sources)}"

@@ -16,28 +16,36 @@ from multicard.records.text_table import clean, first_few
 from ..runs.grouping import grouped
 from ..stats.between_runs import REMEDY
 from .comparison import EXCEEDS, FAILS, HALF, HOLDS, ILLUSTRATED, UNDECIDED, UNMEASURED
-from .verdicts import NO_RUNS, Verdict, labels
+from .verdicts import NO_RUNS, ClaimVerdict, labels
 
-WIDTH, LEAST_WIDTH = 120, 80  # columns where the output is no terminal, and of a narrow terminal
+# columns where the output is no terminal, and of a narrow terminal
+WIDTH = 120
+LEAST_WIDTH = 80
 BEYOND = ", beside the papers' cells"
 UNLIKE = "~"  # marks what was measured in another setting than the paper's
 MOST_UNLIKE = 8  # differences from the papers' setting that a note below the table names
-MAX_LISTED = 4  # figures of a rule that the table lists; of more, it lists the least and the greatest
+# figures of a rule that the table lists; of more, it lists the least and the greatest
+MAX_LISTED = 4
 SUMMARISED = {one: one for one in (HOLDS, EXCEEDS, FAILS, UNDECIDED, HALF, ILLUSTRATED, UNMEASURED)}
 SUMMARISED |= {HOLDS: "hold", EXCEEDS: "exceed", FAILS: "do not hold"}
 HEADINGS = ("claim", "printed", "measured", "verdict")
 
 
-def table(verdicts: Sequence[Verdict], limit: int | None) -> list[str]:
-    """A table of the measured claims of each section; the names of the rest, and the commands that measure these."""
-    width, lines = _width(limit), list[str]()
+def table(verdicts: Sequence[ClaimVerdict], limit: int | None) -> list[str]:
+    """A table of the measured claims of each section; the names of the rest,
+    and the commands that measure these.
+    """
+    width = _width(limit)
+    lines = list[str]()
     judged = [verdict for verdict in verdicts if verdict.verdict != UNMEASURED]
     rest = [verdict for verdict in verdicts if verdict.verdict == UNMEASURED]
     for title, of_section in sections(judged):
         rows = [row for verdict in of_section for row in (_row(verdict), [""] * len(HEADINGS))]
         lines += [title, "", *text_table.text(HEADINGS, rows, width, wrap=True)]
     if rest:
-        names = [verdict.claim.name + f" ({verdict.why})" * (verdict.why != NO_RUNS) for verdict in rest]
+        names = [
+            verdict.claim.name + f" ({verdict.why})" * (verdict.why != NO_RUNS) for verdict in rest
+        ]
         lines += text_table.folded([clean(f"not measured: {'; '.join(names)}")], width, "")
     return [*lines, "", *_notes(verdicts, width)]
 
@@ -46,39 +54,58 @@ def _width(limit: int | None) -> int:
     return WIDTH if limit is None else max(LEAST_WIDTH, limit)
 
 
-def sections(verdicts: Sequence[Verdict]) -> list[tuple[str, list[Verdict]]]:
+def sections(verdicts: Sequence[ClaimVerdict]) -> list[tuple[str, list[ClaimVerdict]]]:
     return list(grouped(verdicts, lambda verdict: verdict.claim.section).items())
 
 
-def at_length(verdicts: Sequence[Verdict], limit: int | None) -> list[str]:
-    width, lines = _width(limit), list[str]()
+def at_length(verdicts: Sequence[ClaimVerdict], limit: int | None) -> list[str]:
+    width = _width(limit)
+    lines = list[str]()
     for verdict in verdicts:
         lines.append(f"{verdict.claim.name}: {marked(verdict)}")
         for name, texts in fields(verdict).items():
             for index, text in enumerate(texts):
-                lines += text_table.folded([clean(f"  {'' if index else name:<9} {text}")], width, " " * 12)
+                lines += text_table.folded(
+                    [clean(f"  {'' if index else name:<9} {text}")], width, " " * 12
+                )
         lines.append("")
     return [*lines, *_notes(verdicts, width)]
 
 
-def _notes(verdicts: Sequence[Verdict], width: int) -> list[str]:
+def _notes(verdicts: Sequence[ClaimVerdict], width: int) -> list[str]:
     notes = text_table.folded([*map(clean, _explained(verdicts))], width, "")
     commands = dict.fromkeys(verdict.command for verdict in verdicts if verdict.command is not None)
-    return [*notes, *(["", "to measure the rest:", *(f"  {command}" for command in commands)] if commands else [])]
+    return [
+        *notes,
+        *(
+            ["", "to measure the rest:", *(f"  {command}" for command in commands)]
+            if commands
+            else []
+        ),
+    ]
 
 
-def output(verdicts: Sequence[Verdict], whole: bool) -> Output:
-    """The claims as a table, or at length where `whole`; CSV has a line for each, JSON all figures too, in which a
-    missing bound is null."""
+def output(verdicts: Sequence[ClaimVerdict], whole: bool) -> Output:
+    """The claims as a table, or at length where `whole`; CSV has a line for each, JSON all figures
+    too, in which a missing bound is null.
+    """
     claims = [_as_dict(verdict) for verdict in verdicts]
-    rows = [{key: value for key, value in one.items() if not isinstance(value, list | tuple | dict)} for one in claims]
-    tables = [text_table.Table(HEADINGS, [*map(_row, of_one)], [title]) for title, of_one in sections(verdicts)]
+    rows = [
+        {key: value for key, value in one.items() if not isinstance(value, list | tuple | dict)}
+        for one in claims
+    ]
+    tables = [
+        text_table.TextTable(HEADINGS, [*map(_row, of_one)], [title])
+        for title, of_one in sections(verdicts)
+    ]
     summed = summary(verdicts)[0]
     lines = partial(at_length if whole else table, verdicts)
-    return Output(lines, lambda: tables, rows, content=lambda _: {"claims": claims, "summary": summed})
+    return Output(
+        lines, lambda: tables, rows, content=lambda _: {"claims": claims, "summary": summed}
+    )
 
 
-def _as_dict(verdict: Verdict) -> dict[str, Any]:
+def _as_dict(verdict: ClaimVerdict) -> dict[str, Any]:
     claim = verdict.claim
     keys = ("name", "section", "says", "source", "counted", "note", "printed", "test", "experiment")
     about = {"claim" if key == "says" else key: getattr(claim, key) for key in keys}
@@ -86,48 +113,63 @@ def _as_dict(verdict: Verdict) -> dict[str, Any]:
     return about | judged | {"decides": verdict.decides}
 
 
-def summary(verdicts: Sequence[Verdict]) -> Sequence[str]:
+def summary(verdicts: Sequence[ClaimVerdict]) -> Sequence[str]:
     counts = Counter(verdict.verdict for verdict in verdicts)
-    phrases = [f"{counts[kind]} {kind if counts[kind] == 1 else plural}" for kind, plural in SUMMARISED.items()]
+    phrases = [
+        f"{counts[kind]} {kind if counts[kind] == 1 else plural}"
+        for kind, plural in SUMMARISED.items()
+    ]
     said = f"{count(len(verdicts), 'claim')}: {', '.join(phrases)}"
     lines = [Message("claim.counts", said, counts={kind: counts[kind] for kind in SUMMARISED})]
     if counts[ILLUSTRATED]:
-        said = "illustrated: by runs that are not of the papers' setting (CPU ranks, shrunk, other keys); they neither "
+        said = (
+            "illustrated: by runs that are not of the papers' setting (CPU ranks, shrunk, other"
+            " keys); they neither "
+        )
         said += "confirm nor refute the papers"
         lines.append(Message("claim.illustrated", said))
-    exact = [verdict.claim.name for verdict in verdicts if verdict.claim.counted and verdict.n and verdict.unlike]
+    exact = [
+        verdict.claim.name
+        for verdict in verdicts
+        if verdict.claim.counted and verdict.n and verdict.unlike
+    ]
     if exact:
         said = f"decided all the same, since what they compare is counted: {', '.join(exact)}"
         lines.append(Message("claim.counted", said, claims=exact))
     return lines
 
 
-def _explained(verdicts: Sequence[Verdict]) -> Sequence[str]:
+def _explained(verdicts: Sequence[ClaimVerdict]) -> Sequence[str]:
     if not any(verdict.figures for verdict in verdicts):
         return summary(verdicts)
     lines: list[str] = [
         *summary(verdicts),
         Message(
             "claim.brackets",
-            "in brackets: intervals, which together cover the figures of a claim at 95 % (Bonferroni); counted figures "
-            "of single runs have none",
+            "in brackets: intervals, which together cover the figures of a claim at 95 %"
+            " (Bonferroni); counted figures of single runs have none",
         ),
         Message(
             "claim.holds-if",
-            "a claim holds if all comparisons of the papers' cells do (an up-to: if one does). It is undecided if an "
-            "interval contains a bound, there is none, or sides did not learn or do as much",
+            "a claim holds if all comparisons of the papers' cells do (an up-to: if one does). It"
+            " is undecided if an interval contains a bound, there is none, or sides did not learn"
+            " or do as much",
         ),
     ]
     if any(verdict.shows == EXCEEDS for verdict in verdicts):
         said = "exceeds: more than the papers print as a range, or as an up-to"
         lines.append(Message("claim.exceeds", said))
-    if any(figure.estimate is not None and figure.low is None for verdict in verdicts for figure in verdict.figures):
+    if any(
+        figure.estimate is not None and figure.low is None
+        for verdict in verdicts
+        for figure in verdict.figures
+    ):
         said = f"figures without brackets: nothing was repeated on the machine: {REMEDY}"
         lines.append(Message("claim.unrepeated", said, remedy=REMEDY))
     return [*lines, *(f"{sign}  {says}" for sign, says in meanings(verdicts))]
 
 
-def meanings(verdicts: Sequence[Verdict]) -> list[tuple[str, str]]:
+def meanings(verdicts: Sequence[ClaimVerdict]) -> list[tuple[str, str]]:
     """The signs behind these verdicts and their figures, with what they mean."""
     found = list[tuple[str, str]]()
     unlike = dict.fromkeys(choice for verdict in verdicts for choice in verdict.unlike)
@@ -139,31 +181,53 @@ def meanings(verdicts: Sequence[Verdict]) -> list[tuple[str, str]]:
     return [*found, *limits.meanings(limit for verdict in verdicts for limit in verdict.limits)]
 
 
-def _row(verdict: Verdict) -> list[str]:
+def _row(verdict: ClaimVerdict) -> list[str]:
     claim = verdict.claim
     note = [f"({claim.note})"] if claim.note else []
-    says = "\n".join([claim.name, claim.says, *note, *(f"{paper}, {place}" for paper, place in claim.cited.items())])
+    says = "\n".join(
+        [
+            claim.name,
+            claim.says,
+            *note,
+            *(f"{paper}, {place}" for paper, place in claim.cited.items()),
+        ]
+    )
     lost = f"; {count(len(verdict.lost), 'cell')} did not end ok" if verdict.lost else ""
     is_explained = verdict.shows == HALF or any(figure.doubts for figure in verdict.figures)
     reasons = [verdict.why] if is_explained else []
-    measured = [*listed(verdict), *reasons, f"n={verdict.n}{lost}: {verdict.setting}"] if verdict.n else [verdict.why]
+    measured = (
+        [*listed(verdict), *reasons, f"n={verdict.n}{lost}: {verdict.setting}"]
+        if verdict.n
+        else [verdict.why]
+    )
     return [says, claim.printed or "-", "\n".join(measured), marked(verdict)]
 
 
-def marked(verdict: Verdict) -> str:
+def marked(verdict: ClaimVerdict) -> str:
     marks = verdict.marks + UNLIKE * bool(verdict.unlike)
     return f"{verdict.said} [{marks}]" if marks else verdict.said
 
 
-def listed(verdict: Verdict) -> list[str]:
-    """Rule by rule a line for each figure; of many, the least and the greatest, and how many have each verdict."""
-    known, lines = [figure for figure in verdict.figures if figure.verdict != UNMEASURED], list[str]()
+def listed(verdict: ClaimVerdict) -> list[str]:
+    """Rule by rule a line for each figure; of many, the least and the greatest,
+    and how many have each verdict.
+    """
+    known = [figure for figure in verdict.figures if figure.verdict != UNMEASURED]
+    lines = list[str]()
     labelled = list(zip(labels(known), known, strict=True))
     for part in sorted({figure.part for figure in known}):
         own = shown = [(label, figure) for label, figure in labelled if figure.part == part]
-        numbers = [(figure.estimate, index) for index, (_, figure) in enumerate(own) if figure.estimate is not None]
+        numbers = [
+            (figure.estimate, index)
+            for index, (_, figure) in enumerate(own)
+            if figure.estimate is not None
+        ]
         if len(own) > MAX_LISTED:
-            shown = [own[index] for _, index in (min(numbers), max(numbers))] if numbers else own[:MAX_LISTED]
+            shown = (
+                [own[index] for _, index in (min(numbers), max(numbers))]
+                if numbers
+                else own[:MAX_LISTED]
+            )
         lines += [f"{label}: {figure.text}" + BEYOND * figure.beyond for label, figure in shown]
         if len(own) > MAX_LISTED:
             counts = Counter(figure.verdict for _, figure in own).items()
@@ -173,14 +237,23 @@ def listed(verdict: Verdict) -> list[str]:
     return lines
 
 
-def fields(verdict: Verdict) -> dict[str, list[str]]:
+def fields(verdict: ClaimVerdict) -> dict[str, list[str]]:
     """All that is known of a verdict, as lines by name."""
-    claim, figures = verdict.claim, verdict.figures
-    same = figures[0].what if len({figure.what for figure in figures}) == 1 and figures[0].where else ""
+    claim = verdict.claim
+    figures = verdict.figures
+    same = (
+        figures[0].what
+        if len({figure.what for figure in figures}) == 1 and figures[0].where
+        else ""
+    )
     lines = [f"{same}:"] if same else []
     for figure, label in zip(figures, labels(figures), strict=True):
         basis = "; ".join(part for part in (figure.basis, figure.why) if part)
-        lines.append(f"{label}: {figure.text}, {figure.verdict}" + f" ({basis})" * bool(basis) + BEYOND * figure.beyond)
+        lines.append(
+            f"{label}: {figure.text}, {figure.verdict}"
+            + f" ({basis})" * bool(basis)
+            + BEYOND * figure.beyond
+        )
     return {
         "says": [f"{claim.says} ({claim.source})" + f"; {claim.note}" * bool(claim.note)],
         "paper": [claim.printed] if claim.printed else [],
@@ -188,13 +261,14 @@ def fields(verdict: Verdict) -> dict[str, list[str]]:
         "measured": [_measured(verdict) if figures else verdict.why],
         "figures": lines,
         "others": [
-            f"{other.apart or other.setting}: {other.verdict}" + f" [{other.marks}]" * bool(other.marks)
+            f"{other.apart or other.setting}: {other.verdict}"
+            + f" [{other.marks}]" * bool(other.marks)
             for other in verdict.others
         ],
     }
 
 
-def _measured(verdict: Verdict) -> str:
+def _measured(verdict: ClaimVerdict) -> str:
     parts = [verdict.setting, count(verdict.n, "run")]
     if verdict.unlike:
         said = f"other than the papers': {', '.join(verdict.unlike)}"

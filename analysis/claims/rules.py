@@ -1,9 +1,9 @@
 """Rules: which cells of an experiment a claim compares, and the bounds that its figures must keep.
 
-A rule is an entry under `rules` of a claim, and makes comparisons of a panel of the claim's experiment. Cells are
-compared that are alike in all swept columns but the axis in question. A comparison whose cells were not measured has no
-runs, so that a verdict can say how much of the claim it rests on. One in cells that the papers do not have is beyond
-them, and decides nothing.
+A rule is an entry under `rules` of a claim, and makes comparisons of a panel of the claim's
+experiment. Cells are compared that are alike in all swept columns but the axis in question. A
+comparison whose cells were not measured has no runs, so that a verdict can say how much of the
+claim it rests on. One in cells that the papers do not have is beyond them, and decides nothing.
 """
 
 import math
@@ -33,8 +33,8 @@ from .comparison import (
     UNITS,
     AtConfidence,
     ComparedCell,
-    Comparison,
     Readings,
+    RuleComparison,
     Sides,
     UnitName,
 )
@@ -47,13 +47,23 @@ _ESTIMATE = operator.attrgetter("estimate")
 OPERATORS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 
 
-class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True, tag_field="rule"):
+class Rule(
+    msgspec.Struct,
+    frozen=True,
+    forbid_unknown_fields=True,
+    kw_only=True,
+    omit_defaults=True,
+    tag_field="rule",
+):
     """A rule of a claim, which makes comparisons.
 
-    over, under: the bounds, in `unit`; bounds: the word of `words.csv` that they are of, multiplied by `times`.
+    over, under: the bounds, in `unit`; bounds: the word of `words.csv` that they are of, multiplied
+    by `times`.
     upto: what the papers print at most, in `unit`; above it a figure exceeds the claim.
-    only: the cells that count, by swept column: a value, a list of values, or a condition (">= 300").
-    by_design: conditions of a comparison that this one does not need to meet, as its sides differ there by design:
+    only: the cells that count, by swept column: a value, a list of values, or a condition (">=
+    300").
+    by_design: conditions of a comparison that this one does not need to meet, as its sides differ
+    there by design:
         `learning`, `work`, `cores` (see `conditions`).
     """
 
@@ -68,15 +78,19 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     def comparison(
         self, panel: Panel, what: str, where: Cell, cells: Sequence[Mapping[str, Any]], **more: Any
-    ) -> Comparison:
+    ) -> RuleComparison:
         """A comparison of these cells, without runs where one of them has none that ended ok."""
-        sides = tuple(ComparedCell(grouping.short_label(cell.items()), _ok_runs(panel, cell)) for cell in cells)
+        sides = tuple(
+            ComparedCell(grouping.short_label(cell.items()), _ok_runs(panel, cell))
+            for cell in cells
+        )
         is_measured = all(side.runs for side in sides)
         runs = tuple(run for side in sides for run in side.runs) if is_measured else ()
         beyond = not all(map(panel.experiment.prints, cells))
         about = {"runs": runs, "sides": sides, "beyond": beyond} | more
-        where_label, unit = grouping.short_label(where), UNITS[self.unit]
-        return Comparison(what, where_label, unit, self.over, self.under, self.upto, **about)
+        where_label = grouping.short_label(where)
+        unit = UNITS[self.unit]
+        return RuleComparison(what, where_label, unit, self.over, self.under, self.upto, **about)
 
     @property
     def axes(self) -> list[str]:
@@ -100,12 +114,17 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     def text(self) -> str:
         rule = msgspec.to_builtins(self)
         measure, kind, only = (rule.pop(key, "") for key in ("measure", "rule", "only"))
-        word, factor = rule.pop("bounds", ""), rule.pop("times", 1)
+        word = rule.pop("bounds", "")
+        factor = rule.pop("times", 1)
         over, under, upto = (rule.pop(key, None) for key in ("over", "under", "upto"))
         limits = (("above", over), ("below", under), ("at most", upto))
         bounds = " and ".join(f"{side} {limit:g}" for side, limit in limits if limit is not None)
         bounds = f"{bounds} {UNITS[self.unit].name}" if bounds else ""
-        parts = [f"{word}{f' times {factor:g}' * (factor != 1)} ({bounds})" if word else bounds] if bounds else []
+        parts = (
+            [f"{word}{f' times {factor:g}' * (factor != 1)} ({bounds})" if word else bounds]
+            if bounds
+            else []
+        )
         parts += [kind.replace("_", " ")] if kind != "contrast" else []
         parts += [f"{key} {_in_words(value, key)}" for key, value in rule.items() if key != "unit"]
         parts += [f"where {_in_words(only)}"] if only else []
@@ -113,10 +132,12 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 class Contrast(Rule, frozen=True, kw_only=True, tag="contrast"):
-    """Compare values of an axis in each cell of the others: the measure of the first, the top, with the second's.
+    """Compare values of an axis in each cell of the others: the measure of the first, the top,
+    with the second's.
 
     axis: a swept column, or several of them.
-    pairs: top and bottom, a list of values for several axes. "*" is every other value, "first" the first, "next_fewer"
+    pairs: top and bottom, a list of values for several axes. "*" is every other value, "first" the
+    first, "next_fewer"
         the value before the other one, for "*" before each, and "fewer" all those before it.
     what: the measure, where a claim has several of the same pairs.
     """
@@ -126,10 +147,14 @@ class Contrast(Rule, frozen=True, kw_only=True, tag="contrast"):
     axis: str | list[str]
     pairs: list[tuple[Any, Any]]
 
-    def comparisons(self, panel: Panel) -> list[Comparison]:
+    def comparisons(self, panel: Panel) -> list[RuleComparison]:
         pairs: Sequence[tuple[Any, Any]] = self.pairs
         if len(self.axes) == 1:
-            pairs = [([top], [bottom]) for pair in self.pairs for top, bottom in _pairs(panel, self.axes[0], pair)]
+            pairs = [
+                ([top], [bottom])
+                for pair in self.pairs
+                for top, bottom in _pairs(panel, self.axes[0], pair)
+            ]
         sides = [tuple(dict(zip(self.axes, side, strict=True)) for side in pair) for pair in pairs]
         return [
             self._compared(panel, cell, top, bottom)
@@ -138,9 +163,14 @@ class Contrast(Rule, frozen=True, kw_only=True, tag="contrast"):
             if all(panel.experiment.has((*cell, *side.items())) for side in (top, bottom))
         ]
 
-    def _compared(self, panel: Panel, cell: Cell, top: Mapping[str, Any], bottom: Mapping[str, Any]) -> Comparison:
+    def _compared(
+        self, panel: Panel, cell: Cell, top: Mapping[str, Any], bottom: Mapping[str, Any]
+    ) -> RuleComparison:
         first, second = (bottom, top) if UNITS[self.unit].of_bottom else (top, bottom)
-        what = f"{grouping.short_label(tuple(first.items()))} against {' '.join(map(grouping.typed, second.values()))}"
+        what = (
+            f"{grouping.short_label(tuple(first.items()))} against"
+            f" {' '.join(map(grouping.typed, second.values()))}"
+        )
         what = f"{self.what}, {what}" if self.what else what
         cells = [{**dict(cell), **side} for side in (top, bottom)]
         tops, bottoms = (_ok_runs(panel, each) for each in cells)
@@ -152,7 +182,9 @@ class Contrast(Rule, frozen=True, kw_only=True, tag="contrast"):
 
 
 class GainFalls(Rule, frozen=True, kw_only=True, tag="gain_falls"):
-    """The share that `bottom` saves of the top's measure is larger on fewer GPUs than on the next more."""
+    """The share that `bottom` saves of the top's measure is
+    larger on fewer GPUs than on the next more.
+    """
 
     measure: str
     axis: str
@@ -161,12 +193,12 @@ class GainFalls(Rule, frozen=True, kw_only=True, tag="gain_falls"):
     unit: UnitName = "points"
     over: float = 0.0
 
-    def comparisons(self, panel: Panel) -> list[Comparison]:
+    def comparisons(self, panel: Panel) -> list[RuleComparison]:
         steps = _pairs(panel, "gpus", ("next_fewer", "*"))
         cells = _cells(panel, [self.axis, "gpus"], self.only)
         return [self._compared(panel, cell, *step) for cell in cells for step in steps]
 
-    def _compared(self, panel: Panel, cell: Cell, few: int, many: int) -> Comparison:
+    def _compared(self, panel: Panel, cell: Cell, few: int, many: int) -> RuleComparison:
         sides = [
             [{**dict(cell), self.axis: value, "gpus": gpus} for value in (self.top, self.bottom)]
             for gpus in (few, many)
@@ -174,9 +206,14 @@ class GainFalls(Rule, frozen=True, kw_only=True, tag="gain_falls"):
 
         def interval(readings: Readings, confidence: float) -> Interval:
             at_few, at_many = (
-                _measured(self.measure, *(_ok_runs(panel, one) for one in both))(readings, confidence) for both in sides
+                _measured(self.measure, *(_ok_runs(panel, one) for one in both))(
+                    readings, confidence
+                )
+                for both in sides
             )
-            return intervals.difference(*(gain.mapped(lambda ratio: 1 - 1 / ratio) for gain in (at_few, at_many)))
+            return intervals.difference(
+                *(gain.mapped(lambda ratio: 1 - 1 / ratio) for gain in (at_few, at_many))
+            )
 
         what = f"gain with gpus={few} against gpus={many}"
         return self.comparison(panel, what, cell, [*sides[0], *sides[1]], interval=interval)
@@ -188,9 +225,11 @@ class EachCell(Rule, frozen=True, kw_only=True, tag="each_cell"):
     measure: str
     what: str
 
-    def comparisons(self, panel: Panel) -> list[Comparison]:
+    def comparisons(self, panel: Panel) -> list[RuleComparison]:
         return [
-            self.comparison(panel, self.what, cell, [dict(cell)], interval=_measured(self.measure, runs, ()))
+            self.comparison(
+                panel, self.what, cell, [dict(cell)], interval=_measured(self.measure, runs, ())
+            )
             for cell in _cells(panel, [], self.only)
             if panel.experiment.has(cell)
             for runs in [_ok_runs(panel, dict(cell))]
@@ -211,21 +250,27 @@ class BestOf(Rule, frozen=True, kw_only=True, tag="best_of"):
         if math.isinf(self.over):
             raise ValueError("best_of needs `over`, the least difference")
 
-    def comparisons(self, panel: Panel) -> list[Comparison]:
+    def comparisons(self, panel: Panel) -> list[RuleComparison]:
         return [self._compared(panel, cell) for cell in _cells(panel, [self.axis], self.only)]
 
-    def _compared(self, panel: Panel, cell: Cell) -> Comparison:
-        column, cells = MEASURES[self.measure].column, _papers_cells(panel, cell, [self.axis])
+    def _compared(self, panel: Panel, cell: Cell) -> RuleComparison:
+        column = MEASURES[self.measure].column
+        cells = _papers_cells(panel, cell, [self.axis])
         groups = [(one[self.axis], _ok_runs(panel, one)) for one in cells]
-        measured = [(figure, value, runs) for value, runs in groups if (figure := of_setting(runs, column))]
+        measured = [
+            (figure, value, runs) for value, runs in groups if (figure := of_setting(runs, column))
+        ]
         if not len(groups) == len(measured) > 1:
             return self.comparison(panel, f"{self.axis}: best against worst", cell, cells, runs=())
         measured.sort(key=operator.itemgetter(0))
         (_, best, least), (_, worst, most) = measured[0], measured[-1]
         what = f"{self.axis}: {grouping.typed(best)} against {grouping.typed(worst)}"
-        interval, pairs = _measured(self.measure, most, least), math.comb(len(measured), 2)
+        interval = _measured(self.measure, most, least)
+        pairs = math.comb(len(measured), 2)
         named = ((worst, most), (best, least))
-        sides = tuple(ComparedCell(f"{self.axis}={grouping.typed(value)}", runs) for value, runs in named)
+        sides = tuple(
+            ComparedCell(f"{self.axis}={grouping.typed(value)}", runs) for value, runs in named
+        )
         about = {"runs": (*most, *least), "sides": sides, "stands_for": pairs}
         return self.comparison(panel, what, cell, cells, interval=interval, **about)
 
@@ -233,8 +278,9 @@ class BestOf(Rule, frozen=True, kw_only=True, tag="best_of"):
 class SpreadsMore(Rule, frozen=True, kw_only=True, tag="spreads_more"):
     """A measure spreads more along one axis than along another, or than another measure does.
 
-    The spread is the logarithm of the most of a measure over its least along an axis, for each value of the other axis.
-    Compared are the smallest spread along `axis` and the largest along `than`.
+    The spread is the logarithm of the most of a measure over its least along an axis, for each
+    value of the other axis. Compared are the smallest spread
+    along `axis` and the largest along `than`.
 
     than, than_measure: the other axis and the other measure; by default the same ones.
     """
@@ -247,30 +293,41 @@ class SpreadsMore(Rule, frozen=True, kw_only=True, tag="spreads_more"):
 
     @property
     def sides(self) -> list[tuple[str, str]]:
-        return [(self.measure, self.axis), (self.than_measure or self.measure, self.than or self.axis)]
+        return [
+            (self.measure, self.axis),
+            (self.than_measure or self.measure, self.than or self.axis),
+        ]
 
-    def comparisons(self, panel: Panel) -> list[Comparison]:
+    def comparisons(self, panel: Panel) -> list[RuleComparison]:
         axes = list(dict.fromkeys(axis for _, axis in self.sides))
         return [self._compared(panel, cell, axes) for cell in _cells(panel, axes, self.only)]
 
-    def _compared(self, panel: Panel, cell: Cell, axes: list[str]) -> Comparison:
+    def _compared(self, panel: Panel, cell: Cell, axes: list[str]) -> RuleComparison:
         cells = _papers_cells(panel, cell, axes)
-        wide, narrow = _groups_along(panel, cells, axes[0]), _groups_along(panel, cells, axes[-1])
+        wide = _groups_along(panel, cells, axes[0])
+        narrow = _groups_along(panel, cells, axes[-1])
         named = [f"{measure} by {axis.rpartition('.')[2]}" for measure, axis in self.sides]
         what = f"spread of {' against '.join(named)}".replace("_", " ")
         (measure, _), (other, _) = self.sides
 
         def interval(readings: Readings, confidence: float) -> Interval:
-            least = min((_spread(measure, groups, readings, confidence) for groups in wide), key=_ESTIMATE)
-            greatest = max((_spread(other, groups, readings, confidence) for groups in narrow), key=_ESTIMATE)
-            return intervals.difference(least.mapped(_log_spread), greatest.mapped(_log_spread)).mapped(math.exp)
+            least = min(
+                (_spread(measure, groups, readings, confidence) for groups in wide), key=_ESTIMATE
+            )
+            greatest = max(
+                (_spread(other, groups, readings, confidence) for groups in narrow), key=_ESTIMATE
+            )
+            return intervals.difference(
+                least.mapped(_log_spread), greatest.mapped(_log_spread)
+            ).mapped(math.exp)
 
         pairs = sum(math.comb(len(groups), 2) for groups in (*wide, *narrow))
         return self.comparison(panel, what, cell, cells, interval=interval, stands_for=pairs)
 
 
 class Ends(Rule, frozen=True, kw_only=True, tag="ends"):
-    """Runs of cells end with a status: `ok`, or `oom` where this memory runs out. Machines with the papers' decide.
+    """Runs of cells end with a status: `ok`, or `oom` where this memory runs out.
+    Machines with the papers' decide.
 
     cells: each by some swept columns. memory: of a GPU, or of the host.
     """
@@ -279,10 +336,10 @@ class Ends(Rule, frozen=True, kw_only=True, tag="ends"):
     status: Literal["ok", "oom"]
     memory: Literal["gpu", "host"]
 
-    def comparisons(self, panel: Panel) -> list[Comparison]:
+    def comparisons(self, panel: Panel) -> list[RuleComparison]:
         return [self._compared(panel, cell) for cell in self.cells]
 
-    def _compared(self, panel: Panel, cell: dict[str, Any]) -> Comparison:
+    def _compared(self, panel: Panel, cell: dict[str, Any]) -> RuleComparison:
         runs = [run for group in _groups(panel, cell) for run in group]
         statuses = set(map(self._end, runs))
         refuted = statuses <= {"ok", "oom"} and len(statuses) == 1
@@ -297,7 +354,9 @@ class Ends(Rule, frozen=True, kw_only=True, tag="ends"):
         return {Forbids.rate}
 
     def _end(self, run: Run) -> str:
-        """A run's status, which says what ran out where it was the other memory, or others had a part of it."""
+        """A run's status, which says what ran out where it was the other memory,
+        or others had a part of it.
+        """
         if run["status"] == "oom" and run["beside_others"]:
             return "oom beside other runs"
         is_other = run["status"] == "oom" and run["ran_out"] not in (None, self.memory)
@@ -305,8 +364,13 @@ class Ends(Rule, frozen=True, kw_only=True, tag="ends"):
 
     def unlike(self, runs: Sequence[Run]) -> list[str]:
         """The memory of machines that do not have within a tenth as much as the papers'."""
-        theirs, machines = printed.papers().memory_gib[self.memory], [run.environment() for run in runs]
-        parts = [part for one in machines for part in (one.gpus[:1] if self.memory == "gpu" else [one.cpu]) or [None]]
+        theirs = printed.papers().memory_gib[self.memory]
+        machines = [run.environment() for run in runs]
+        parts = [
+            part
+            for one in machines
+            for part in (one.gpus[:1] if self.memory == "gpu" else [one.cpu]) or [None]
+        ]
         sizes = {round(((part and part.memory_bytes) or 0) / 2**30) for part in parts}
         return [
             Message(
@@ -326,40 +390,60 @@ AnyRule = Contrast | GainFalls | EachCell | BestOf | SpreadsMore | Ends
 
 def _papers_cells(panel: Panel, cell: Cell, axes: Sequence[str]) -> list[dict[str, Any]]:
     """The cells along some axes that the papers have; all of them where they have none."""
-    along = [dict(zip(axes, values, strict=True)) for values in product(*(_values(panel, axis) for axis in axes))]
+    along = [
+        dict(zip(axes, values, strict=True))
+        for values in product(*(_values(panel, axis) for axis in axes))
+    ]
     cells = [{**dict(cell), **one} for one in along if panel.experiment.has((*cell, *one.items()))]
     return [one for one in cells if panel.experiment.prints(one)] or cells
 
 
-def _groups_along(panel: Panel, cells: Sequence[Mapping[str, Any]], axis: str) -> list[list[tuple[Run, ...]]]:
+def _groups_along(
+    panel: Panel, cells: Sequence[Mapping[str, Any]], axis: str
+) -> list[list[tuple[Run, ...]]]:
     """The runs of the cells along an axis, for each value of the others."""
-    groups = grouping.grouped(cells, lambda cell: tuple(pair for pair in cell.items() if pair[0] != axis))
-    return [[_ok_runs(panel, cell) for cell in alike] for alike in groups.values() if len(alike) > 1]
+    groups = grouping.grouped(
+        cells, lambda cell: tuple(pair for pair in cell.items() if pair[0] != axis)
+    )
+    return [
+        [_ok_runs(panel, cell) for cell in alike] for alike in groups.values() if len(alike) > 1
+    ]
 
 
 def _log_spread(ratio: float) -> float:
     return math.log(math.log(ratio)) if ratio > 1 + LEAST_SPREAD else math.log(LEAST_SPREAD)
 
 
-def _spread(measure: str, groups: Sequence[Sequence[Run]], readings: Readings, confidence: float) -> Interval:
-    return max((_measured(measure, *pair)(readings, confidence) for pair in permutations(groups, 2)), key=_ESTIMATE)
+def _spread(
+    measure: str, groups: Sequence[Sequence[Run]], readings: Readings, confidence: float
+) -> Interval:
+    return max(
+        (_measured(measure, *pair)(readings, confidence) for pair in permutations(groups, 2)),
+        key=_ESTIMATE,
+    )
 
 
 def _measured(measure: str, top: Sequence[Run], bottom: Sequence[Run]) -> AtConfidence:
-    return lambda readings, confidence: MEASURES[measure].interval(Sides(top, bottom, confidence, readings))
+    return lambda readings, confidence: MEASURES[measure].interval(
+        Sides(top, bottom, confidence, readings)
+    )
 
 
 def _most(measure: str, top: Sequence[Run], bottom: Sequence[Run]) -> float:
-    """The largest possible ratio of the time on fewer GPUs (`top`) to that on more (`bottom`). An iteration is at best
-    equally long, as it takes more rows on more GPUs."""
-    fewer, more = grouping.ranks(top[0]), grouping.ranks(bottom[0])
+    """The largest possible ratio of the time on fewer GPUs (`top`) to that on more (`bottom`). An
+    iteration is at best equally long, as it takes more rows on more GPUs.
+    """
+    fewer = grouping.ranks(top[0])
+    more = grouping.ranks(bottom[0])
     if measure not in ("time", "iteration", "evaluation") or fewer >= more:
         return math.inf
     return formulas.DOUBTFUL_EFFICIENCY * (1 if measure == "iteration" else more / fewer)
 
 
 def _pairs(panel: Panel, axis: str, pair: tuple[Any, Any]) -> list[tuple[Any, Any]]:
-    """The pairs that a pair stands for: of the papers' values of an axis, then of all, where others were measured."""
+    """The pairs that a pair stands for: of the papers' values of an axis, then of all,
+    where others were measured.
+    """
     values = _values(panel, axis)
     printed = [value for value in values if value in panel.experiment.swept[axis]]
     return list(dict.fromkeys((*_expanded(pair, printed or values), *_expanded(pair, values))))
@@ -370,7 +454,9 @@ def _expanded(pair: tuple[Any, Any], values: Sequence[Any]) -> list[tuple[Any, A
     if pair[0] == "next_fewer":
         return [(before, after) for before, after in pairwise(values) if pair[1] in ("*", after)]
     if pair[0] == "fewer":
-        return [(before, after) for before, after in combinations(values, 2) if pair[1] in ("*", after)]
+        return [
+            (before, after) for before, after in combinations(values, 2) if pair[1] in ("*", after)
+        ]
     if pair[1] == "next_fewer":
         return [(after, before) for before, after in pairwise(values) if pair[0] in ("*", after)]
     sides = [values if side == "*" else values[:1] if side == "first" else [side] for side in pair]
@@ -378,9 +464,11 @@ def _expanded(pair: tuple[Any, Any], values: Sequence[Any]) -> list[tuple[Any, A
 
 
 def _values(panel: Panel, column: str) -> list[Any]:
-    """Values of a swept column: the paper's and those measured beside them; the latter alone where none of the paper's
-    was measured. Numbers ascend."""
-    printed, measured = panel.experiment.swept[column], panel.values(column)
+    """Values of a swept column: the paper's and those measured beside them; the latter alone where
+    none of the paper's was measured. Numbers ascend.
+    """
+    printed = panel.experiment.swept[column]
+    measured = panel.values(column)
     both = [*printed, *(value for value in measured if value not in printed)]
     return grouping.ordered(both if {*printed} & {*measured} else measured)
 
@@ -390,15 +478,21 @@ def _in_words(value: Any, key: str = "") -> str:
     if isinstance(value, dict):
         return " and ".join(f"{name} {_in_words(one)}" for name, one in value.items())
     if isinstance(value, list | tuple):
-        return (" against " if key == "pair" else ", ").join(_in_words(one, "pair" * (key == "pairs")) for one in value)
+        return (" against " if key == "pair" else ", ").join(
+            _in_words(one, "pair" * (key == "pairs")) for one in value
+        )
     return grouping.typed(value)
 
 
 def _cells(panel: Panel, axes: Sequence[str], only: Mapping[str, Any]) -> Iterator[Cell]:
-    """Cells of the swept columns but `axes`, and what follows from these, that `only` lets through."""
+    """Cells of the swept columns but `axes`, and what follows from these,
+    that `only` lets through.
+    """
     experiment = panel.experiment
     free = [column for column in experiment.swept if column not in axes]
-    columns = [column for column in free if not any(experiment.follows(column, axis) for axis in axes)]
+    columns = [
+        column for column in free if not any(experiment.follows(column, axis) for axis in axes)
+    ]
     for values in product(*(_values(panel, column) for column in columns)):
         cell = dict(zip(columns, values, strict=True))
         if all(_meets(cell[column], condition) for column, condition in only.items()):
@@ -419,7 +513,9 @@ def _groups(panel: Panel, wanted: Mapping[str, Any]) -> list[list[Run]]:
 
 
 def _ok_runs(panel: Panel, wanted: Mapping[str, Any]) -> tuple[Run, ...]:
-    """The runs of cells that ended ok; none where another ran out of memory or diverged: these are the lucky ones."""
+    """The runs of cells that ended ok; none where another ran out of
+    memory or diverged: these are the lucky ones.
+    """
     runs = [run for runs in _groups(panel, wanted) for run in runs]
     lucky = any(run["status"] in UNLUCKY for run in runs)
     return () if lucky else tuple(run for run in runs if run["status"] == "ok")

@@ -1,17 +1,19 @@
 """The papers' claims, and verdicts on them from the runs at hand.
 
-Each comparison of a claim is judged by its whole interval, and the intervals of a claim together cover at 95 %. The
-claim holds if all comparisons of the paper's cells do, and does not if one is refuted (an "up to": the other way
-round). It is exceeded where one has more than the paper prints, and all others hold. Where some are missing and none
-decides, it is half measured. A comparison whose sides did not learn, or not do as much, decides nothing
-(`conditions`).
+Each comparison of a claim is judged by its whole interval, and the intervals of a claim together
+cover at 95 %. The claim holds if all comparisons of the paper's cells do, and does not if one is
+refuted (an "up to": the other way round). It is exceeded where one has more than the paper prints,
+and all others hold. Where some are missing and none decides, it is half measured. A comparison
+whose sides did not learn, or not do as much, decides nothing (`conditions`).
 
-Runs decide where they have the paper's setting (`same_setting`) but for what the experiment has otherwise for a reason.
+Runs decide where they have the paper's setting (`same_setting`) but for what the experiment has
+otherwise for a reason.
 Others illustrate a claim: they are shown with what differs, and never decide.
 
-Where several settings can test a claim (image sizes, machines, commits), each is judged by itself and never averaged.
-The verdict is that of the most telling: what may decide, then the setting that is most like the paper's, its GPU, the
-one with the most comparisons, and the newest.
+Where several settings can test a claim (image sizes, machines, commits), each is judged by itself
+and never averaged.
+The verdict is that of the most telling: what may decide, then the setting that is most like the
+paper's, its GPU, the one with the most comparisons, and the newest.
 """
 
 import difflib
@@ -47,15 +49,16 @@ from .comparison import (
     ILLUSTRATED,
     UNDECIDED,
     UNMEASURED,
-    Comparison,
     Readings,
+    RuleComparison,
 )
 from .rules import UNLUCKY, AnyRule, Ends
 
 NO_RUNS = Message("claim.no-runs", "no runs of these cells")
 MAX_NAMED = 3  # comparisons, or cells, that a line names
 FILES = [Path(__file__).with_name(f"{kind}_claims.yaml") for kind in ("vision", "tuning")]
-WORDS = {row["word"]: row for row in printed.rows("words", Path(__file__).parent)}  # of the papers, with their bounds
+# of the papers, with their bounds
+WORDS = {row["word"]: row for row in printed.rows("words", Path(__file__).parent)}
 PAPERS = {2503: "2503.15252", 2505: "2505.22905"}
 
 
@@ -68,8 +71,10 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     printed: the papers' own figures; empty where the sentence has them all.
     experiment: of conf/experiment, whose cells test the claim.
     needs: which comparisons of the paper's cells must hold: `all`, or `one` of them (an "up to").
-    counted: True if it follows from what a program does and not from a machine or setting, so that CPU ranks and
-        shrunk runs decide it as GPUs do; not from another loader, which has its own way to the device.
+    counted: True if it follows from what a program does and not from a machine or setting, so that
+    CPU ranks and
+        shrunk runs decide it as GPUs do; not from another loader, which has its own way to the
+        device.
     note: a caveat that is printed with the claim.
     """
 
@@ -86,7 +91,9 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def test(self) -> str:
-        return "; ".join(rule.text for rule in self.rules) + " (in one cell)" * (self.needs == "one")
+        return "; ".join(rule.text for rule in self.rules) + " (in one cell)" * (
+            self.needs == "one"
+        )
 
     @property
     def cited(self) -> dict[str, str]:
@@ -94,15 +101,19 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def source(self) -> str:
-        return "; ".join(f"arXiv {paper}, {place}" for paper, place in self.cited.items()) or "in neither paper"
+        return (
+            "; ".join(f"arXiv {paper}, {place}" for paper, place in self.cited.items())
+            or "in neither paper"
+        )
 
 
 def load_claims(content: bytes) -> tuple[Claim, ...]:
-    """Claims of a YAML file, with the keys under `all` of their section; rules are contrasts where they do not say, and
-    have the bounds of their word.
+    """Claims of a YAML file, with the keys under `all` of their section; rules are contrasts where
+    they do not say, and have the bounds of their word.
 
     Raises:
-        msgspec.ValidationError: an unknown key or rule, or a value of the wrong type, with its place in the file.
+        msgspec.ValidationError: an unknown key or rule, or a value of the wrong type,
+        with its place in the file.
     """
     claims = []
     for section, written in msgspec.yaml.decode(content).items():
@@ -116,7 +127,11 @@ def load_claims(content: bytes) -> tuple[Claim, ...]:
 
 def _bounds(rule: dict[str, Any]) -> dict[str, Any]:
     word = WORDS[rule["bounds"]] if "bounds" in rule else {}
-    limits = {side: float(word[side]) * rule.get("times", 1) for side in ("over", "under") if word.get(side)}
+    limits = {
+        side: float(word[side]) * rule.get("times", 1)
+        for side in ("over", "under")
+        if word.get(side)
+    }
     return limits | ({"unit": word["unit"]} if word.get("unit") else {})
 
 
@@ -124,14 +139,18 @@ CLAIMS = tuple(claim for file in FILES for claim in load_claims(file.read_bytes(
 
 
 def named(names: Sequence[str]) -> list[Claim]:
-    """The claims of these names, in this order; raises ValueError for an unknown one, with the nearest."""
+    """The claims of these names, in this order; raises ValueError for an unknown one,
+    with the nearest.
+    """
     claims = {claim.name: claim for claim in CLAIMS}
     for name in names:
         if name not in claims:
             near = next(iter(difflib.get_close_matches(name, claims, n=1)), None)
             meant = "" if near is None else f" (did you mean {near}?)"
             said = f"--only: no claim {name}{meant}; there are {', '.join(claims)}"
-            raise Refusal("claim.unknown", said, key="--only", name=name, near=near, known=[*claims])
+            raise Refusal(
+                "claim.unknown", said, key="--only", name=name, near=near, known=[*claims]
+            )
     return [claims[name] for name in dict.fromkeys(names)]
 
 
@@ -139,7 +158,8 @@ def named(names: Sequence[str]) -> list[Claim]:
 class ClaimFigure:
     """One comparison of a claim, worked out.
 
-    what, where: what is compared, and in which cell; over, under, upto: the bounds, as in `comparison.Comparison`.
+    what, where: what is compared, and in which cell; over, under, upto: the bounds, as in
+    `comparison.Comparison`.
     estimate, low, high: in `unit`; None where there is none, which `why` explains.
     confidence: of this interval; the intervals of a claim cover together at 95 %.
     verdict: of this comparison alone.
@@ -173,7 +193,9 @@ class ClaimFigure:
 
 @dataclass(frozen=True)
 class Other:
-    """Another setting that tests the same claim. apart: what tells it from the first. figures: how many it has."""
+    """Another setting that tests the same claim. apart: what tells it from the first.
+    figures: how many it has.
+    """
 
     apart: str
     setting: str
@@ -183,17 +205,21 @@ class Other:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ClaimVerdict:
     """A claim, and what the runs say of it.
 
-    verdict: `holds`, `exceeds`, `does not hold`, `undecided`, `half measured` or `not measured`, or `illustrated` by
+    verdict: `holds`, `exceeds`, `does not hold`, `undecided`, `half measured` or `not measured`, or
+    `illustrated` by
         runs that may not decide. shows: what these have of the others.
-    asked: comparisons that all cells of the paper give there. lost: cells without a run that ended ok, and how they
+    asked: comparisons that all cells of the paper give there. lost: cells without a run that ended
+    ok, and how they
         ended. why: what decided the verdict, what is missing, or why nothing could.
     figures: of the most telling setting; empty where nothing was measured.
     n: runs compared. limits: of all of them.
-    setting: what was measured, and where. apart: what tells it from other settings of the experiment.
-    unlike: what these runs have otherwise than the papers, so that they do not decide; unless it is counted, or what
+    setting: what was measured, and where. apart: what tells it from other settings of the
+    experiment.
+    unlike: what these runs have otherwise than the papers, so that they do not decide; unless it is
+    counted, or what
         the experiment has otherwise for a reason.
     command: measures the claim, or what is missing; None where it was measured.
     others: other settings, each judged by itself.
@@ -230,17 +256,31 @@ class Verdict:
 
 
 class _Candidate:
-    """A claim's comparisons in one panel: those of the paper's cells, or of others alone, and those beside them."""
+    """A claim's comparisons in one panel: those of the paper's cells, or of others alone,
+    and those beside them.
+    """
 
     def __init__(self, claim: Claim, panel: Panel, readings: Readings) -> None:
-        self.claim, self.panel = claim, panel
-        comparisons = [(part, one) for part, rule in enumerate(claim.rules) for one in rule.comparisons(panel)]
+        self.claim = claim
+        self.panel = panel
+        comparisons = [
+            (part, one) for part, rule in enumerate(claim.rules) for one in rule.comparisons(panel)
+        ]
         self.measured = [(part, comparison) for part, comparison in comparisons if comparison.runs]
         self.beyond = all(comparison.beyond for _, comparison in self.measured)
-        self.asked = [comparison for _, comparison in comparisons if self.beyond or not comparison.beyond]
-        self.runs: list[Run] = list({id(run): run for _, one in self.measured for run in one.runs}.values())
+        self.asked = [
+            comparison for _, comparison in comparisons if self.beyond or not comparison.beyond
+        ]
+        self.runs: list[Run] = list(
+            {id(run): run for _, one in self.measured for run in one.runs}.values()
+        )
         differences = same_setting.differences(panel)
-        apart = [text for rule in claim.rules if isinstance(rule, Ends) for text in rule.unlike(self.runs)]
+        apart = [
+            text
+            for rule in claim.rules
+            if isinstance(rule, Ends)
+            for text in rule.unlike(self.runs)
+        ]
         if self.beyond:
             apart.append(Message("claim.beyond", "cells beyond the papers'"))
         apart += [limit.says for limit in self._forbidding()]
@@ -269,34 +309,52 @@ class _Candidate:
         own = sum(self.beyond or not comparison.beyond for _, comparison in self.measured)
         return self.decides, -len(self.unlike), is_papers_gpu, own, newest
 
-    def judge(self, readings: Readings) -> Verdict:
-        confidence = intervals.bonferroni(sum(comparison.stands_for for _, comparison in self.measured))
-        judged = [(one, self._judged(one, part, readings, confidence)) for part, one in self.measured]
+    def judge(self, readings: Readings) -> ClaimVerdict:
+        confidence = intervals.bonferroni(
+            sum(comparison.stands_for for _, comparison in self.measured)
+        )
+        judged = [
+            (one, self._judged(one, part, readings, confidence)) for part, one in self.measured
+        ]
         deciding = [(one, figure) for one, figure in judged if self.beyond or not one.beyond]
-        shows, lost = self._shows([figure for _, figure in deciding]), _lost_cells(self.panel)
+        shows = self._shows([figure for _, figure in deciding])
+        lost = _lost_cells(self.panel)
         known = [one for one, figure in deciding if figure.verdict != UNMEASURED]
         missing = labels([one for one in self.asked if one not in known]) if shows == HALF else []
         why = _why(shows, [figure for _, figure in deciding], len(self.asked), missing, lost)
         verdict = shows if self.decides or shows == UNMEASURED else ILLUSTRATED
         command = self.panel.experiment.command if verdict == ILLUSTRATED else self.panel.command
-        verdict = Verdict(self.claim, verdict, shows, asked=len(self.asked), lost=lost, why=why, command=command)
+        verdict = ClaimVerdict(
+            self.claim, verdict, shows, asked=len(self.asked), lost=lost, why=why, command=command
+        )
         if shows == UNMEASURED:
             return verdict
         about = {"unlike": tuple(self.unlike), "apart": clean(self.panel.apart)}
         about |= {"limits": tuple(limits.in_order(grouping.limits_of(self.runs)))}
         about |= {"figures": tuple(figure for _, figure in judged), "n": len(self.runs)}
         about |= {"setting": _setting(self.panel.experiment, self.runs)}
-        return replace(verdict, **about, command=command if verdict.verdict in (HALF, ILLUSTRATED) else None)
+        return replace(
+            verdict, **about, command=command if verdict.verdict in (HALF, ILLUSTRATED) else None
+        )
 
-    def _judged(self, comparison: Comparison, part: int, readings: Readings, confidence: float) -> ClaimFigure:
-        """A comparison worked out; undecided where its sides do not meet the conditions of its rule."""
-        figure, rule = _figure(comparison, part, readings, confidence), self.claim.rules[part]
+    def _judged(
+        self, comparison: RuleComparison, part: int, readings: Readings, confidence: float
+    ) -> ClaimFigure:
+        """A comparison worked out; undecided where its sides
+        do not meet the conditions of its rule.
+        """
+        figure = _figure(comparison, part, readings, confidence)
+        rule = self.claim.rules[part]
         if self.claim.counted or figure.verdict not in (HOLDS, EXCEEDS, FAILS):
             return figure
-        doubts = conditions.doubts(comparison, rule.measures, rule.by_design, readings, self.panel.repeated)
+        doubts = conditions.doubts(
+            comparison, rule.measures, rule.by_design, readings, self.panel.repeated
+        )
         if not doubts or conditions.refutes(comparison, figure.verdict, rule.measures, doubts):
             return figure
-        return replace(figure, verdict=UNDECIDED, why=clean("; ".join(doubts)), doubts=tuple(doubts))
+        return replace(
+            figure, verdict=UNDECIDED, why=clean("; ".join(doubts)), doubts=tuple(doubts)
+        )
 
     def _shows(self, figures: Sequence[ClaimFigure]) -> str:
         known = [figure.verdict for figure in figures if figure.verdict != UNMEASURED]
@@ -312,9 +370,13 @@ class _Candidate:
         return EXCEEDS if {*known} <= {HOLDS, EXCEEDS} else UNDECIDED
 
 
-def judge(runs: Sequence[Run], mix: bool = False, claims: Sequence[Claim] = CLAIMS) -> list[Verdict]:
+def judge(
+    runs: Sequence[Run], mix: bool = False, claims: Sequence[Claim] = CLAIMS
+) -> list[ClaimVerdict]:
     """The verdict on each claim, in their order."""
-    apart = [[run for run in runs if bool(run["oversubscribed"]) is shared] for shared in (False, True)]
+    apart = [
+        [run for run in runs if bool(run["oversubscribed"]) is shared] for shared in (False, True)
+    ]
     panels_by_experiment = {
         name: [panel for part in apart for panel in panels(load(name), part, mix)]
         for name in dict.fromkeys(claim.experiment for claim in claims)
@@ -323,22 +385,34 @@ def judge(runs: Sequence[Run], mix: bool = False, claims: Sequence[Claim] = CLAI
     return [_judge(claim, panels_by_experiment[claim.experiment], readings) for claim in claims]
 
 
-def _judge(claim: Claim, settings: Sequence[Panel], readings: Readings) -> Verdict:
-    candidates = [candidate for panel in settings if (candidate := _Candidate(claim, panel, readings)).runs]
+def _judge(claim: Claim, settings: Sequence[Panel], readings: Readings) -> ClaimVerdict:
+    candidates = [
+        candidate for panel in settings if (candidate := _Candidate(claim, panel, readings)).runs
+    ]
     candidates.sort(key=lambda candidate: candidate.weight, reverse=True)
     verdicts = [candidate.judge(readings) for candidate in candidates]
-    verdicts.sort(key=lambda verdict: verdict.verdict == UNMEASURED)  # stable: those without a figure come last
+    # stable: those without a figure come last
+    verdicts.sort(key=lambda verdict: verdict.verdict == UNMEASURED)
     if not verdicts:
-        return Verdict(claim, UNMEASURED, why=NO_RUNS, command=load(claim.experiment).command)
+        return ClaimVerdict(claim, UNMEASURED, why=NO_RUNS, command=load(claim.experiment).command)
     first, *rest = verdicts
-    others = tuple(Other(one.apart, one.setting, one.said, one.marks, len(one.figures)) for one in rest if one.n)
+    others = tuple(
+        Other(one.apart, one.setting, one.said, one.marks, len(one.figures))
+        for one in rest
+        if one.n
+    )
     return replace(first, others=others)
 
 
-def _figure(comparison: Comparison, part: int, readings: Readings, confidence: float) -> ClaimFigure:
+def _figure(
+    comparison: RuleComparison, part: int, readings: Readings, confidence: float
+) -> ClaimFigure:
     keys = ("what", "where", "over", "under", "upto", "beyond")
-    about: dict[str, Any] = {key: getattr(comparison, key) for key in keys} | {"runs": len(comparison.runs)}
-    figure, unit = ClaimFigure(**about, part=part, confidence=confidence), comparison.unit
+    about: dict[str, Any] = {key: getattr(comparison, key) for key in keys} | {
+        "runs": len(comparison.runs)
+    }
+    figure = ClaimFigure(**about, part=part, confidence=confidence)
+    unit = comparison.unit
     if comparison.settled is not None:
         return replace(figure, **dict(zip(("verdict", "text"), comparison.settled, strict=True)))
     assert comparison.interval is not None
@@ -347,27 +421,41 @@ def _figure(comparison: Comparison, part: int, readings: Readings, confidence: f
         interval = ratio.mapped(unit.convert)
     except ValueError as error:
         return replace(figure, unit=unit.name, why=str(error))
-    low, high = interval.low, interval.high
+    low = interval.low
+    high = interval.high
     doubtful = not comparison.least <= ratio.estimate <= comparison.most
-    verdict, text = comparison.verdict(low, high), unit.phrase(interval.estimate, low, high) + DOUBTFUL * doubtful
+    verdict = comparison.verdict(low, high)
+    text = unit.phrase(interval.estimate, low, high) + DOUBTFUL * doubtful
     without = ""
     if low is None or high is None:
         said = f"no interval of {interval.basis} on a machine without repetitions"
         without = Message("claim.no-interval", said, basis=interval.basis)
     if doubtful and verdict in (HOLDS, EXCEEDS):
         verdict = UNDECIDED  # what cannot be shows nothing
-    known = replace(figure, verdict=verdict, text=text, unit=unit.name, basis=interval.basis, why=without)
+    known = replace(
+        figure, verdict=verdict, text=text, unit=unit.name, basis=interval.basis, why=without
+    )
     return replace(known, estimate=interval.estimate, low=low, high=high, doubtful=doubtful)
 
 
-def _why(verdict: str, figures: Sequence[ClaimFigure], asked: int, missing: Sequence[str], lost: Sequence[str]) -> str:
-    """The comparisons that decided, how much of the claim was measured, what is missing, and cells that ended badly."""
+def _why(
+    verdict: str,
+    figures: Sequence[ClaimFigure],
+    asked: int,
+    missing: Sequence[str],
+    lost: Sequence[str],
+) -> str:
+    """The comparisons that decided, how much of the claim was measured, what is missing,
+    and cells that ended badly.
+    """
     kinds = (FAILS, EXCEEDS, UNDECIDED, UNMEASURED)
     by_verdict = {kind: [one for one in figures if one.verdict == kind] for kind in kinds}
     reasons = []
     if verdict == FAILS:
         against = labels(by_verdict[FAILS])
-        reasons.append(Message("claim.refuted", f"refuted by {first_few(against, MAX_NAMED)}", by=against))
+        reasons.append(
+            Message("claim.refuted", f"refuted by {first_few(against, MAX_NAMED)}", by=against)
+        )
     if verdict == EXCEEDS:
         above = labels(by_verdict[EXCEEDS])
         said = f"more than printed: {first_few(above, MAX_NAMED)}"
@@ -383,7 +471,9 @@ def _why(verdict: str, figures: Sequence[ClaimFigure], asked: int, missing: Sequ
         reasons.append(Message("claim.missing", said, missing=[*missing]))
     reasons += [figure.why for figure in by_verdict[UNMEASURED][:1]]
     if lost:
-        reasons.append(Message("claim.not-ok", f"not ok: {first_few(lost, MAX_NAMED)}", cells=[*lost]))
+        reasons.append(
+            Message("claim.not-ok", f"not ok: {first_few(lost, MAX_NAMED)}", cells=[*lost])
+        )
     return clean("; ".join(reasons))
 
 
@@ -394,7 +484,9 @@ def _undecided(figures: Sequence[ClaimFigure]) -> Message:
     doubts = list(dict.fromkeys(doubt for figure in figures for doubt in figure.doubts))
     if doubts:
         shown = first_few(doubts, MAX_NAMED)
-        return Message("claim.undecided-by-condition", f"{said} ({shown})", comparisons=named, reasons=doubts)
+        return Message(
+            "claim.undecided-by-condition", f"{said} ({shown})", comparisons=named, reasons=doubts
+        )
     without_interval = next((figure.why for figure in figures if figure.why), None)
     if without_interval is None:
         return Message("claim.undecided", said, comparisons=named)
@@ -407,9 +499,14 @@ def _undecided(figures: Sequence[ClaimFigure]) -> Message:
     )
 
 
-def labels(figures: Sequence[ClaimFigure] | Sequence[Comparison]) -> list[str]:
-    """A label for each figure that tells it from the others: its cell, what is compared, or both."""
-    if len({figure.where for figure in figures}) == len(figures) and len({figure.what for figure in figures}) == 1:
+def labels(figures: Sequence[ClaimFigure] | Sequence[RuleComparison]) -> list[str]:
+    """A label for each figure that tells it from the
+    others: its cell, what is compared, or both.
+    """
+    if (
+        len({figure.where for figure in figures}) == len(figures)
+        and len({figure.what for figure in figures}) == 1
+    ):
         return [figure.where or figure.what for figure in figures]
     if len({figure.what for figure in figures}) == len(figures):
         return [figure.what for figure in figures]
@@ -429,7 +526,11 @@ def _lost_cells(panel: Panel) -> tuple[str, ...]:
 
 
 def _setting(experiment: Experiment, runs: Sequence[Run]) -> str:
-    keys = [key for key in KINDS[experiment.kind].setting if key not in experiment.swept and runs[0][key] is not None]
+    keys = [
+        key
+        for key in KINDS[experiment.kind].setting
+        if key not in experiment.swept and runs[0][key] is not None
+    ]
     setting = grouping.label(tuple((key, runs[0][key]) for key in keys), keys)
     places = sorted({f"{run['hardware'] or '-'}, {grouping.commit(run)}" for run in runs})
     return clean(f"{setting} on {' and '.join(places)}")

@@ -1,9 +1,10 @@
 """`best`: what to run, and the settings that did the same work, ranked.
 
-Without a goal, the recommendation comes first, and settings are ranked by time. Figures are of the whole run: the mean
-over a setting's repetitions, of memory the maximum. Limits hold for these, not for single runs. Settings of the
-trade-off front are those that no other dominates in the goal, GPUs, accuracy (for tuning: held-out loss, else that of
-training) and cost (where GPUs have a price). Ties with the best are not on it.
+Without a goal, the recommendation comes first, and settings are ranked by time. Figures are of the
+whole run: the mean over a setting's repetitions, of memory the maximum. Limits hold for these, not
+for single runs. Settings of the trade-off front are those that no other dominates in the goal,
+GPUs, accuracy (for tuning: held-out loss, else that of training) and cost (where GPUs have a
+price). Ties with the best are not on it.
 """
 
 import math
@@ -21,7 +22,7 @@ from multicard.records import limits, text_table
 from multicard.records.figures import GOALS, SECONDS, Scale
 from multicard.records.limits import Forbids
 from multicard.records.output import Output
-from multicard.records.text_table import Table, clean, first_few, in_bytes
+from multicard.records.text_table import TextTable, clean, first_few, in_bytes
 
 from ..runs import by_int4, grouping, quality
 from ..runs.columns import KINDS
@@ -37,7 +38,9 @@ MOST_EQUAL = 3  # settings not told from the best that are named
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits that a setting must keep to; None for no limit. loss: of held-out rows, in nats a token."""
+    """Limits that a setting must keep to; None for no limit. loss: of held-out rows,
+    in nats a token.
+    """
 
     accuracy: float | None = None
     memory_bytes: float | None = None
@@ -45,8 +48,12 @@ class Limits:
     loss: float | None = None
 
     def keep(self, runs: Sequence[Run]) -> bool:
-        """True if a setting with these repetitions keeps to them, by its means and its highest memory."""
-        accuracy, loss, memory_bytes = (of_setting(runs, column) for column in (ACCURACY, HELD_OUT, MEMORY))
+        """True if a setting with these repetitions keeps to them,
+        by its means and its highest memory.
+        """
+        accuracy, loss, memory_bytes = (
+            of_setting(runs, column) for column in (ACCURACY, HELD_OUT, MEMORY)
+        )
         return (
             (self.loss is None or (loss is not None and loss <= self.loss))
             and (self.accuracy is None or (accuracy or 0.0) >= self.accuracy)
@@ -58,20 +65,41 @@ class Limits:
         """What the settings reach of each limit."""
         phrases = []
         if self.accuracy is not None:
-            known = [accuracy for runs in settings if (accuracy := of_setting(runs, ACCURACY)) is not None]
+            known = [
+                accuracy
+                for runs in settings
+                if (accuracy := of_setting(runs, ACCURACY)) is not None
+            ]
             highest = max(known, default=None)
-            said = "no run has an accuracy" if highest is None else f"the highest accuracy is {highest:.2%}"
+            said = (
+                "no run has an accuracy"
+                if highest is None
+                else f"the highest accuracy is {highest:.2%}"
+            )
             phrases.append(Message("best.highest-accuracy", said, accuracy=highest))
         if self.loss is not None:
-            lowest = min((loss for runs in settings if (loss := of_setting(runs, HELD_OUT)) is not None), default=None)
-            said = "no run has a held-out loss" if lowest is None else f"the lowest held-out loss is {lowest:.3f}"
+            lowest = min(
+                (loss for runs in settings if (loss := of_setting(runs, HELD_OUT)) is not None),
+                default=None,
+            )
+            said = (
+                "no run has a held-out loss"
+                if lowest is None
+                else f"the lowest held-out loss is {lowest:.3f}"
+            )
             phrases.append(Message("best.lowest-loss", said, loss=lowest))
         if self.memory_bytes is not None:
-            least = min((peak for runs in settings if (peak := of_setting(runs, MEMORY))), default=None)
-            phrases.append(Message("best.least-memory", f"the least memory is {in_bytes(least)}", bytes=least))
+            least = min(
+                (peak for runs in settings if (peak := of_setting(runs, MEMORY))), default=None
+            )
+            phrases.append(
+                Message("best.least-memory", f"the least memory is {in_bytes(least)}", bytes=least)
+            )
         if self.gpus is not None:
             fewest = min(grouping.ranks(runs[0]) for runs in settings)
-            phrases.append(Message("best.fewest-gpus", f"the fewest GPUs are {fewest}", gpus=fewest))
+            phrases.append(
+                Message("best.fewest-gpus", f"the fewest GPUs are {fewest}", gpus=fewest)
+            )
         return ", ".join(phrases)
 
 
@@ -124,11 +152,12 @@ Told = Callable[[RankedSetting, RankedSetting], bool]
 
 
 def front(settings: Sequence[RankedSetting], told: Told) -> list[RankedSetting]:
-    """The settings that no other dominates, as far as each is told from those before it; the best first.
+    """The settings that no other dominates, as far as each is told from those before it;
+    the best first.
 
-    A setting is dominated by another whose figures are nowhere worse and somewhere better. Of settings that runs do not
-    tell apart, the first alone is on the front: a setting joins it that is better than each member in some figure, by
-    more than runs differ (`told`).
+    A setting is dominated by another whose figures are nowhere worse and somewhere better. Of
+    settings that runs do not tell apart, the first alone is on the front: a setting joins it that
+    is better than each member in some figure, by more than runs differ (`told`).
     """
     members: list[RankedSetting] = []
     for setting in settings:
@@ -139,10 +168,16 @@ def front(settings: Sequence[RankedSetting], told: Told) -> list[RankedSetting]:
 
 
 def _dominates(a: RankedSetting, b: RankedSetting) -> bool:
-    pairs = [(own, other) for own, other in zip(a.costs, b.costs, strict=True) if own is not None and other is not None]
+    pairs = [
+        (own, other)
+        for own, other in zip(a.costs, b.costs, strict=True)
+        if own is not None and other is not None
+    ]
     learned = quality.shared(a.learned, b.learned)
     if learned is not None:
-        pairs.append((quality.error(learned, a.learned[learned]), quality.error(learned, b.learned[learned])))
+        pairs.append(
+            (quality.error(learned, a.learned[learned]), quality.error(learned, b.learned[learned]))
+        )
     return all(own <= other for own, other in pairs) and any(own < other for own, other in pairs)
 
 
@@ -151,9 +186,11 @@ class Ranking:
     """Settings that did the same work, the best first.
 
     work: the name of the work among several, empty if there is one.
-    column: what they are ranked by: the goal's figure; the time of as much work, where they did different amounts.
+    column: what they are ranked by: the goal's figure; the time of as much work, where they did
+    different amounts.
     keys: the columns that tell settings apart.
-    untold: the number of runs that are not ranked, by what limits them; empty where there are several works.
+    untold: the number of runs that are not ranked, by what limits them;
+    empty where there are several works.
     """
 
     goal: str
@@ -180,7 +217,9 @@ class Ranking:
 
     @property
     def confidence(self) -> float:
-        """Of a comparison with one of the settings: all of them together hold at 95 %, since the best is picked."""
+        """Of a comparison with one of the settings: all of them together hold at 95 %,
+        since the best is picked.
+        """
         return bonferroni(len(self.settings) - 1)
 
     @property
@@ -211,8 +250,11 @@ class Ranking:
         return ratio.verdict(MARGIN, self.confidence) == WITHIN
 
     def comparable(self, setting: RankedSetting) -> tuple[Hashable, ...]:
-        """Equal of settings whose held-out losses are compared: by rows, amount of work, and what a loss counts."""
-        first, scored = setting.runs[0], self.repeated.held_out.of(setting.runs)
+        """Equal of settings whose held-out losses are compared: by rows, amount of work,
+        and what a loss counts.
+        """
+        first = setting.runs[0]
+        scored = self.repeated.held_out.of(setting.runs)
         return scored and scored.rows, grouping.trained(first), quality.kind_of_loss(first)
 
     def more_accurate(self, a: RankedSetting, b: RankedSetting) -> bool:
@@ -266,7 +308,9 @@ class Ranking:
             lines.append(Message("best.equals", said, settings=labels))
         return lines
 
-    def columns(self, goals: Sequence[str] = (), recommended: RankedSetting | None = None) -> list[Column]:
+    def columns(
+        self, goals: Sequence[str] = (), recommended: RankedSetting | None = None
+    ) -> list[Column]:
         """The ranking, the recommended setting first.
 
         Args:
@@ -283,12 +327,25 @@ class Ranking:
             Column("", "work", [self.work] * len(own)),
             Column("#", "rank", [ranks[id(one)] for one in own]),
             Column("use", "recommended", [one is recommended for one in own], _yes),
-            *(Column(key, key, [dict(one.cell)[key] for one in own], is_setting=True) for key in self.keys),
-            Column(f"{self.goal}{self.paced}", name, [one.cost for one in own], partial(_text, self.goal)),
+            *(
+                Column(key, key, [dict(one.cell)[key] for one in own], is_setting=True)
+                for key in self.keys
+            ),
+            Column(
+                f"{self.goal}{self.paced}",
+                name,
+                [one.cost for one in own],
+                partial(_text, self.goal),
+            ),
             *(Column("", f"{name}_{end}", values) for end, values in bounds.items()),
             Column("x best", "", [one.cost / self.best.cost for one in own], "{:.2f}".format),
             *(
-                Column(goal * (goal in goals), each, [of_setting(one.runs, each) for one in own], partial(_text, goal))
+                Column(
+                    goal * (goal in goals),
+                    each,
+                    [of_setting(one.runs, each) for one in own],
+                    partial(_text, goal),
+                )
                 for goal, each in others.items()
             ),
             Column("accuracy", ACCURACY, [one.accuracy for one in own]),
@@ -305,7 +362,9 @@ class Ranking:
 
 
 class Said(NamedTuple):
-    """What is said of a ranking by time, and the setting that is recommended; None without a recommendation."""
+    """What is said of a ranking by time, and the setting that is recommended;
+    None without a recommendation.
+    """
 
     sentences: Sequence[str]
     recommended: RankedSetting | None
@@ -324,9 +383,15 @@ def _text(goal: str, value: float) -> str:
 
 
 def output(
-    runs: Sequence[Run], goal: str | None, asked: Limits, mix: bool, answer: Answered, by: str | None = None
+    runs: Sequence[Run],
+    goal: str | None,
+    asked: Limits,
+    mix: bool,
+    answer: Answered,
+    by: str | None = None,
 ) -> Output:
-    """The ranking of each work that was done, in sentences and as a table, which begins with what is recommended.
+    """The ranking of each work that was done, in sentences and as a table,
+    which begins with what is recommended.
 
     Args:
         goal: None ranks by time, beside the best settings of the other goals.
@@ -342,24 +407,37 @@ def output(
     every, goal = goal is None, goal or "time"
     selected = _selected(runs, goal, asked, mix)
     ranked = selected.ranked
-    repeated, column = RepeatedRuns(runs), GOALS[goal].name
-    found, tables = _with_untold(_rankings(ranked, goal, mix, repeated), selected), list[Table]()
+    repeated = RepeatedRuns(runs)
+    column = GOALS[goal].name
+    found = _with_untold(_rankings(ranked, goal, mix, repeated), selected)
+    tables = list[TextTable]()
     columns = list[list[Column]]()
     for ranking in found:
-        whole = ("memory",) if ranking.is_at_pace else GOALS  # goals whose figures are of the same work
-        others = [_ranking(ranking.runs, one, "", repeated, mix) for one in whole if every and one != goal]
+        # goals whose figures are of the same work
+        whole = ("memory",) if ranking.is_at_pace else GOALS
+        others = [
+            _ranking(ranking.runs, one, "", repeated, mix) for one in whole if every and one != goal
+        ]
         said = answer(ranking) if every else Said(ranking.sentences, None)
         sentences = [*said.sentences, *(one.sentences[0] for one in others if one.settings)]
         above = [*[f"{ranking.work}:"] * bool(ranking.work), *sentences]
         columns.append(ranking.columns([one.goal for one in others], said.recommended))
         tables.append(table(columns[-1], above))
-    described = repeated.of_column(column).described(ranked) * (len(ranked) > 1 and not grouping.is_exact(runs, column))
+    described = repeated.of_column(column).described(ranked) * (
+        len(ranked) > 1 and not grouping.is_exact(runs, column)
+    )
     settings = [one for ranking in found for one in ranking.settings]
     counted = [run for one in settings for run in one.counted]
     left_out = []
     if GOALS[goal].can_be_disturbed:
         left_out = grouping.disturbed_notes(one.runs for one in settings)
-    notes = [*judged, *described, *_not_ranked(runs, selected), *left_out, *grouping.legend(counted)]
+    notes = [
+        *judged,
+        *described,
+        *_not_ranked(runs, selected),
+        *left_out,
+        *grouping.legend(counted),
+    ]
 
     def lines(width: int | None) -> list[str]:
         several = []
@@ -375,10 +453,14 @@ def output(
 
 
 def rankings(runs: Sequence[Run], mix: bool = False, asked: Limits | None = None) -> list[Ranking]:
-    """The rankings by time, the work that was measured last first; raises ValueError where there are none."""
+    """The rankings by time, the work that was measured last first;
+    raises ValueError where there are none.
+    """
     selected = _selected(runs, "time", asked or Limits(), mix)
     found = _with_untold(_rankings(selected.ranked, "time", mix, RepeatedRuns(runs)), selected)
-    return sorted(found, key=lambda one: max(run["started_at"] or "" for run in one.runs), reverse=True)
+    return sorted(
+        found, key=lambda one: max(run["started_at"] or "" for run in one.runs), reverse=True
+    )
 
 
 def known_rankings(runs: Sequence[Run], mix: bool = False) -> list[Ranking]:
@@ -392,8 +474,10 @@ def known_rankings(runs: Sequence[Run], mix: bool = False) -> list[Ranking]:
 class Selected:
     """Runs that can be ranked, and those that cannot.
 
-    with_figure: of settings that have the goal's figure. ranked: of these, within the limits that were asked for.
-    traced: profiled while they trained. untold: by what limits them, runs of which nothing can be said.
+    with_figure: of settings that have the goal's figure. ranked: of these, within the limits that
+    were asked for.
+    traced: profiled while they trained. untold: by what limits them,
+    runs of which nothing can be said.
     """
 
     with_figure: list[Run]
@@ -454,12 +538,20 @@ def _without_figure(goal: str, column: str, runs: int) -> Refusal:
         said += "; NVML measures the energy of GPUs, not of CPU ranks"
     if goal == COST:
         said += "; give the price of a GPU for an hour, as `--price 2.49` (CPU ranks use none)"
-    return Refusal("best.no-figure", said, key="--price" if goal == COST else None, goal=goal, column=column, runs=runs)
+    return Refusal(
+        "best.no-figure",
+        said,
+        key="--price" if goal == COST else None,
+        goal=goal,
+        column=column,
+        runs=runs,
+    )
 
 
 def _not_ranked(runs: Sequence[Run], selected: Selected) -> list[Message]:
     statuses = Counter(clean(run["status"]) for run in runs)
-    traced, beyond = selected.traced, len(selected.with_figure) - len(selected.ranked)
+    traced = selected.traced
+    beyond = len(selected.with_figure) - len(selected.ranked)
     without = statuses["ok"] - len(selected.with_figure) - traced - sum(selected.untold.values())
     counts = {
         **{status: count for status, count in statuses.items() if status != "ok"},
@@ -480,7 +572,9 @@ def _not_ranked(runs: Sequence[Run], selected: Selected) -> list[Message]:
 
 def _rankings(runs: Sequence[Run], goal: str, mix: bool, repeated: RepeatedRuns) -> list[Ranking]:
     works = grouping.by_work(runs, mix, at_pace=goal == "time")
-    return [_ranking(own, goal, _work(work, list(works)), repeated, mix) for work, own in works.items()]
+    return [
+        _ranking(own, goal, _work(work, list(works)), repeated, mix) for work, own in works.items()
+    ]
 
 
 def _with_untold(found: list[Ranking], selected: Selected) -> list[Ranking]:
@@ -493,20 +587,33 @@ def _work(work: grouping.Cell, works: Sequence[grouping.Cell]) -> str:
         return ""
     kind = dict(work)["kind"]
     of_kind = [dict(other) for other in works if dict(other)["kind"] == kind]
-    order = sorted((key for key, _ in work), key=lambda key: (key in grouping.ORIGIN, key != "scale", "." in key))
+    order = sorted(
+        (key for key, _ in work),
+        key=lambda key: (key in grouping.ORIGIN, key != "scale", "." in key),
+    )
     return f"{KINDS[kind].title} {grouping.label(work, grouping.telling(of_kind, order))}".rstrip()
 
 
 def _ranking(runs: list[Run], goal: str, work: str, repeated: RepeatedRuns, mix: bool) -> Ranking:
-    column = PACE if goal == "time" and len(set(map(grouping.trained, runs))) > 1 else GOALS[goal].name
+    column = (
+        PACE if goal == "time" and len(set(map(grouping.trained, runs))) > 1 else GOALS[goal].name
+    )
     names = [*grouping.settings(runs), *([] if mix else grouping.CORES)]
     setting_columns = [name for name in names if any(name in run.columns for run in runs)]
     settings = list[RankedSetting]()
     for cell, own in grouping.group(runs, setting_columns).items():
         cost = of_setting(own, column)
         if cost:
-            counted, ranks = grouping.counting(own, column), grouping.ranks(own[0])
+            counted = grouping.counting(own, column)
+            ranks = grouping.ranks(own[0])
             settings.append(RankedSetting(cell, own, cost, ranks, quality.of(own), counted))
-    settings.sort(key=lambda one: (one.cost, one.gpus, one.error or 0.0, of_setting(one.runs, "total_s") or 0.0))
+    settings.sort(
+        key=lambda one: (
+            one.cost,
+            one.gpus,
+            one.error or 0.0,
+            of_setting(one.runs, "total_s") or 0.0,
+        )
+    )
     keys = grouping.apart([dict(setting.cell) for setting in settings], setting_columns)
     return Ranking(goal, column, work, runs, settings, keys, repeated)

@@ -1,9 +1,9 @@
 """`compare`: two sweeps cell by cell, by the time of a step.
 
-A cell holds the runs of one configuration. Its repetitions (seeds) are averaged with the same weight. The time is the
-mean of the measured steps, which, unlike a median, adds up to the time of the work. Its interval holds how runs of the
-machine differ from one another, and the scatter of the steps (`analysis.stats.between_runs`). Differences of the
-environments of both are named below.
+A cell holds the runs of one configuration. Its repetitions (seeds) are averaged with the same
+weight. The time is the mean of the measured steps, which, unlike a median, adds up to the time of
+the work. Its interval holds how runs of the machine differ from one another, and the scatter of the
+steps (`analysis.stats.between_runs`). Differences of the environments of both are named below.
 
 Tuning runs with held-out rows have their losses on these beside it, compared row by row.
 
@@ -45,7 +45,10 @@ from . import compared_losses
 from .compared_losses import ComparedLosses
 
 MAX_NAMED = 6  # missing cells in a refusal
-FASTER, SLOWER, SAME, UNDECIDED = "faster", "slower", "no difference", "undecided"
+FASTER = "faster"
+SLOWER = "slower"
+SAME = "no difference"
+UNDECIDED = "undecided"
 Sides = tuple[str, str]  # what A and B are called
 VERDICTS = {repeated_runs.ABOVE: SLOWER, repeated_runs.BELOW: FASTER, repeated_runs.WITHIN: SAME}
 FEW_STEPS = Message("compare.few-steps", f"{UNDECIDED}: too few steps")
@@ -53,8 +56,9 @@ ONE_RUN = Message("compare.one-run", f"{UNDECIDED}: one run a side")
 
 
 @dataclass(frozen=True)
-class Compared:
-    """One cell. Without `step`, `verdict` says why there is no ratio. `sides` are the values compared in one sweep.
+class CellComparison:
+    """One cell. Without `step`, `verdict` says why there is no ratio.
+    `sides` are the values compared in one sweep.
 
     machines: how runs differ in the time of a step. step_s: its mean over the runs of A, and of B.
     held_out: their held-out losses, of tuning with such rows.
@@ -75,7 +79,9 @@ class Compared:
         return self.step is not None and self.step.error is not None and self.step.repeated
 
     def regressed(self, gate: float, confidence: float) -> bool:
-        """True if B is slower by more than `gate` (0.05: 5 %) over its whole interval, or lacks a figure that A has."""
+        """True if B is slower by more than `gate` (0.05: 5 %) over its whole interval,
+        or lacks a figure that A has.
+        """
         if code_of(self.verdict) == "compare.untold":
             return False
         if self.step is None:
@@ -84,40 +90,56 @@ class Compared:
         return self.judged and bounds is not None and bounds[0] > 1 + gate
 
     def cleared(self, gate: float, confidence: float) -> bool:
-        """True if B is shown not to be slower by more than `gate`; also where A has no figure either."""
+        """True if B is shown not to be slower by more than `gate`;
+        also where A has no figure either.
+        """
         if self.step is None:
-            return code_of(self.verdict) != "compare.untold" and not any(run["status"] == "ok" for run in self.a)
+            return code_of(self.verdict) != "compare.untold" and not any(
+                run["status"] == "ok" for run in self.a
+            )
         bounds = self.step.bounds(confidence)
         return self.judged and bounds is not None and bounds[1] < 1 + gate
 
 
-Judge = Callable[[Cell, list[Run], list[Run], Sides], Compared]
+Judge = Callable[[Cell, list[Run], list[Run], Sides], CellComparison]
 
 
 def compare(
-    a: Sequence[Run], b: Sequence[Run], by: Sequence[str], common: bool, mix: bool, margin: float = MARGIN
-) -> list[Compared]:
-    """The cells that agree in all settings but the keys `by`: of two sweeps, or, where A and B are the same runs, of
-    each two values of these keys.
+    a: Sequence[Run],
+    b: Sequence[Run],
+    by: Sequence[str],
+    common: bool,
+    mix: bool,
+    margin: float = MARGIN,
+) -> list[CellComparison]:
+    """The cells that agree in all settings but the keys `by`: of two sweeps, or, where A and B are
+    the same runs, of each two values of these keys.
 
     Args:
         common: leave out cells that only one side has.
-        margin: the relative difference within which the whole interval must lie for `no difference`.
+        margin: the relative difference within which the
+            whole interval must lie for `no difference`.
 
     Raises:
-        ValueError: cells that only one side has, or that mix commits or machines; an unknown key; runs in both sweeps.
+        ValueError: cells that only one side has, or that mix commits or machines; an unknown key;
+            runs in both sweeps.
     """
     places_a, places_b = ({os.path.realpath(run.folder) for run in runs} for runs in (a, b))
     if places_a != places_b:
         if shared := len(places_a & places_b):
-            said = f"{count(shared, 'run')} in both A and B: name two folders that have none in common"
+            said = (
+                f"{count(shared, 'run')} in both A and B: name two folders that have none in common"
+            )
             raise Refusal("compare.overlap", said, runs=shared)
         return _pair(a, b, by, common, partial(_judged, RepeatedRuns(a, b), mix, margin))
     if not by:
         what = "B is missing" if b is a else "A and B are the same runs"
-        said = f"{what}: name another sweep as B, or `--by KEY` to compare that key's values within A"
+        said = (
+            f"{what}: name another sweep as B, or `--by KEY` to compare that key's values within A"
+        )
         raise Refusal("compare.no-other", said, missing=b is a)
-    groups, judge = _by_value(a, by), partial(_judged, RepeatedRuns(a), mix, margin)
+    groups = _by_value(a, by)
+    judge = partial(_judged, RepeatedRuns(a), mix, margin)
     return [
         replace(compared, sides=(side_a, side_b))
         for side_a, side_b in combinations(groups, 2)
@@ -129,7 +151,11 @@ def _by_value(runs: Sequence[Run], by: Sequence[str]) -> dict[str, list[Run]]:
     """The runs of one sweep by their values of the keys `by`, as they are typed: numbers ascend."""
     keys = [_setting(name, runs) for name in by]
     measured = [run for run in runs if run["status"] != "refused"]
-    with_values = [run for run in measured if all(key in run.columns and (key != DATA or run[DATA]) for key in keys)]
+    with_values = [
+        run
+        for run in measured
+        if all(key in run.columns and (key != DATA or run[DATA]) for key in keys)
+    ]
     groups = grouping.group(with_values, keys)
 
     def numbers(cell: Cell) -> list[Any]:  # the sort is stable: all else stays where it was
@@ -149,20 +175,25 @@ def _by_value(runs: Sequence[Run], by: Sequence[str]) -> dict[str, list[Run]]:
 
 
 def _setting(name: str, runs: Sequence[Run]) -> str:
-    """The key of this name, in any case; raises ValueError where it says nothing of what was measured."""
-    settings, lower = grouping.settings(runs), name.strip().casefold()
+    """The key of this name, in any case; raises ValueError
+    where it says nothing of what was measured.
+    """
+    settings = grouping.settings(runs)
+    lower = name.strip().casefold()
     if lower not in map(str.casefold, settings):
         if lower in schema.keys(Role.place):
             raise Refusal(
                 "compare.by-place",
-                f"--by: {lower} says where data lie, not what they are; `--by data` compares other data",
+                f"--by: {lower} says where data lie, not what they are; `--by data` compares other"
+                " data",
                 key="--by",
                 name=lower,
             )
         if lower in map(str.casefold, column_names(runs)):
             raise Refusal(
                 "compare.by-figure",
-                f"--by: {lower} is not a setting; name an axis or a key of the configuration, as `--by precision`",
+                f"--by: {lower} is not a setting; name an axis or a key of the configuration, as"
+                " `--by precision`",
                 key="--by",
                 name=lower,
             )
@@ -170,15 +201,28 @@ def _setting(name: str, runs: Sequence[Run]) -> str:
 
 
 def _pair(
-    a: Sequence[Run], b: Sequence[Run], by: Sequence[str], common: bool, judge: Judge, sides: Sides = ("A", "B")
-) -> list[Compared]:
+    a: Sequence[Run],
+    b: Sequence[Run],
+    by: Sequence[str],
+    common: bool,
+    judge: Judge,
+    sides: Sides = ("A", "B"),
+) -> list[CellComparison]:
     names = grouping.settings([*a, *b])
     compared_keys = {key for name in by for key in grouping.meant(_setting(name, [*a, *b]), names)}
     compared_keys |= {DATA} if grouping.have_data(compared_keys) else set()
-    in_a, in_b = ({name for run in runs for name in run.columns if name != DATA or run[name]} for runs in (a, b))
-    keys = ["kind", *(name for name in names if name not in compared_keys and name in in_a and name in in_b)]
+    in_a, in_b = (
+        {name for run in runs for name in run.columns if name != DATA or run[name]}
+        for runs in (a, b)
+    )
+    keys = [
+        "kind",
+        *(name for name in names if name not in compared_keys and name in in_a and name in in_b),
+    ]
     # A refused run has its axes alone, and no configuration
-    cells_a, cells_b = (grouping.group([run for run in runs if run["status"] != "refused"], keys) for runs in (a, b))
+    cells_a, cells_b = (
+        grouping.group([run for run in runs if run["status"] != "refused"], keys) for runs in (a, b)
+    )
     if not (cells_a and cells_b):
         side = sides[1] if cells_a else sides[0]
         raise Refusal("compare.all-refused", f"all runs of {side} were refused", side=side)
@@ -186,12 +230,19 @@ def _pair(
         _require_same(cells_a, cells_b, keys, sides)
     shared = [cell for cell in cells_a if cell in cells_b]
     if not shared:
-        raise Refusal("compare.nothing-common", f"{' and '.join(sides)} have no cell in common", sides=[*sides])
+        raise Refusal(
+            "compare.nothing-common",
+            f"{' and '.join(sides)} have no cell in common",
+            sides=[*sides],
+        )
     return [judge(cell, cells_a[cell], cells_b[cell], sides) for cell in shared]
 
 
 def _require_same(
-    cells_a: dict[Cell, list[Run]], cells_b: dict[Cell, list[Run]], keys: Sequence[str], sides: Sides
+    cells_a: dict[Cell, list[Run]],
+    cells_b: dict[Cell, list[Run]],
+    keys: Sequence[str],
+    sides: Sides,
 ) -> None:
     lacks = {sides[1]: [cell for cell in cells_a if cell not in cells_b]}
     lacks[sides[0]] = [cell for cell in cells_b if cell not in cells_a]
@@ -211,16 +262,30 @@ def _require_same(
                 b=in_b,
             )
     telling = grouping.apart([dict(cell) for cell in (*cells_a, *cells_b)], keys)
-    labels = {side: [grouping.label(cell, telling) for cell in cells] for side, cells in lacks.items() if cells}
-    missing = [f"{side} has no {first_few(own, MAX_NAMED, ', no ')}" for side, own in labels.items()]
+    labels = {
+        side: [grouping.label(cell, telling) for cell in cells]
+        for side, cells in lacks.items()
+        if cells
+    }
+    missing = [
+        f"{side} has no {first_few(own, MAX_NAMED, ', no ')}" for side, own in labels.items()
+    ]
     common = any(cell in cells_b for cell in cells_a)
     remedy = " (`--common` compares the cells that both have)" if common else ""
-    raise Refusal("compare.missing-cells", "; ".join(missing) + remedy, missing=labels, common=common)
+    raise Refusal(
+        "compare.missing-cells", "; ".join(missing) + remedy, missing=labels, common=common
+    )
 
 
 def _judged(
-    repeated: RepeatedRuns, mix: bool, margin: float, cell: Cell, a: list[Run], b: list[Run], sides: Sides
-) -> Compared:
+    repeated: RepeatedRuns,
+    mix: bool,
+    margin: float,
+    cell: Cell,
+    a: list[Run],
+    b: list[Run],
+    sides: Sides,
+) -> CellComparison:
     """A cell by the time of its steps, and by its held-out losses where it has some."""
     judged = _timed(repeated.of_column("step_s"), mix, margin, cell, a, b, sides)
     if code_of(judged.verdict) == "compare.untold":
@@ -229,13 +294,30 @@ def _judged(
 
 
 def _timed(
-    machines: Machines, mix: bool, margin: float, cell: Cell, a: list[Run], b: list[Run], sides: Sides
-) -> Compared:
-    """A cell by how runs at hand differ in the time of a step (`machines`); mix, margin: see `compare`."""
-    ok_a, ok_b = ok_runs(a), ok_runs(b)
+    machines: Machines,
+    mix: bool,
+    margin: float,
+    cell: Cell,
+    a: list[Run],
+    b: list[Run],
+    sides: Sides,
+) -> CellComparison:
+    """A cell by how runs at hand differ in the time of a step (`machines`); mix,
+    margin: see `compare`.
+    """
+    ok_a = ok_runs(a)
+    ok_b = ok_runs(b)
     if not ok_a or not ok_b:
-        ended_a, ended_b = (" and ".join(sorted({run["status"] for run in runs})) for runs in (a, b))
-        return Compared(cell, a, b, None, Message("compare.ended", f"A {ended_a}, B {ended_b}", a=ended_a, b=ended_b))
+        ended_a, ended_b = (
+            " and ".join(sorted({run["status"] for run in runs})) for runs in (a, b)
+        )
+        return CellComparison(
+            cell,
+            a,
+            b,
+            None,
+            Message("compare.ended", f"A {ended_a}, B {ended_b}", a=ended_a, b=ended_b),
+        )
     for side, runs in zip(sides, (ok_a, ok_b), strict=True):
         if not mix and (mixture := grouping.mixture(runs) or grouping.mixed_data_or_cores(runs)):
             mixed = f"{side} mixes commits, machines, data or cores in one cell"
@@ -243,26 +325,33 @@ def _timed(
             raise Refusal("compare.mixed", said, key="--mix", side=side, mixture=mixture)
     untold = _untold([*ok_a, *ok_b])
     if untold is not None:
-        return Compared(cell, a, b, None, untold)
+        return CellComparison(cell, a, b, None, untold)
     ok_a, ok_b = grouping.undisturbed(ok_a), grouping.undisturbed(ok_b)
-    ok_a, ok_b = (sorted(runs, key=lambda run: (run["seed"] or 0, run["repetition"] or 1)) for runs in (ok_a, ok_b))
+    ok_a, ok_b = (
+        sorted(runs, key=lambda run: (run["seed"] or 0, run["repetition"] or 1))
+        for runs in (ok_a, ok_b)
+    )
     try:
         steps_a, steps_b = ([run.measured_s() for run in runs] for runs in (ok_a, ok_b))
-        # Steps of the same seeds and numbers have the same batches, unless a key of --by changes those: pairing
-        # is right then too, and gains nothing.
+        # Steps of the same seeds and numbers have the same batches, unless a key of --by changes
+        # those: pairing is right then too, and gains nothing.
         paired = [run["seed"] for run in ok_a] == [run["seed"] for run in ok_b]
         paired = paired and [*map(len, steps_a)] == [*map(len, steps_b)]
         spreads = machines.of(ok_a), machines.of(ok_b)
         step = between_runs.ratio(steps_a, steps_b, spreads, paired)
     except ValueError as error:
         reason = str(error) if isinstance(error, Refusal) else clean(str(error))
-        return Compared(cell, a, b, None, Message("compare.no-steps", f"no steps: {reason}", reason=reason))
-    mean_a_s, mean_b_s = (float(np.mean([samples.mean() for samples in side])) for side in (steps_a, steps_b))
+        return CellComparison(
+            cell, a, b, None, Message("compare.no-steps", f"no steps: {reason}", reason=reason)
+        )
+    mean_a_s, mean_b_s = (
+        float(np.mean([samples.mean() for samples in side])) for side in (steps_a, steps_b)
+    )
     if step.error is None or not step.repeated:
         verdict = FEW_STEPS if step.error is None else ONE_RUN
     else:
         verdict = VERDICTS.get(step.verdict(margin), UNDECIDED)
-    return Compared(cell, a, b, step, verdict, machines=machines, step_s=(mean_a_s, mean_b_s))
+    return CellComparison(cell, a, b, step, verdict, machines=machines, step_s=(mean_a_s, mean_b_s))
 
 
 def _untold(runs: Sequence[Run]) -> Message | None:
@@ -277,9 +366,12 @@ def _untold(runs: Sequence[Run]) -> Message | None:
     return Message("compare.untold", said, limit=found[0].code)
 
 
-def differing_circumstances(compared: Sequence[Compared]) -> list[str]:
-    """Differences of the environments of A's runs and B's, for each pair of values that is compared."""
-    lines, pairs = list[str](), grouping.grouped(compared, lambda cell: cell.sides)
+def differing_circumstances(compared: Sequence[CellComparison]) -> list[str]:
+    """Differences of the environments of A's runs and B's,
+    for each pair of values that is compared.
+    """
+    lines = list[str]()
+    pairs = grouping.grouped(compared, lambda cell: cell.sides)
     for sides, cells in pairs.items():
         a, b = ([run for cell in cells for run in getattr(cell, side)] for side in "ab")
         for line in differences(a, b):
@@ -291,19 +383,26 @@ def differing_circumstances(compared: Sequence[Compared]) -> list[str]:
     return lines
 
 
-def output(compared: Sequence[Compared], margin: float = MARGIN, about: Sequence[str] = ()) -> Output:
-    """A row for each cell; below, the verdicts counted, what figures mean, and what differs beside the settings."""
-    columns, sides = _columns(compared), {cell.sides for cell in compared}
+def output(
+    compared: Sequence[CellComparison], margin: float = MARGIN, about: Sequence[str] = ()
+) -> Output:
+    """A row for each cell; below, the verdicts counted, what figures mean,
+    and what differs beside the settings.
+    """
+    columns = _columns(compared)
+    sides = {cell.sides for cell in compared}
     above = [f"{b} (B) against {a} (A)" for a, b in sides if a] if len(sides) == 1 else []
     once = ("A", "B") if len(sides) == 1 else ()  # said above the table
     below = ["", _counts(compared), *_explanations(compared, margin)]
     below += [f"warning: {line}" for line in differing_circumstances(compared)]
     below += grouping.legend(run for cell in compared for run in (*cell.a, *cell.b))
-    shown = table([column for column in columns if column.heading not in once], [*about, *above], below)
+    shown = table(
+        [column for column in columns if column.heading not in once], [*about, *above], below
+    )
     return Output(shown.lines, lambda: [shown], rows(columns))
 
 
-def _counts(compared: Sequence[Compared]) -> Message:
+def _counts(compared: Sequence[CellComparison]) -> Message:
     """How many cells have each verdict."""
     verdicts = Counter(cell.verdict for cell in compared)
     faster, slower, same = (verdicts[verdict] for verdict in (FASTER, SLOWER, SAME))
@@ -315,26 +414,50 @@ def _counts(compared: Sequence[Compared]) -> Message:
     return Message("compare.counts", said, faster=faster, slower=slower, same=same, others=others)
 
 
-def _columns(compared: Sequence[Compared]) -> list[Column]:
-    keys = grouping.apart([dict(cell.cell) for cell in compared], [key for key, _ in compared[0].cell])
-    steps, marks = [cell.step for cell in compared], [grouping.marks([*cell.a, *cell.b]) for cell in compared]
+def _columns(compared: Sequence[CellComparison]) -> list[Column]:
+    keys = grouping.apart(
+        [dict(cell.cell) for cell in compared], [key for key, _ in compared[0].cell]
+    )
+    steps = [cell.step for cell in compared]
+    marks = [grouping.marks([*cell.a, *cell.b]) for cell in compared]
     bounds = [step and step.bounds() for step in steps]
-    sides = [[grouping.undisturbed(ok_runs(side)) for side in (cell.a, cell.b)] for cell in compared]
+    sides = [
+        [grouping.undisturbed(ok_runs(side)) for side in (cell.a, cell.b)] for cell in compared
+    ]
     counts = [(len(a), len(b)) for a, b in sides]
     seconds = partial(figures.text, "step_s")
     return [
-        *(Column(key, key, [dict(cell.cell)[key] for cell in compared], is_setting=True) for key in keys),
-        *(Column(side, side.lower(), [cell.sides[at] for cell in compared]) for at, side in enumerate("AB")),
+        *(
+            Column(key, key, [dict(cell.cell)[key] for cell in compared], is_setting=True)
+            for key in keys
+        ),
+        *(
+            Column(side, side.lower(), [cell.sides[at] for cell in compared])
+            for at, side in enumerate("AB")
+        ),
         Column("A step s", "a_step_s", [cell.step_s[0] for cell in compared], seconds),
         Column("B step s", "b_step_s", [cell.step_s[1] for cell in compared], seconds),
         Column("B / A", "ratio", [step and step.ratio for step in steps], "{:.3f}".format),
-        *(Column("", f"ratio_{end}", [one and one[at] for one in bounds]) for at, end in enumerate(("low", "high"))),
+        *(
+            Column("", f"ratio_{end}", [one and one[at] for one in bounds])
+            for at, end in enumerate(("low", "high"))
+        ),
         Column("interval", "", bounds, "{0[0]:.3f} to {0[1]:.3f}".format),
-        *(Column("", f"{side}_runs", [number[at] for number in counts]) for at, side in enumerate("ab")),
-        Column("runs", "", counts, lambda number: "" if number == (1, 1) else f"{number[0]} and {number[1]}"),
+        *(
+            Column("", f"{side}_runs", [number[at] for number in counts])
+            for at, side in enumerate("ab")
+        ),
+        Column(
+            "runs",
+            "",
+            counts,
+            lambda number: "" if number == (1, 1) else f"{number[0]} and {number[1]}",
+        ),
         Column("verdict", "verdict", [cell.verdict for cell in compared]),
         *_of_losses([cell.held_out for cell in compared]),
-        Column("could see", "", [step and step.least_difference() for step in steps], "{:.1%}".format),
+        Column(
+            "could see", "", [step and step.least_difference() for step in steps], "{:.1%}".format
+        ),
         Column("marks", "", marks),
     ]
 
@@ -345,38 +468,59 @@ def _of_losses(losses: Sequence[ComparedLosses | None]) -> list[Column]:
         return []
     bounds = [one and one.bounds for one in losses]
     return [
-        Column("A held-out loss", "a_held_out_loss", [one and one.a for one in losses], "{:.3f}".format),
-        Column("B held-out loss", "b_held_out_loss", [one and one.b for one in losses], "{:.3f}".format),
+        Column(
+            "A held-out loss", "a_held_out_loss", [one and one.a for one in losses], "{:.3f}".format
+        ),
+        Column(
+            "B held-out loss", "b_held_out_loss", [one and one.b for one in losses], "{:.3f}".format
+        ),
         Column("", "held_out_ratio_low", [one and one[0] for one in bounds]),
         Column("", "held_out_ratio_high", [one and one[1] for one in bounds]),
         Column("held-out verdict", "held_out_verdict", [one and one.verdict for one in losses]),
     ]
 
 
-def _explanations(compared: Sequence[Compared], margin: float) -> list[str]:
-    judged, with_step = [cell.judged for cell in compared], [cell for cell in compared if cell.step is not None]
+def _explanations(compared: Sequence[CellComparison], margin: float) -> list[str]:
+    judged = [cell.judged for cell in compared]
+    with_step = [cell for cell in compared if cell.step is not None]
     steps = [cell.step for cell in compared if cell.step is not None]
-    said = f"B / A: the ratio of mean step times, with its {CONFIDENCE:.0%} interval; below 1, B is faster"
+    said = (
+        f"B / A: the ratio of mean step times, with its {CONFIDENCE:.0%} interval; below 1, B is"
+        " faster"
+    )
     explained: list[str] = [Message("compare.ratio", said)]
     if any(cell.verdict in (SAME, UNDECIDED) for cell in compared):
-        said = f"{SAME}: the whole interval lies within {margin:.0%} (--margin); {UNDECIDED}: it does not"
+        said = (
+            f"{SAME}: the whole interval lies within {margin:.0%} (--margin); {UNDECIDED}: it"
+            " does not"
+        )
         explained.append(Message("compare.margin", said, margin=margin))
     if any(cell.held_out for cell in compared):
-        said = f"held-out verdict: B against A, by differences row by row; no difference: within {LOSS_APART:.0%}"
+        said = (
+            "held-out verdict: B against A, by differences row by row; no difference: within"
+            f" {LOSS_APART:.0%}"
+        )
         explained.append(Message("compare.held-out", said, margin=LOSS_APART))
     if any(judged):
         said = "could see: a difference that such runs would show 4 times of 5"
         explained.append(Message("compare.could-see", said))
     if sum(judged) > 1:
-        said = "1 of 20 cells without a difference is expected to be called faster or slower by chance"
+        said = (
+            "1 of 20 cells without a difference is expected to be called faster or slower by chance"
+        )
         explained.append(Message("compare.by-chance", said))
     if any(not step.repeated for step in steps):
         said = "intervals over the steps of single runs do not show how runs differ"
         explained.append(Message("compare.single-runs", said))
     machines = next((cell.machines for cell in with_step if cell.machines is not None), None)
     if machines is not None:
-        explained += machines.described([run for cell in with_step for run in (cell.a[0], cell.b[0])])
-    sides = {"A": [run for cell in with_step for run in cell.a], "B": [run for cell in with_step for run in cell.b]}
+        explained += machines.described(
+            [run for cell in with_step for run in (cell.a[0], cell.b[0])]
+        )
+    sides = {
+        "A": [run for cell in with_step for run in cell.a],
+        "B": [run for cell in with_step for run in cell.b],
+    }
     for side, runs in sides.items():  # runs of compared cells that are in no mean
         unended = Counter(clean(run["status"]) for run in runs if run["status"] != "ok")
         for status, number in unended.items():

@@ -11,7 +11,10 @@ from ..runs.grouping import HELD_OUT
 from ..runs.load import Run
 from ..stats.between_runs import RepeatedRuns, is_one_loss
 
-LOWER, HIGHER, SAME, UNDECIDED = "lower", "higher", "no difference", "undecided"
+LOWER = "lower"
+HIGHER = "higher"
+SAME = "no difference"
+UNDECIDED = "undecided"
 VERDICTS = {ABOVE: HIGHER, BELOW: LOWER, WITHIN: SAME}
 OTHER_ROWS = Message("compare.other-held-out-rows", f"{UNDECIDED}: other held-out rows")
 OTHER_WORK = Message("compare.other-amounts", f"{UNDECIDED}: trained on other amounts")
@@ -20,7 +23,9 @@ OTHER_LOSS = Message("compare.other-loss", f"{UNDECIDED}: losses of another kind
 
 @dataclass(frozen=True)
 class ComparedLosses:
-    """The held-out losses of A and B, in nats; bounds: of B / A, None where they are not compared."""
+    """The held-out losses of A and B, in nats; bounds: of B / A,
+    None where they are not compared.
+    """
 
     a: float
     b: float
@@ -29,8 +34,11 @@ class ComparedLosses:
 
 
 def compared(repeated: RepeatedRuns, a: Sequence[Run], b: Sequence[Run]) -> ComparedLosses | None:
-    """The losses of a cell's runs that ended ok; None where a side has none, or none that may be compared."""
-    ok_a, ok_b = grouping.ok_runs(a), grouping.ok_runs(b)
+    """The losses of a cell's runs that ended ok; None where a side has none,
+    or none that may be compared.
+    """
+    ok_a = grouping.ok_runs(a)
+    ok_b = grouping.ok_runs(b)
     if not ok_a or not ok_b:
         return None
     loss_a, loss_b = (quality.of(side).get(HELD_OUT) for side in (ok_a, ok_b))

@@ -1,4 +1,6 @@
-"""`compare --gate`: whether a change made nothing slower by more than a share, as a program asks for it."""
+"""`compare --gate`: whether a change made nothing slower by more than a share,
+as a program asks for it.
+"""
 
 from collections.abc import Sequence
 from enum import IntEnum
@@ -7,10 +9,10 @@ from multicard.config.job import count
 from multicard.measure.repeated_runs import CONFIDENCE
 from multicard.messages import Message
 
-from .compare import Compared
+from .compare import CellComparison
 
 
-class Gate(IntEnum):
+class GateVerdict(IntEnum):
     """What a gate says, by the command's exit code."""
 
     passed = 0
@@ -18,25 +20,29 @@ class Gate(IntEnum):
     cannot_tell = 2
 
 
-def gated(compared: Sequence[Compared], gate: float) -> tuple[Gate, Message]:
-    """Whether no cell regressed by more than `gate`, with a line about it: passed is what was shown not to have.
+def gated(compared: Sequence[CellComparison], gate: float) -> tuple[GateVerdict, Message]:
+    """Whether no cell regressed by more than `gate`,
+    with a line about it: passed is what was shown not to have.
 
-    If each cell is slower by the gate, one of them all is found to be slower by more in 5 % of the cases (Bonferroni).
+    If each cell is slower by the gate, one of them all is found to be
+    slower by more in 5 % of the cases (Bonferroni).
     """
     judged = sum(cell.judged for cell in compared)
-    confidence = 1 - 2 * (1 - CONFIDENCE) / max(1, judged)  # of an interval whose lower bound alone counts
+    # of an interval whose lower bound alone counts
+    confidence = 1 - 2 * (1 - CONFIDENCE) / max(1, judged)
     slower = sum(cell.regressed(gate, confidence) for cell in compared)
     one_sided = 2 * CONFIDENCE - 1  # of an interval whose upper bound alone counts
     unclear = sum(not cell.cleared(gate, one_sided) for cell in compared) - slower
     about = {"gate": gate, "cells": len(compared), "unclear": unclear}
-    percent, cells = f"{100 * gate:g}%", count(len(compared), "cell")
+    percent = f"{100 * gate:g}%"
+    cells = count(len(compared), "cell")
     if slower:
         said = f"gate {percent}: {slower} of {cells} slower by more, or failed"
-        return Gate.failed, Message("compare.gate-failed", said, slower=slower, **about)
+        return GateVerdict.failed, Message("compare.gate-failed", said, slower=slower, **about)
     if unclear:
         said = (
-            f"gate {percent}: cannot tell: {unclear} of {cells} may be slower by more; repeat both sides, with "
-            "`repeat=5` or longer runs"
+            f"gate {percent}: cannot tell: {unclear} of {cells} may be slower by more; repeat both"
+            " sides, with `repeat=5` or longer runs"
         )
-        return Gate.cannot_tell, Message("compare.gate-cannot-tell", said, **about)
-    return Gate.passed, Message("compare.gate-passed", f"gate {percent}: passed", **about)
+        return GateVerdict.cannot_tell, Message("compare.gate-cannot-tell", said, **about)
+    return GateVerdict.passed, Message("compare.gate-passed", f"gate {percent}: passed", **about)

@@ -7,24 +7,30 @@ from multicard.config.job import count
 from multicard.messages import Message
 from multicard.records import figures, text_table
 from multicard.records.output import Output
-from multicard.records.text_table import Table, clean
+from multicard.records.text_table import TextTable, clean
 
 from ..runs import grouping
-from ..runs.load import Found, Run
+from ..runs.load import FoundRuns, Run
 from ..runs.sql import column_names, known
 
 FIGURES = tuple(figure.name for figure in figures.FIGURES.values() if figure.listed)
-ABOUT = ("name", "kind", "commit", "hardware", "hosts")  # said once, above the tables, where it is the same for all
-DROPPED = ("hosts", "hardware", "commit", *reversed(FIGURES[1:]))  # in this order, where lines are too long
+# said once, above the tables, where it is the same for all
+ABOUT = ("name", "kind", "commit", "hardware", "hosts")
+# in this order, where lines are too long
+DROPPED = ("hosts", "hardware", "commit", *reversed(FIGURES[1:]))
 NAMED = 5  # causes of failures that are named one by one
 
 
-def output(found: Found, every: Sequence[Run], chosen: Sequence[str] | None, refused: bool = False) -> Output:
-    """What `list` says of runs, some of those `found`; CSV and JSON have all of their columns, or those chosen, as they
+def output(
+    found: FoundRuns, every: Sequence[Run], chosen: Sequence[str] | None, refused: bool = False
+) -> Output:
+    """What `list` says of runs, some of those `found`; CSV and JSON have all of their columns, or
+    those chosen, as they
     are in the records: units are in the names.
 
     Args:
-        chosen: the columns to print instead of those that tell the runs apart, and their main figures.
+        chosen: the columns to print instead of those that tell the runs apart, and their main
+            figures.
         refused: show refused runs too, beside others; they are counted alone otherwise.
     """
     runs = [run for run in every if refused or run["status"] != "refused"] or every
@@ -33,28 +39,37 @@ def output(found: Found, every: Sequence[Run], chosen: Sequence[str] | None, ref
     if left:
         said = f"{count(left, 'refused cell')} left out: `--where \"status='refused'\"` shows them"
         hidden.append(Message("list.refused-cells", said, n=left))
-    names, marks = column_names(found.runs), grouping.legend(runs)
+    names = column_names(found.runs)
+    marks = grouping.legend(runs)
     if chosen is not None:
         names = [known(name, names, "--columns") for name in chosen]
 
-    def shown_tables(limit: int | None = None) -> list[Table]:
+    def shown_tables(limit: int | None = None) -> list[TextTable]:
         if chosen is None:
             return tables(runs, limit)
-        return [Table(names, [[figures.text(name, run[name]) for name in names] for run in runs])]
+        return [
+            TextTable(names, [[figures.text(name, run[name]) for name in names] for run in runs])
+        ]
 
     def lines(limit: int | None) -> list[str]:
         printed = [line for table in shown_tables(limit) for line in (*table.lines(limit), "")]
         several = chosen is None and len({run["kind"] for run in runs}) > 1
-        return [*(printed if several else printed[:-1]), _counted(runs, found), *hidden, *_causes(runs, limit), *marks]
+        return [
+            *(printed if several else printed[:-1]),
+            _counted(runs, found),
+            *hidden,
+            *_causes(runs, limit),
+            *marks,
+        ]
 
-    def with_legend() -> list[Table]:
+    def with_legend() -> list[TextTable]:
         return [table._replace(below=[*table.below, *marks]) for table in shown_tables()]
 
     rows = ({name: run[name] for name in names} for run in every)
     return Output(lines, with_legend, rows, names, lambda rows: {"runs": rows})
 
 
-def _counted(runs: Sequence[Run], found: Found) -> Message:
+def _counted(runs: Sequence[Run], found: FoundRuns) -> Message:
     some = f"{len(runs)} of " if len(runs) < len(found.runs) else ""
     said = f"{some}{count(len(found.runs), 'run')}"
     counts = Counter(run["status"] for run in runs if run["status"] != "ok")
@@ -73,25 +88,44 @@ def _causes(runs: Sequence[Run], limit: int | None) -> list[str]:
     lines = [text_table.cut(clean(line), limit) for line in named]
     more = len(causes) - NAMED
     if more > 0:
-        lines.append(Message("list.more-causes", f"{count(more, 'more cause')} (`--columns folder,cause`)", n=more))
+        lines.append(
+            Message(
+                "list.more-causes",
+                f"{count(more, 'more cause')} (`--columns folder,cause`)",
+                n=more,
+            )
+        )
     return lines
 
 
-def tables(runs: Sequence[Run], limit: int | None = None) -> list[Table]:
-    """A table for each kind of run, below what all of them have in common, in lines of at most `limit` cells."""
+def tables(runs: Sequence[Run], limit: int | None = None) -> list[TextTable]:
+    """A table for each kind of run, below what all of them have in common,
+    in lines of at most `limit` cells.
+    """
     same = {name for name in ABOUT if len(runs) > 1 and len({run[name] for run in runs}) == 1}
-    common = [f"{name} {_value(name, runs[0])}" for name in ABOUT if name in same and runs[0][name] is not None]
+    common = [
+        f"{name} {_value(name, runs[0])}"
+        for name in ABOUT
+        if name in same and runs[0][name] is not None
+    ]
     above = [f"all: {', '.join(common)}"] if common else []
     by_kind = grouping.group(runs, ["kind"])
     if len(by_kind) < 2:
         return [_table(own, same, limit, above) for own in by_kind.values()]
     headings = [[f"{clean(own[0]['kind'])}:"] for own in by_kind.values()]
     headings[0] = [*above, *headings[0]]
-    return [_table(own, same | {"kind"}, limit, above) for own, above in zip(by_kind.values(), headings, strict=True)]
+    return [
+        _table(own, same | {"kind"}, limit, above)
+        for own, above in zip(by_kind.values(), headings, strict=True)
+    ]
 
 
-def _table(runs: Sequence[Run], same: set[str], limit: int | None, above: Sequence[str]) -> Table:
-    """The table of runs of one kind, without columns in `same`, empty ones, and those that lines have no room for."""
+def _table(
+    runs: Sequence[Run], same: set[str], limit: int | None, above: Sequence[str]
+) -> TextTable:
+    """The table of runs of one kind, without columns in `same`, empty ones,
+    and those that lines have no room for.
+    """
     axes = differing(runs)
     order = ["name", "kind", *axes, "status", *FIGURES, "commit", "hardware", "hosts", "marks"]
     cells = {name: [_value(name, run) for run in runs] for name in order if name not in same}
@@ -99,7 +133,10 @@ def _table(runs: Sequence[Run], same: set[str], limit: int | None, above: Sequen
     widths = dict(zip(names, text_table.least_widths(names, _rows(names, cells)), strict=True))
     dropped = []
     for name in (*DROPPED, *reversed(axes)):
-        if limit is None or sum(widths[column] + text_table.GAP for column in names) - text_table.GAP <= limit:
+        if (
+            limit is None
+            or sum(widths[column] + text_table.GAP for column in names) - text_table.GAP <= limit
+        ):
             break
         if name in names:
             names.remove(name)
@@ -108,7 +145,7 @@ def _table(runs: Sequence[Run], same: set[str], limit: int | None, above: Sequen
     if dropped:
         said = f"no room for: {', '.join(reversed(dropped))} (`--columns A,B` chooses)"
         note.append(Message("list.no-room", said, columns=dropped[::-1]))
-    return Table(names, _rows(names, cells), above, note)
+    return TextTable(names, _rows(names, cells), above, note)
 
 
 def _rows(names: Sequence[str], cells: dict[str, list[str]]) -> list[tuple[str, ...]]:
@@ -126,6 +163,10 @@ def _value(name: str, run: Run) -> str:
 def differing(runs: Sequence[Run]) -> list[str]:
     """The axes and keys that tell runs of one kind apart, and those that are always shown of it."""
     keys = [*grouping.settings(runs), *grouping.CORES, grouping.REPEATED]
-    always = [name for name in figures.RECORDS[runs[0]["kind"]].always if any(run[name] is not None for run in runs)]
+    always = [
+        name
+        for name in figures.RECORDS[runs[0]["kind"]].always
+        if any(run[name] is not None for run in runs)
+    ]
     apart = grouping.apart([run.columns for run in runs], keys)
     return [*always, *(name for name in apart if name not in always)]

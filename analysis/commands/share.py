@@ -12,7 +12,14 @@ from multicard.config import schema
 from multicard.config.job import count
 from multicard.config.keys import flat
 from multicard.estimate import history, shared_rows
-from multicard.estimate.shared_rows import LICENCE, PACKAGES, SHARED_FIGURES, SharedFigure, SharedFile, SharedRow
+from multicard.estimate.shared_rows import (
+    LICENCE,
+    PACKAGES,
+    SHARED_FIGURES,
+    SharedFigure,
+    SharedFile,
+    SharedRow,
+)
 from multicard.messages import Message, Refusal, page
 from multicard.records.run_folder import write_text
 from multicard.records.schema_environment import Environment
@@ -20,14 +27,18 @@ from multicard.records.schema_environment import Environment
 from ..runs import grouping
 from ..runs.load import Run
 
-EXPORT = f"""Write measured rows to share: settings, hardware, versions, and each figure with its number of runs, mean
-and standard deviation. No paths, hosts, names, ids, times of day or prices.
+EXPORT = f"""Write measured rows to share: settings, hardware, versions, and each figure with its
+number of runs, mean and standard deviation. No paths, hosts, names, ids, times of day or prices.
 {page("share.md")} says how to send them."""
-IMPORT = "Check rows that others measured and put them into multirun/published, where predictions and charts read them."
+IMPORT = (
+    "Check rows that others measured and put them into multirun/published, where predictions and"
+    " charts read them."
+)
 
 
 def export(runs: Sequence[Run], out: Path) -> list[str]:
-    """Write the rows of the settings that ended ok and undisturbed; return lines that say what is in them.
+    """Write the rows of the settings that ended ok and undisturbed;
+    return lines that say what is in them.
 
     Raises:
         ValueError: nothing can be shared, with the reason.
@@ -37,28 +48,51 @@ def export(runs: Sequence[Run], out: Path) -> list[str]:
     if not rows:
         raise Refusal(
             "export.nothing",
-            f"nothing to share of {count(len(runs), 'run')}: none ended ok and undisturbed, with a model and a data "
-            "set that multicard or a package names",
+            f"nothing to share of {count(len(runs), 'run')}: none ended ok and undisturbed, with a"
+            " model and a data set that multicard or a package names",
             runs=len(runs),
         )
-    write_text(out, msgspec.json.format(msgspec.json.encode(SharedFile(1, LICENCE, rows))).decode() + "\n")
-    texts = {value for row in rows for value in (row.hardware, *row.settings.values()) if isinstance(value, str)}
+    write_text(
+        out, msgspec.json.format(msgspec.json.encode(SharedFile(1, LICENCE, rows))).decode() + "\n"
+    )
+    texts = {
+        value
+        for row in rows
+        for value in (row.hardware, *row.settings.values())
+        if isinstance(value, str)
+    }
     shared = sum(max(figure.n for figure in row.figures.values()) for row in rows)
-    written = f"{out}: {count(len(rows), 'row')} of {shared} of {count(len(runs), 'run')}, under {LICENCE}"
+    written = (
+        f"{out}: {count(len(rows), 'row')} of {shared} of {count(len(runs), 'run')}, under"
+        f" {LICENCE}"
+    )
     return [
-        Message("export.written", written, file=str(out), rows=len(rows), shared=shared, runs=len(runs)),
-        Message("export.words", f"All words in them: {', '.join(sorted(texts))}", words=sorted(texts)),
+        Message(
+            "export.written", written, file=str(out), rows=len(rows), shared=shared, runs=len(runs)
+        ),
+        Message(
+            "export.words", f"All words in them: {', '.join(sorted(texts))}", words=sorted(texts)
+        ),
     ]
 
 
 def _row(runs: Sequence[Run]) -> SharedRow | None:
-    """The row of a setting's runs; None where its model, its weights or its data set are the user's own."""
-    record, machine = runs[0].record(), runs[0].environment()
+    """The row of a setting's runs; None where its model,
+    its weights or its data set are the user's own.
+    """
+    record = runs[0].record()
+    machine = runs[0].environment()
     config = {key: value for key, value in record.config.items() if key not in schema.beside()}
-    settings = {key: value for key, value in flat(config).items() if shared_rows.is_public(record.kind, key, value)}
+    settings = {
+        key: value
+        for key, value in flat(config).items()
+        if shared_rows.is_public(record.kind, key, value)
+    }
     if "model.weights" in flat(config) and "model.weights" not in settings:
         return None
-    figures = {name: figure for name in SHARED_FIGURES if (figure := _figure(runs, name)) is not None}
+    figures = {
+        name: figure for name in SHARED_FIGURES if (figure := _figure(runs, name)) is not None
+    }
     drivers = {gpu.driver for gpu in machine.gpus}
     driver = drivers.pop() if len(drivers) == 1 else None
     versions = {"python": machine.python, "driver": driver, **machine.packages}
@@ -68,7 +102,11 @@ def _row(runs: Sequence[Run]) -> SharedRow | None:
         record.hardware or "",
         record.cores,
         None if record.dirty else record.commit,
-        {name: version for name in PACKAGES if (version := versions.get(name)) and is_version(version)},
+        {
+            name: version
+            for name in PACKAGES
+            if (version := versions.get(name)) and is_version(version)
+        },
         settings,
         figures,
         _links(machine),
@@ -82,14 +120,24 @@ def _row(runs: Sequence[Run]) -> SharedRow | None:
 def _links(machine: Environment) -> list[str]:
     """The kinds of links between the GPUs of a node."""
     found = (machine.topology or {}).get("links")
-    links = [one.get("link") for one in (found if isinstance(found, list) else []) if isinstance(one, dict)]
-    return sorted({link for link in links if isinstance(link, str) and re.search(shared_rows.LINK, link)})
+    links = [
+        one.get("link")
+        for one in (found if isinstance(found, list) else [])
+        if isinstance(one, dict)
+    ]
+    return sorted(
+        {link for link in links if isinstance(link, str) and re.search(shared_rows.LINK, link)}
+    )
 
 
 def _figure(runs: Sequence[Run], name: str) -> SharedFigure | None:
     mean = grouping.of_setting(runs, name)
     values = [run[name] for run in runs]
-    return None if mean is None else SharedFigure(len(runs), mean, stdev(values) if len(runs) > 1 else None)
+    return (
+        None
+        if mean is None
+        else SharedFigure(len(runs), mean, stdev(values) if len(runs) > 1 else None)
+    )
 
 
 def bring_in(file: Path) -> str:
@@ -111,12 +159,19 @@ def bring_in(file: Path) -> str:
         raise Refusal("import.refused", said, file=str(file), reason=reason) from None
     content = msgspec.json.format(msgspec.json.encode(read)).decode() + "\n"
     name = re.sub(r"\W+", "-", read.rows[0].hardware.lower()).strip("-")
-    path = Path(history.ROOT, history.PUBLISHED, f"{name}-{sha256(content.encode()).hexdigest()[:8]}.json")
+    path = Path(
+        history.ROOT, history.PUBLISHED, f"{name}-{sha256(content.encode()).hexdigest()[:8]}.json"
+    )
     known = path.exists()
     if not known:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, content)
     rows = count(len(read.rows), "row")
     if known:
-        return Message("import.known", f"{path}: {rows}, which were there already", file=str(path), rows=len(read.rows))
+        return Message(
+            "import.known",
+            f"{path}: {rows}, which were there already",
+            file=str(path),
+            rows=len(read.rows),
+        )
     return Message("import.written", f"{path}: {rows}", file=str(path), rows=len(read.rows))

@@ -1,10 +1,11 @@
 """`table`: a table or figure of the papers from your own runs, beside the papers' figures.
 
-For each cell: the means over its runs that ended ok (of peak memory the highest), ± half of their 95 % interval, in
-which is how all repeated runs of the machine differ; and speed-ups, which the papers' tables call efficiency: the time
-on one GPU / the time, and the time of the base (fp64, no pinned memory ...) / the time, or the share of the base's time
-that is saved. For bytes it is how many times the base's. Beside each column stands what the papers print of the same
-setting; what to know of it, misprints too, is below.
+For each cell: the means over its runs that ended ok (of peak memory the highest), ± half of their
+95 % interval, in which is how all repeated runs of the machine differ; and speed-ups, which the
+papers' tables call efficiency: the time on one GPU / the time, and the time of the base (fp64, no
+pinned memory ...) / the time, or the share of the base's time that is saved. For bytes it is how
+many times the base's. Beside each column stands what the papers print of the same setting;
+what to know of it, misprints too, is below.
 """
 
 import re
@@ -41,26 +42,39 @@ from ..table_columns import Column
 
 UNMEASURED = "not measured"
 BOUNDS = ("_low", "_high")  # of a figure's interval, in CSV
-AGAINST_ONE, SAVED = "x 1 GPU", "saved"
+AGAINST_ONE = "x 1 GPU"
+SAVED = "saved"
 PAPER = "paper"  # above printed figures; in CSV with the name of their column
 
 DATASETS_TITLE = "The papers' Table 4: the sizes of the text data sets"
 # no roles: headings
-DATASETS_HEADINGS = ["dataset", "source", "template", PAPER, "rows", PAPER, "MB", PAPER, "tasks (paper)"]
+DATASETS_HEADINGS = [
+    "dataset",
+    "source",
+    "template",
+    PAPER,
+    "rows",
+    PAPER,
+    "MB",
+    PAPER,
+    "tasks (paper)",
+]
 DATASETS_NOTES = [
     Message(
         "table.rows",
-        "rows, MB: of a run that read the whole set; MB of its files, which may be of another format than the papers'",
+        "rows, MB: of a run that read the whole set; MB of its files, which may be of another"
+        " format than the papers'",
     ),
     Message(
         "table.no-rows",
-        "-: no run here read the whole set; `dataset=NAME dataset.rows=null` does, of any model and method",
+        "-: no run here read the whole set; `dataset=NAME dataset.rows=null` does, of any model and"
+        " method",
     ),
 ]
 
 
 @dataclass(frozen=True)
-class Table:
+class ExperimentTable:
     """One panel of an experiment.
 
     headings: of the columns. texts: the rows as they are printed.
@@ -75,12 +89,13 @@ class Table:
     notes: list[str]
 
     @property
-    def shown(self) -> text_table.Table:
-        return text_table.Table(self.headings, self.texts, [self.title, ""], ["", *self.notes])
+    def shown(self) -> text_table.TextTable:
+        return text_table.TextTable(self.headings, self.texts, [self.title, ""], ["", *self.notes])
 
 
-def output(tables: Sequence[Table], others: int = 0) -> Output:
-    """The tables; CSV has their filled columns, after a first one `panel` where there are several tables.
+def output(tables: Sequence[ExperimentTable], others: int = 0) -> Output:
+    """The tables; CSV has their filled columns,
+    after a first one `panel` where there are several tables.
 
     Args:
         others: how many settings with fewer of the cells are left out.
@@ -101,9 +116,9 @@ def output(tables: Sequence[Table], others: int = 0) -> Output:
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """A column that compares the cells with another: speed-ups, shares of the time that are saved, parallel
-    efficiencies, and how many times the bytes.
+class ColumnComparison:
+    """A column that compares the cells with another: speed-ups, shares of the time that are saved,
+    parallel efficiencies, and how many times the bytes.
 
     base: the other cell. printed: the papers' measure of it, in percent; None where they have none.
     """
@@ -113,37 +128,56 @@ class Comparison:
     printed: str | None = None
 
 
-def tables(experiment: Experiment, panels: Sequence[Panel]) -> list[Table]:
-    return [(_of_profiles if experiment.view.of_profiles else _of_measures)(panel) for panel in panels]
+def tables(experiment: Experiment, panels: Sequence[Panel]) -> list[ExperimentTable]:
+    return [
+        (_of_profiles if experiment.view.of_profiles else _of_measures)(panel) for panel in panels
+    ]
 
 
-def _of_measures(panel: Panel) -> Table:
+def _of_measures(panel: Panel) -> ExperimentTable:
     papers = _printed(panel)
     cells = sorted([*panel.cells, *panel.missing], key=panel.experiment.order)
     rows = [_row(panel, cell, papers) for cell in cells]
-    names = [name for name in rows[0] if any(row[name] is not None for row in rows) and not name.endswith(BOUNDS)]
-    headings = [PAPER if name.startswith(f"{PAPER} ") else name.removeprefix("dataset.") for name in names]
+    names = [
+        name
+        for name in rows[0]
+        if any(row[name] is not None for row in rows) and not name.endswith(BOUNDS)
+    ]
+    headings = [
+        PAPER if name.startswith(f"{PAPER} ") else name.removeprefix("dataset.") for name in names
+    ]
     texts = [[_text(name, row) for name in names] for row in rows]
     figures = [figure for by_cell in papers.values() for figure in by_cell.values()]
-    return Table(_title(panel), headings, texts, rows, _notes(panel, rows, figures))
+    return ExperimentTable(_title(panel), headings, texts, rows, _notes(panel, rows, figures))
 
 
-def _of_profiles(panel: Panel) -> Table:
-    """Shares of the profiled time, or times: of profiles from the start, as the papers' were, in seconds of all ranks
-    beside what the papers print, and of others in those of a step and rank."""
-    shares, swept = panel.experiment.view.form == "shares", panel.experiment.swept
+def _of_profiles(panel: Panel) -> ExperimentTable:
+    """Shares of the profiled time, or times: of profiles from the start, as the papers' were, in
+    seconds of all ranks beside what the papers print, and of others in those of a step and rank.
+    """
+    shares = panel.experiment.view.form == "shares"
+    swept = panel.experiment.swept
     whole = not shares and profile_metrics.from_start(panel.runs)
-    by_cell = profile_metrics.by_cell(panel.cells, panel.experiment.view.shown_metrics if shares else None, whole)
+    by_cell = profile_metrics.by_cell(
+        panel.cells, panel.experiment.view.shown_metrics if shares else None, whole
+    )
     several = [column for column in swept if len(panel.values(column)) > 1]
-    unit, text = "milliseconds a step and rank, of the profiled steps", lambda value: f"{1000 * value:.3g}"
     if shares:
-        unit, text = "share of the profiled time of all ranks", "{:.1%}".format
+        unit = "share of the profiled time of all ranks"
+        text = "{:.1%}".format
     elif whole:
-        unit, text = "seconds of all ranks, of the run from its start", "{:,.4g}".format
-    metrics, papers = profile_metrics.largest(list(by_cell.values())), list[PrintedFigure]()
+        unit = "seconds of all ranks, of the run from its start"
+        text = "{:,.4g}".format
+    else:
+        unit = "milliseconds a step and rank, of the profiled steps"
+        text = _in_milliseconds
+    metrics = profile_metrics.largest(list(by_cell.values()))
+    papers = list[PrintedFigure]()
     columns = [Column("group", "group", [group for group, _ in metrics], is_setting=True)]
     columns += [Column("metric", "metric", [name for _, name in metrics], is_setting=True)]
-    printed_too = {name: same_setting.beside(panel, f"{printed.METRIC}{name}") for _, name in metrics}
+    printed_too = {
+        name: same_setting.beside(panel, f"{printed.METRIC}{name}") for _, name in metrics
+    }
     for cell, figures in by_cell.items():
         heading = grouping.short_label(pair for pair in cell if pair[0] in several)
         values = ", ".join(grouping.typed(value) for column, value in cell if column in several)
@@ -161,7 +195,13 @@ def _of_profiles(panel: Panel) -> Table:
         notes.append(Message("table.no-calls", "no CUDA calls were seen: CPU ranks make none"))
     notes += _notes(panel, [], papers)
     shown = table_columns.table(columns)
-    return Table(_title(panel), [*shown.headings], [*map(list, shown.rows)], table_columns.rows(columns), notes)
+    return ExperimentTable(
+        _title(panel),
+        [*shown.headings],
+        [*map(list, shown.rows)],
+        table_columns.rows(columns),
+        notes,
+    )
 
 
 def _title(panel: Panel) -> str:
@@ -173,11 +213,15 @@ def _printed(panel: Panel) -> dict[str, dict[Cell, PrintedFigure]]:
     """The papers' figures for the cells, by the name of the column that they stand beside."""
     compared = _comparisons(panel, next(iter(panel.cells)))
     measures = {measure: measure for measure in panel.experiment.view.measures}
-    measures |= {name: comparison.printed for name, comparison in compared.items() if comparison.printed}
+    measures |= {
+        name: comparison.printed for name, comparison in compared.items() if comparison.printed
+    }
     return {name: same_setting.beside(panel, measure) for name, measure in measures.items()}
 
 
-def _row(panel: Panel, cell: Cell, papers: Mapping[str, Mapping[Cell, PrintedFigure]]) -> dict[str, Any]:
+def _row(
+    panel: Panel, cell: Cell, papers: Mapping[str, Mapping[Cell, PrintedFigure]]
+) -> dict[str, Any]:
     runs = panel.cells.get(cell, [])
     ok = ok_runs(runs)
     statuses = Counter(run["status"] for run in runs)
@@ -191,22 +235,26 @@ def _row(panel: Panel, cell: Cell, papers: Mapping[str, Mapping[Cell, PrintedFig
         if measure != EFFICIENCY:
             interval = panel.repeated.figure(ok, measure)
             row[measure] = interval and interval.estimate
-            row[f"{measure}_low"], row[f"{measure}_high"] = (interval.low, interval.high) if interval else (None, None)
+            row[f"{measure}_low"], row[f"{measure}_high"] = (
+                (interval.low, interval.high) if interval else (None, None)
+            )
             figure = papers[measure].get(cell)
             row[f"{PAPER} {measure}"] = figure and figure.value
     for name, comparison in _comparisons(panel, cell).items():
         row[name] = _compared(panel, name, comparison, cell)
         figure = papers.get(name, {}).get(cell)
         row[f"{PAPER} {name}"] = figure and figure.value / 100
-    ideal = grouping.ranks(ok[0]) if ok and main != "step_s" else 1  # an iteration on n GPUs takes n times the rows
+    # an iteration on n GPUs takes n times the rows
+    ideal = grouping.ranks(ok[0]) if ok and main != "step_s" else 1
     doubtful = (row.get(AGAINST_ONE) or 0.0) > formulas.DOUBTFUL_EFFICIENCY * ideal
     row["marks"] = grouping.marks(counted) + DOUBTFUL * doubtful or None
     return row
 
 
-def _comparisons(panel: Panel, cell: Cell) -> dict[str, Comparison]:
+def _comparisons(panel: Panel, cell: Cell) -> dict[str, ColumnComparison]:
     """The columns that compare a cell with others, by name."""
-    view, compared = panel.experiment.view, {}
+    view = panel.experiment.view
+    compared = {}
     main = view.measures[0]
 
     def with_values(**values: Any) -> Cell:
@@ -214,9 +262,11 @@ def _comparisons(panel: Panel, cell: Cell) -> dict[str, Comparison]:
 
     on_one_node = "nodes" in dict(cell) or (panel.runs[0]["nodes"] or 1) == 1
     if "gpus" in dict(cell) and main.endswith("_s") and on_one_node:
-        compared[AGAINST_ONE] = Comparison(main, with_values(gpus=1, nodes=1), printed.SPEEDUP_1GPU)
+        compared[AGAINST_ONE] = ColumnComparison(
+            main, with_values(gpus=1, nodes=1), printed.SPEEDUP_1GPU
+        )
         if EFFICIENCY in view.measures:
-            compared[EFFICIENCY] = Comparison(main, with_values(gpus=1, nodes=1))
+            compared[EFFICIENCY] = ColumnComparison(main, with_values(gpus=1, nodes=1))
     if view.base is not None:
         values = view.base_values
         name = "x " + " ".join(
@@ -226,17 +276,21 @@ def _comparisons(panel: Panel, cell: Cell) -> dict[str, Comparison]:
         base = with_values(**values)
         volumes = [measure for measure in view.measures if measure.endswith("_bytes")]
         if len(volumes) > 1:
-            compared |= {f"{measure.removesuffix('_bytes')} {name}": Comparison(measure, base) for measure in volumes}
+            compared |= {
+                f"{measure.removesuffix('_bytes')} {name}": ColumnComparison(measure, base)
+                for measure in volumes
+            }
         elif view.saved:
-            compared[SAVED] = Comparison(main, base, printed.SAVED)
+            compared[SAVED] = ColumnComparison(main, base, printed.SAVED)
         else:
-            compared[name] = Comparison(main, base, printed.SPEEDUP)
+            compared[name] = ColumnComparison(main, base, printed.SPEEDUP)
     return compared
 
 
-def _compared(panel: Panel, name: str, comparison: Comparison, cell: Cell) -> float | None:
-    """Speed-up over the base, or the share that is saved or reached of the ideal; of figures other than times, the
-    ratio to the base."""
+def _compared(panel: Panel, name: str, comparison: ColumnComparison, cell: Cell) -> float | None:
+    """Speed-up over the base, or the share that is saved or reached of the ideal; of figures other
+    than times, the ratio to the base.
+    """
     ok, others = (ok_runs(panel.cells.get(side, [])) for side in (cell, comparison.base))
     own, base = (of_setting(runs, comparison.measure) for runs in (ok, others))
     if not own or not base:
@@ -252,11 +306,13 @@ def _compared(panel: Panel, name: str, comparison: Comparison, cell: Cell) -> fl
 
 
 def _text(name: str, row: Mapping[str, Any]) -> str:
-    value, of = row[name], name.removeprefix(f"{PAPER} ")
+    value = row[name]
+    of = name.removeprefix(f"{PAPER} ")
     if value is None:
         return "-"
     is_ratio = re.match(r"(\w+ )?x ", of) is not None
-    if of in (SAVED, EFFICIENCY) or (is_ratio and of != name):  # the papers print speed-ups in percent
+    # the papers print speed-ups in percent
+    if of in (SAVED, EFFICIENCY) or (is_ratio and of != name):
         return f"{value:.2%}"
     if is_ratio:
         return f"{value:.2f}"
@@ -264,12 +320,18 @@ def _text(name: str, row: Mapping[str, Any]) -> str:
     return intervals.text(of, Interval(value, low, high))
 
 
-def _notes(panel: Panel, rows: Sequence[Mapping[str, Any]], papers: Sequence[PrintedFigure]) -> list[str]:
-    runs, experiment = panel.runs, panel.experiment
+def _notes(
+    panel: Panel, rows: Sequence[Mapping[str, Any]], papers: Sequence[PrintedFigure]
+) -> list[str]:
+    runs = panel.runs
+    experiment = panel.experiment
     notes = [_setting(panel), *_meanings(rows, experiment)]
     if panel.missing:
         missing = len(panel.missing)
-        said = f"{missing} of {count(missing + len(panel.cells), 'cell')} not measured: `{panel.command}`"
+        said = (
+            f"{missing} of {count(missing + len(panel.cells), 'cell')} not measured:"
+            f" `{panel.command}`"
+        )
         notes.append(Message("table.missing", said, n=missing, command=panel.command))
     if any(run["scale"] == "smoke" for run in runs):
         said = "scale=smoke: these figures show that the sweep works, not what the papers measured"
@@ -283,18 +345,23 @@ def _notes(panel: Panel, rows: Sequence[Mapping[str, Any]], papers: Sequence[Pri
             label = grouping.label(cell, experiment.swept)
             cause = clean(str(run["cause"] or "no cause recorded"))
             said = f"{label}: {run['status']}: {cause}"
-            notes.append(Message("table.failed", said, cell=label, status=run["status"], cause=run["cause"]))
+            notes.append(
+                Message("table.failed", said, cell=label, status=run["status"], cause=run["cause"])
+            )
     return [*notes, *grouping.legend(runs)]
 
 
 def _meanings(rows: Sequence[Mapping[str, Any]], experiment: Experiment) -> list[str]:
     """What columns and signs of a table mean, as far as it has them."""
-    notes, measures = list[str](), experiment.view.measures
+    notes = list[str]()
+    measures = experiment.view.measures
     if any(row["runs"] is not None for row in rows):
         said = "runs: how many runs of the cell ended ok and count for its first figure"
         notes.append(Message("table.runs", said))
     if any(row.get(f"{measure}{BOUNDS[0]}") is not None for row in rows for measure in measures):
-        said = "±: half of the 95 % interval of the figure, in which is how all repeated runs differ"
+        said = (
+            "±: half of the 95 % interval of the figure, in which is how all repeated runs differ"
+        )
         notes.append(Message("table.half-interval", said))
     if any(DOUBTFUL in (row["marks"] or "") for row in rows):
         notes.append(f"{DOUBTFUL}  {AGAINST_ONE}: {DOUBTFUL_MEANING}")
@@ -302,7 +369,10 @@ def _meanings(rows: Sequence[Mapping[str, Any]], experiment: Experiment) -> list
         said = f"{AGAINST_ONE}: of an iteration, which on n GPUs takes n times the rows"
         notes.append(Message("table.of-iterations", said))
     if any(EFFICIENCY in row for row in rows):
-        said = f"{EFFICIENCY}: {AGAINST_ONE} / GPUs; the papers' tables call {AGAINST_ONE} in percent efficiency"
+        said = (
+            f"{EFFICIENCY}: {AGAINST_ONE} / GPUs; the papers' tables call {AGAINST_ONE} in percent"
+            " efficiency"
+        )
         notes.append(Message("table.efficiency", said))
     return notes
 
@@ -311,32 +381,57 @@ def _setting(panel: Panel) -> str:
     first = panel.runs[0]
     titled = [key for key in schema.shown() if Role.titled in schema.of(key)]
     known = [key for key in titled if key not in panel.experiment.swept and first[key] is not None]
-    same = [f"{key}={grouping.typed(first[key])}" for key in known if len({run[key] for run in panel.runs}) == 1]
+    same = [
+        f"{key}={grouping.typed(first[key])}"
+        for key in known
+        if len({run[key] for run in panel.runs}) == 1
+    ]
     place = grouping.mixture(panel.runs) or f"{grouping.commit(first)} on {grouping.machine(first)}"
     return f"all: {' '.join(same)}, {place}"
 
 
-def of_datasets(runs: Sequence[Run]) -> Table:
-    """The sizes of the text data sets that the papers print, as runs read them: a row each, measured or not."""
+def of_datasets(runs: Sequence[Run]) -> ExperimentTable:
+    """The sizes of the text data sets that the papers print, as runs read them: a row each,
+    measured or not.
+    """
     found = printed.figures(printed.DATASETS)
-    rows = [_dataset_row(name, runs) for name in dict.fromkeys(figure.cell["dataset"] for figure in found)]
+    rows = [
+        _dataset_row(name, runs)
+        for name in dict.fromkeys(figure.cell["dataset"] for figure in found)
+    ]
     texts = [[_size_text(value) for value in row.values()] for row in rows]
-    return Table(DATASETS_TITLE, DATASETS_HEADINGS, texts, rows, [same_setting.sources(found), *DATASETS_NOTES])
+    return ExperimentTable(
+        DATASETS_TITLE,
+        DATASETS_HEADINGS,
+        texts,
+        rows,
+        [same_setting.sources(found), *DATASETS_NOTES],
+    )
 
 
 def _dataset_row(name: str, runs: Sequence[Run]) -> dict[str, Any]:
-    whole = [run for run in runs if run["dataset"] == name and run["dataset.rows"] is None and run["status"] == "ok"]
-    record, facts = whole[0].record() if whole else None, DATASETS[name]
-    data, rows = record and record.data, record.text_rows if isinstance(record, LlmRecord) else None
+    whole = [
+        run
+        for run in runs
+        if run["dataset"] == name and run["dataset.rows"] is None and run["status"] == "ok"
+    ]
+    record = whole[0].record() if whole else None
+    facts = DATASETS[name]
+    data = record and record.data
+    rows = record.text_rows if isinstance(record, LlmRecord) else None
     printed_words = next(row for row in printed.rows(printed.DATASETS) if row["dataset"] == name)
-    has_rows_alone = data is not None and [*data.parts] == ["dataset"]  # no weights, nor a tokenizer of files
+    # no weights, nor a tokenizer of files
+    has_rows_alone = data is not None and [*data.parts] == ["dataset"]
     papers = {
-        figure.measure: figure.value for figure in printed.figures(printed.DATASETS) if figure.cell == {"dataset": name}
+        figure.measure: figure.value
+        for figure in printed.figures(printed.DATASETS)
+        if figure.cell == {"dataset": name}
     }
     return {
         "dataset": name,
         "source": msgspec.yaml.decode((CONF / "dataset" / f"{name}.yaml").read_bytes())["source"],
-        "template": "instruct" if facts.conversations else facts.template,  # as the experiments read it
+        # as the experiments read it
+        "template": "instruct" if facts.conversations else facts.template,
         "paper template": printed_words["template"],
         "rows": rows and rows.read,
         "paper rows": int(papers["rows"]),
@@ -349,4 +444,14 @@ def _dataset_row(name: str, runs: Sequence[Run]) -> dict[str, Any]:
 def _size_text(value: Any) -> str:
     if value is None:
         return "-"
-    return value if isinstance(value, str) else f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
+    return (
+        value
+        if isinstance(value, str)
+        else f"{value:,}"
+        if isinstance(value, int)
+        else f"{value:,.2f}"
+    )
+
+
+def _in_milliseconds(value_s: float) -> str:
+    return f"{1000 * value_s:.3g}"

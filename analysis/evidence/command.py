@@ -1,11 +1,14 @@
-"""Measure what the GPUs of this machine do, as much as fits into the time, and write a page and a file to share.
+"""Measure what the GPUs of this machine do, as much as fits into the time,
+and write a page and a file to share.
 
-Called again, the command goes on where it stopped, however that happened. What takes longer than the time that is
-left waits for another call; when all has been measured, it is measured again, so that figures have a spread. Without a
-GPU everything runs shrunk, on CPU ranks: that shows that the code works, and its figures are no results.
+Called again, the command goes on where it stopped, however that happened. What takes longer than
+the time that is left waits for another call; when all has been measured, it is measured again, so
+that figures have a spread. Without a
+GPU everything runs shrunk, on CPU ranks: that shows that the code works,
+and its figures are no results.
 
---data: a folder with MNIST/raw, alpaca*.jsonl and Llama's tokenizer.model, or with folders that hold these. Without
-them, images are made of scikit-learn's digits, and rows are generated.
+--data: a folder with MNIST/raw, alpaca*.jsonl and Llama's tokenizer.model, or with folders that
+hold these. Without them, images are made of scikit-learn's digits, and rows are generated.
 """
 
 import argparse
@@ -31,8 +34,8 @@ from multicard.records.text_table import terminal_width
 
 from .. import cli
 from . import drive, job, page
-from .drive import Progress, StepRecord
-from .place import IMAGES, ROWS, TOKENIZER, Place
+from .drive import SilentProgress, StepRecord
+from .place import IMAGES, ROWS, TOKENIZER, Circumstances
 from .steps import STEPS, Step
 
 MINUTES = 30.0
@@ -40,7 +43,7 @@ FOLDER = Path("multirun/evidence")
 MACHINE = "here.json"  # what the folder's figures are of
 
 
-class Machine(msgspec.Struct):
+class EvidenceMachine(msgspec.Struct):
     """What figures of one folder have in common."""
 
     hardware: str
@@ -49,12 +52,15 @@ class Machine(msgspec.Struct):
     changes: str | None
 
 
-class Line(Progress):
-    """One line of progress: it changes in place in a terminal, and is printed at each step elsewhere."""
+class Line(SilentProgress):
+    """One line of progress: it changes in place in a terminal,
+    and is printed at each step elsewhere.
+    """
 
     def __init__(self, console: Console, steps: int, minutes: float) -> None:
         self._status = console.status("") if console.is_terminal else None
-        self._steps, self._minutes = steps, minutes
+        self._steps = steps
+        self._minutes = minutes
         self._started_s = clock_s()
         self._number = 0
         self._what = ""
@@ -77,7 +83,9 @@ class Line(Progress):
 
     def tick(self) -> None:
         if self._status is not None:
-            self._status.update(f"[{self._elapsed()}] {self._number} of {self._steps} steps done, {self._what}")
+            self._status.update(
+                f"[{self._elapsed()}] {self._number} of {self._steps} steps done, {self._what}"
+            )
 
     def ended(self, step: Step, record: StepRecord) -> None:
         self._number = min(self._number + 1, self._steps)
@@ -112,8 +120,15 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def words_of(options: argparse.Namespace) -> list[str]:
     """The words of the command that a job runs: those of this one, without the job's."""
-    named = {"--minutes": f"{options.minutes:g}", "--out": options.out, "--data": options.data, "--gpus": options.gpus}
-    words = [str(word) for flag, value in named.items() if value is not None for word in (flag, value)]
+    named = {
+        "--minutes": f"{options.minutes:g}",
+        "--out": options.out,
+        "--data": options.data,
+        "--gpus": options.gpus,
+    }
+    words = [
+        str(word) for flag, value in named.items() if value is not None for word in (flag, value)
+    ]
     return [*words, *(["--only", *options.only] if options.only else [])]
 
 
@@ -126,18 +141,37 @@ def require_minutes(minutes: float) -> None:
 def parser() -> Parser:
     names = [step.name for step in STEPS]
     raw = argparse.RawDescriptionHelpFormatter
-    made = Parser(f"{typed('-m multicard')} evidence", description=usage(__doc__, __file__), formatter_class=raw)
-    made.add_argument("--minutes", type=float, default=MINUTES, help=f"that this call may take; default: {MINUTES:g}")
-    made.add_argument("--gpus", type=cli.count, help="how many to use; default: all that are visible")
-    made.add_argument("--data", type=Path, metavar="FOLDER", help="images, rows and tokenizer: see above")
-    made.add_argument("--out", type=Path, metavar="FOLDER", default=FOLDER, help=f"default: {FOLDER}")
+    made = Parser(
+        f"{typed('-m multicard')} evidence",
+        description=usage(__doc__, __file__),
+        formatter_class=raw,
+    )
+    made.add_argument(
+        "--minutes",
+        type=float,
+        default=MINUTES,
+        help=f"that this call may take; default: {MINUTES:g}",
+    )
+    made.add_argument(
+        "--gpus", type=cli.count, help="how many to use; default: all that are visible"
+    )
+    made.add_argument(
+        "--data", type=Path, metavar="FOLDER", help="images, rows and tokenizer: see above"
+    )
+    made.add_argument(
+        "--out", type=Path, metavar="FOLDER", default=FOLDER, help=f"default: {FOLDER}"
+    )
     made.add_argument("--only", nargs="+", choices=names, metavar="STEP", help="some of the steps")
-    made.add_argument("--slurm", nargs="+", metavar="OPTION", help=f"submit it as one job: {job.HINT}")
-    made.add_argument("--list", action="store_true", help="the steps and their state; measure nothing")
+    made.add_argument(
+        "--slurm", nargs="+", metavar="OPTION", help=f"submit it as one job: {job.HINT}"
+    )
+    made.add_argument(
+        "--list", action="store_true", help="the steps and their state; measure nothing"
+    )
     return made
 
 
-def place_of(options: argparse.Namespace) -> Place:
+def place_of(options: argparse.Namespace) -> Circumstances:
     """The place that the options name; a ValueError where it is none."""
     there = len(devices.visible_gpus())
     gpus = options.gpus or there or min(2, environment.cores())
@@ -146,9 +180,12 @@ def place_of(options: argparse.Namespace) -> Place:
         raise Refusal("evidence.too-many-gpus", said, key="--gpus", value=gpus, visible=there)
     require_minutes(options.minutes)
     data = None if options.data is None else options.data.resolve()
-    place = Place(options.out.resolve(), gpus, bool(there), least_memory_bytes(), data)
+    place = Circumstances(options.out.resolve(), gpus, bool(there), least_memory_bytes(), data)
     if data is not None and not place.holds_data():
-        said = f"--data {options.data}: holds no {IMAGES}, {ROWS} or {TOKENIZER}; name the folder that does"
+        said = (
+            f"--data {options.data}: holds no {IMAGES}, {ROWS} or {TOKENIZER}; name the folder that"
+            " does"
+        )
         raise Refusal("evidence.no-data", said, key="--data", value=str(options.data))
     return place
 
@@ -158,7 +195,7 @@ def least_memory_bytes() -> float:
     return min((float(gpu.get("memory_bytes") or 0) for gpu in environment.gpus()), default=0.0)
 
 
-def listed(place: Place, steps: Sequence[Step]) -> int:
+def listed(place: Circumstances, steps: Sequence[Step]) -> int:
     for step in steps:
         record = drive.record_of(place, step)
         state = step.skip(place) or f"{drive.estimate_s(place, step):.0f} s, {record.status}"
@@ -166,7 +203,7 @@ def listed(place: Place, steps: Sequence[Step]) -> int:
     return 0
 
 
-def gathered(place: Place, steps: Sequence[Step], options: argparse.Namespace) -> int:
+def gathered(place: Circumstances, steps: Sequence[Step], options: argparse.Namespace) -> int:
     """Measure, and write page and file, also where this process is told to stop."""
     try:
         place.out.mkdir(parents=True, exist_ok=True)
@@ -175,7 +212,8 @@ def gathered(place: Place, steps: Sequence[Step], options: argparse.Namespace) -
         raise Refusal.of(unwritable(place.out, error, "--out")) from None
     with lock:
         require_same_machine(place)
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # by way of what is written below
+        # by way of what is written below
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         if not place.is_cuda:
             say(page.NO_GPU)
         try:
@@ -188,36 +226,52 @@ def gathered(place: Place, steps: Sequence[Step], options: argparse.Namespace) -
     return code
 
 
-def locked(place: Place) -> Any:
+def locked(place: Circumstances) -> Any:
     """Held by one command of a folder at a time."""
     lock = FileLock(place.out / ".lock", mode=0o600)
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        said = f"--out {place.out}: another command gathers evidence there; name another folder, or wait"
+        said = (
+            f"--out {place.out}: another command gathers evidence there; name another folder, or"
+            " wait"
+        )
         raise Refusal("evidence.locked", said, key="--out", value=str(place.out)) from None
     return lock
 
 
-def require_same_machine(place: Place) -> None:
+def require_same_machine(place: Circumstances) -> None:
     """Refuse a folder whose figures are of another machine, or of other code."""
     git = environment.git(Path(drive.__file__).parent) or {}
-    names = sorted({str(gpu["name"]) for gpu in environment.gpus()}) if place.is_cuda else [environment.cpu_model()]
-    here = Machine(", ".join(map(str, names)), place.gpus, git.get("commit"), git.get("changes"))
+    names = (
+        sorted({str(gpu["name"]) for gpu in environment.gpus()})
+        if place.is_cuda
+        else [environment.cpu_model()]
+    )
+    here = EvidenceMachine(
+        ", ".join(map(str, names)), place.gpus, git.get("commit"), git.get("changes")
+    )
     file = place.out / MACHINE
     if not file.exists():
         run_folder.write_text(file, msgspec.json.encode(here).decode() + "\n")
         return
-    before = msgspec.json.decode(file.read_bytes(), type=Machine)
+    before = msgspec.json.decode(file.read_bytes(), type=EvidenceMachine)
     if before != here:
-        kept = {name: getattr(before, name) for name in Machine.__struct_fields__}
+        kept = {name: getattr(before, name) for name in EvidenceMachine.__struct_fields__}
         other = [name for name, value in kept.items() if value != getattr(here, name)]
-        said = f"--out {place.out}: holds figures of another {' and '.join(other)}; name another folder"
-        raise Refusal("evidence.other-machine", said, key="--out", value=str(place.out), other=other)
+        said = (
+            f"--out {place.out}: holds figures of another {' and '.join(other)}; name another"
+            " folder"
+        )
+        raise Refusal(
+            "evidence.other-machine", said, key="--out", value=str(place.out), other=other
+        )
 
 
-def shown(place: Place, steps: Sequence[Step]) -> int:
-    """Print the table, write page and file, and name what failed and what is left; the exit code."""
+def shown(place: Circumstances, steps: Sequence[Step]) -> int:
+    """Print the table, write page and file, and name what failed and what is left;
+    the exit code.
+    """
     records = [drive.record_of(place, step) for step in steps]
     for line in ["", *page.table(place, steps, terminal_width())]:
         say(line)
@@ -225,7 +279,11 @@ def shown(place: Place, steps: Sequence[Step]) -> int:
         if record.status == drive.FAILED:
             log = place.log(record.step)
             said = f"{record.step}: {record.why}; its log: {log}"
-            say(Message("evidence.step-failed", said, step=record.step, why=record.why, log=str(log)))
+            say(
+                Message(
+                    "evidence.step-failed", said, step=record.step, why=record.why, log=str(log)
+                )
+            )
     left = [record.step for record in records if record.status in (drive.LEFT, drive.STOPPED)]
     if left:
         said = f"left for another call: {', '.join(left)}"

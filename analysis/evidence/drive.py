@@ -1,9 +1,11 @@
-"""Measures the steps that are left, the most valuable first, as long as they fit, and goes on where it stopped.
+"""Measures the steps that are left, the most valuable first, as long as they fit,
+and goes on where it stopped.
 
-The record of a step (FOLDER/<step>.json), its log and its runs stay in the folder. One that is expected to take longer
-than what is left waits for the next call. One that takes longer, or twice as long as expected, is stopped, and comes
-after the others next time, as one that failed does. When all have been measured, what time is left goes to measuring
-them again, so that more and more figures have a spread.
+The record of a step (FOLDER/<step>.json), its log and its runs stay in the folder. One that is
+expected to take longer than what is left waits for the next call. One that takes longer, or twice
+as long as expected, is stopped, and comes after the others next time, as one that failed does. When
+all have been measured, what time is left goes to measuring them again,
+so that more and more figures have a spread.
 """
 
 import os
@@ -24,7 +26,7 @@ from multicard.ranks import os_calls
 from multicard.records import run_folder
 
 from .findings import Finding
-from .place import Place
+from .place import Circumstances
 from .steps import Step
 
 GRACE_S = 15.0  # for a stopped command to record what it has
@@ -32,7 +34,12 @@ PATIENCE = 2  # times its estimate, for which a step may take from the others at
 TAIL = 20  # lines of a log, in the record
 LOOK_S = 0.5  # between looks at a command that runs
 MOST_REPEATS = 10
-OK, STOPPED, FAILED, SKIPPED, LEFT, RUNNING = "ok", "stopped", "failed", "skipped", "left", "running"
+OK = "ok"
+STOPPED = "stopped"
+FAILED = "failed"
+SKIPPED = "skipped"
+LEFT = "left"
+RUNNING = "running"
 
 
 class StepRecord(msgspec.Struct):
@@ -55,9 +62,10 @@ class StepRecord(msgspec.Struct):
     tail: list[str] = []
 
 
-def record_of(place: Place, step: Step) -> StepRecord:
-    """The record of a step; a new one where it has none that can be read. One that says RUNNING was left by a command
-    that was killed."""
+def record_of(place: Circumstances, step: Step) -> StepRecord:
+    """The record of a step; a new one where it has none that can be read. One that says RUNNING was
+    left by a command that was killed.
+    """
     record = StepRecord(step.name, step.title)
     with suppress(OSError, msgspec.MsgspecError):
         record = msgspec.json.decode(file_of(place, step).read_bytes(), type=StepRecord)
@@ -66,16 +74,18 @@ def record_of(place: Place, step: Step) -> StepRecord:
     return record
 
 
-def file_of(place: Place, step: Step) -> Path:
+def file_of(place: Circumstances, step: Step) -> Path:
     return place.out / f"{step.name}.json"
 
 
-def write(place: Place, step: Step, record: StepRecord) -> None:
+def write(place: Circumstances, step: Step, record: StepRecord) -> None:
     record.why = str(record.why)  # a message too
-    run_folder.write_text(file_of(place, step), msgspec.json.format(msgspec.json.encode(record)).decode() + "\n")
+    run_folder.write_text(
+        file_of(place, step), msgspec.json.format(msgspec.json.encode(record)).decode() + "\n"
+    )
 
 
-class Progress:
+class SilentProgress:
     """Who is told what is measured now. This one is silent."""
 
     def began(self, step: Step, repeat: int) -> None:
@@ -88,22 +98,28 @@ class Progress:
         """A step has ended, was skipped, or does not fit."""
 
 
-def undone(place: Place, steps: Sequence[Step]) -> list[Step]:
-    """The steps that are left: those never tried, in their order, then those that were stopped or failed."""
+def undone(place: Circumstances, steps: Sequence[Step]) -> list[Step]:
+    """The steps that are left: those never tried, in their order,
+    then those that were stopped or failed.
+    """
     records = {step.name: record_of(place, step) for step in steps}
-    left = [step for step in steps if records[step.name].status != OK]  # what was skipped may be there by now
+    # what was skipped may be there by now
+    left = [step for step in steps if records[step.name].status != OK]
     return sorted(left, key=lambda step: records[step.name].attempts)
 
 
-def estimate_s(place: Place, step: Step) -> float:
+def estimate_s(place: Circumstances, step: Step) -> float:
     """Seconds that a step will take: as long as it took, where it has ended before."""
     record = record_of(place, step)
     return record.seconds / record.repeats if record.repeats else step.estimate_s(place)
 
 
-def take_all(place: Place, steps: Sequence[Step], minutes: float, progress: Progress) -> None:
-    """Measure what fits into so many minutes, and then again what is worth it. Without a GPU nothing is repeated: such
-    figures are no results."""
+def take_all(
+    place: Circumstances, steps: Sequence[Step], minutes: float, progress: SilentProgress
+) -> None:
+    """Measure what fits into so many minutes, and then again what is worth it. Without a GPU
+    nothing is repeated: such figures are no results.
+    """
     ends_s = clock_s() + 60 * minutes - GRACE_S
     for step in undone(place, steps):
         progress.ended(step, take_once(place, step, ends_s - clock_s(), progress))
@@ -119,12 +135,15 @@ def take_all(place: Place, steps: Sequence[Step], minutes: float, progress: Prog
             return
 
 
-def take_once(place: Place, step: Step, left_s: float, progress: Progress) -> StepRecord:
+def take_once(
+    place: Circumstances, step: Step, left_s: float, progress: SilentProgress
+) -> StepRecord:
     """Measure a step for the first time, unless this place leaves it out, or it does not fit."""
     record = record_of(place, step)
     reason = step.skip(place)
     if reason:
-        record.status, record.why = SKIPPED, reason
+        record.status = SKIPPED
+        record.why = reason
         write(place, step, record)
         return record
     expected_s = step.estimate_s(place)
@@ -134,26 +153,34 @@ def take_once(place: Place, step: Step, left_s: float, progress: Progress) -> St
         return record
     is_first = place.is_cuda and not record.attempts
     progress.began(step, 1)
-    return take(place, step, 1, min(left_s, PATIENCE * expected_s) if is_first else left_s, progress.tick)
+    return take(
+        place, step, 1, min(left_s, PATIENCE * expected_s) if is_first else left_s, progress.tick
+    )
 
 
-def least_repeated(place: Place, steps: Sequence[Step], left_s: float) -> Step | None:
-    """The step that has been measured least often, of those that fit into what is left; None where none does."""
+def least_repeated(place: Circumstances, steps: Sequence[Step], left_s: float) -> Step | None:
+    """The step that has been measured least often, of those that fit into what is left;
+    None where none does.
+    """
     counts = {step.name: record_of(place, step).repeats for step in steps if step.repeats}
     fitting = [step for step in steps if 0 < counts.get(step.name, 0) < MOST_REPEATS]
     fitting = [step for step in fitting if estimate_s(place, step) <= left_s]
     return min(fitting, key=lambda step: counts[step.name], default=None)
 
 
-def take(place: Place, step: Step, repeat: int, limit_s: float, tick: Callable[[], None]) -> StepRecord:
+def take(
+    place: Circumstances, step: Step, repeat: int, limit_s: float, tick: Callable[[], None]
+) -> StepRecord:
     """Run a step for `limit_s` seconds at most. Its record is written however that ends."""
     command = step.command(place, repeat)
     record = record_of(place, step)
     before_s = record.seconds
     was_ok = record.status == OK
     record.attempts += 1
-    record.started_at, record.command = timestamp(), shlex.join(command)
-    record.status, record.why = RUNNING, Message("evidence.killed", "the command was killed")
+    record.started_at = timestamp()
+    record.command = shlex.join(command)
+    record.status = RUNNING
+    record.why = Message("evidence.killed", "the command was killed")
     write(place, step, record)
     log = place.log(step.name)
     started_s = clock_s()
@@ -162,18 +189,20 @@ def take(place: Place, step: Step, repeat: int, limit_s: float, tick: Callable[[
         with log.open("a") as output:
             code = run_command(command, output, limit_s, tick)
     finally:  # also where this process is told to stop
-        record.code, record.seconds = code, before_s + clock_s() - started_s
+        record.code = code
+        record.seconds = before_s + clock_s() - started_s
         record.tail = log.read_text(errors="replace").splitlines()[-TAIL:]
         record.status, record.why = outcome(place, step, code)
         if record.status == OK:
             record.repeats = repeat
         elif was_ok:  # its repetition failed: what was measured before counts
-            record.status, record.why = OK, ""
+            record.status = OK
+            record.why = ""
         write(place, step, record)
     return record
 
 
-def outcome(place: Place, step: Step, code: int | None) -> tuple[str, str]:
+def outcome(place: Circumstances, step: Step, code: int | None) -> tuple[str, str]:
     """Status and reason of a step that ended with an exit code; None where it was stopped."""
     if code is None:
         return STOPPED, Message("evidence.out-of-time", "out of time")
@@ -186,16 +215,23 @@ def outcome(place: Place, step: Step, code: int | None) -> tuple[str, str]:
     return OK, ""
 
 
-def findings_of(place: Place, step: Step) -> list[Finding]:
-    """The findings of a step, from what its runs and its log hold now; none where they cannot be read."""
+def findings_of(place: Circumstances, step: Step) -> list[Finding]:
+    """The findings of a step, from what its runs and its log hold now;
+    none where they cannot be read.
+    """
     log = place.log(step.name)
     try:
-        return step.read(place.runs(step.name), log.read_text(errors="replace") if log.exists() else "")
-    except (OSError, ValueError, KeyError, IndexError, TypeError):  # cut off, or a command that failed
+        return step.read(
+            place.runs(step.name), log.read_text(errors="replace") if log.exists() else ""
+        )
+    # cut off, or a command that failed
+    except (OSError, ValueError, KeyError, IndexError, TypeError):
         return []
 
 
-def run_command(command: Sequence[str], output: Any, limit_s: float, tick: Callable[[], None]) -> int | None:
+def run_command(
+    command: Sequence[str], output: Any, limit_s: float, tick: Callable[[], None]
+) -> int | None:
     """Run a command; its exit code, or None where it was stopped. It leaves no process behind."""
     child = subprocess.Popen(
         command,

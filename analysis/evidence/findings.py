@@ -1,4 +1,6 @@
-"""What a step showed: findings, each a claim or a figure, its verdict, and what it stands beside."""
+"""What a step showed: findings, each a claim or a figure, its verdict,
+and what it stands beside.
+"""
 
 import json
 import re
@@ -26,7 +28,8 @@ from ..stats.intervals import times
 SLOWEST = 8  # kernels that are listed
 TRAINING = (60_000, 10_000, 20)  # images, test images and epochs of the papers
 PAPERS_TOTAL_S = {"fp64": 6234, "fp32": 3721, "fp16": 2477}  # on one H100: 2503.15252, Table 2
-STEP_S, PEAK = "step_s", "peak_memory_bytes"
+STEP_S = "step_s"
+PEAK = "peak_memory_bytes"
 
 
 @dataclass(frozen=True)
@@ -36,9 +39,10 @@ class Finding:
     what: the claim, or what was measured. value: the figure, for a person to read.
     gain: how many times as fast it is as what it is compared with, or why that cannot be told.
     verdict: of a claim (`analysis.claims.comparison`); empty where a figure tests none.
-    beside: what others measured, or what was expected. runs: how many a figure is made of; 0 where it is of no run.
-    is_failure: something went wrong, which the exit code says. is_refusal: the machine lacks what was asked for, which
-    is an answer; its command ends with exit code 1 all the same.
+    beside: what others measured, or what was expected. runs: how many a figure is made of; 0 where
+    it is of no run.
+    is_failure: something went wrong, which the exit code says. is_refusal: the machine lacks what
+    was asked for, which is an answer; its command ends with exit code 1 all the same.
     """
 
     what: str
@@ -55,7 +59,7 @@ Read = Callable[[Path, str], list[Finding]]  # of a step's folder of runs, and i
 
 
 @dataclass(frozen=True)
-class Compared:
+class ComparedRates:
     """A claim on the values of an axis: that each does more work in a second than the base.
 
     axis: a column of runs. base: its value that the others are compared with.
@@ -92,7 +96,9 @@ class Compared:
         number = value if isinstance(value, int | float) else 0
         return (*(str(cell[key]) for key in self.by), value != self.base, number, str(value))
 
-    def _finding(self, repeated: RepeatedRuns, cell: Cell, runs: Sequence[Run], base: Sequence[Run] | None) -> Finding:
+    def _finding(
+        self, repeated: RepeatedRuns, cell: Cell, runs: Sequence[Run], base: Sequence[Run] | None
+    ) -> Finding:
         label = self._label(cell)
         shown = figures_of(repeated, runs, self.rate)
         counted = len(grouping.counting(runs, self.rate))
@@ -186,12 +192,19 @@ UNITS = {"images_per_s": "images/s", "tokens_per_s": "tokens/s"}
 def of_machine(_: Path, log: str) -> list[Finding]:
     facts = json.loads(log.splitlines()[-1])
     hardware = (
-        f"{count(facts['gpus'], 'GPU')}: {facts['hardware']}" if facts["gpus"] else f"{facts['hardware']}, no GPU"
+        f"{count(facts['gpus'], 'GPU')}: {facts['hardware']}"
+        if facts["gpus"]
+        else f"{facts['hardware']}, no GPU"
     )
     links = ", ".join(sorted({str(link or "unknown") for link in facts["links"]}))
     known = {name: facts["versions"][name] for name in ("torch", "CUDA", "cuDNN", "driver")}
-    versions = ", ".join(f"{name} {version}" for name, version in known.items() if version is not None)
-    found = [Finding("hardware", f"{hardware}, {count(facts['cores'], 'core')}"), Finding("versions", versions)]
+    versions = ", ".join(
+        f"{name} {version}" for name, version in known.items() if version is not None
+    )
+    found = [
+        Finding("hardware", f"{hardware}, {count(facts['cores'], 'core')}"),
+        Finding("versions", versions),
+    ]
     found += [Finding("links between GPUs", links)] if links else []
     return found + [
         Finding(name if "reduce" in name else f"copy {name}", f"{rate / 1e9:,.1f} GB/s")
@@ -208,46 +221,65 @@ def of_tests(_: Path, log: str) -> list[Finding]:
     outcomes = test_outcomes(log)
     if not outcomes:
         return []
-    counts = {name: [*outcomes.values()].count(name) for name in ("PASSED", "FAILED", "ERROR", "SKIPPED")}
+    counts = {
+        name: [*outcomes.values()].count(name) for name in ("PASSED", "FAILED", "ERROR", "SKIPPED")
+    }
     bad = [name for name, outcome in outcomes.items() if outcome in ("FAILED", "ERROR")]
     said = ", ".join(f"{number} {name.lower()}" for name, number in counts.items() if number)
     verdict = FAILS if bad else HOLDS if counts["PASSED"] else UNDECIDED
-    found = [Finding("the tests that need a GPU pass", said or "none ran", "", verdict, is_failure=bool(bad))]
+    found = [
+        Finding(
+            "the tests that need a GPU pass", said or "none ran", "", verdict, is_failure=bool(bad)
+        )
+    ]
     return found + [Finding(name, "failed", "", FAILS, is_failure=True) for name in bad]
 
 
 def extrapolated_s(record: Mapping[str, Any]) -> tuple[float, str]:
-    """The papers' training from a shorter one of at least two epochs: seconds, and how they come about.
+    """The papers' training from a shorter one of at least two epochs: seconds,
+    and how they come about.
 
-    total = once + epochs (epoch + images / (images/s) + test images / (test images/s)), where images/s leave out the
-    warm-up, `epoch` is what the last epoch took beside its images, and `once` is what the first took beside the last.
+    total = once + epochs (epoch + images / (images/s) + test images / (test images/s)), where
+    images/s leave out the warm-up, `epoch` is what the last epoch took beside its images,
+    and `once` is what the first took beside the last.
     """
-    first, last = record["epochs"][0], record["epochs"][-1]
+    first = record["epochs"][0]
+    last = record["epochs"][-1]
     images, test_images, epochs = TRAINING
     images_per_s = record["images_per_s"]
     tested_per_s = last["test_samples"] / last["evaluate_s"]
     epoch_s = max(0.0, last["train_s"] - last["samples"] / images_per_s)
     once_s = max(0.0, sum(first[key] - last[key] for key in ("train_s", "evaluate_s")))
     total_s = once_s + epochs * (epoch_s + images / images_per_s + test_images / tested_per_s)
-    parts = f"{epoch_s:.2f} + {images:,} / {images_per_s:,.0f} + {test_images:,} / {tested_per_s:,.0f}"
+    parts = (
+        f"{epoch_s:.2f} + {images:,} / {images_per_s:,.0f} + {test_images:,} / {tested_per_s:,.0f}"
+    )
     return total_s, f"{once_s:.1f} + {epochs} ({parts})"
 
 
 def extrapolated(folder: Path, _: str) -> list[Finding]:
-    """The papers' training by each setting on GPUs, the mean of its runs, beside Table 2's first column on one GPU."""
+    """The papers' training by each setting on GPUs, the mean of its runs,
+    beside Table 2's first column on one GPU.
+    """
     images, _tests, epochs = TRAINING
     settings: dict[tuple[str, int], list[tuple[float, str]]] = {}
     for record in records(folder):
         axes = record["axes"]
         if record["status"] == "ok" and axes["device"] != "cpu":
-            settings.setdefault((axes["precision"], axes["gpus"]), []).append(extrapolated_s(record))
+            settings.setdefault((axes["precision"], axes["gpus"]), []).append(
+                extrapolated_s(record)
+            )
     found = []
     for (precision, gpus), own in settings.items():
         printed_s = PAPERS_TOTAL_S.get(precision) if gpus == 1 else None
         beside = "" if printed_s is None else f"{printed_s:,} s (papers, one H100)"
         what = f"{precision}, gpus={gpus}: {epochs} epochs of {images:,} images, extrapolated"
         mean_s = fmean(total_s for total_s, _ in own)
-        terms = f" = {own[0][1]}" if len(own) == 1 else f", the mean of {len(own)} runs; the first: {own[0][1]}"
+        terms = (
+            f" = {own[0][1]}"
+            if len(own) == 1
+            else f", the mean of {len(own)} runs; the first: {own[0][1]}"
+        )
         found.append(Finding(what, f"{mean_s:,.0f} s{terms}", beside=beside, runs=len(own)))
     return found
 
@@ -271,16 +303,25 @@ def kernels(folder: Path, _: str) -> list[Finding]:
     found = []
     for record in records(folder):
         profile = record.get("profile") or {}
-        rows = [row for row in profile.get("rows", []) if row["group"] == "kernel" and row["rank"] is not None]
+        rows = [
+            row
+            for row in profile.get("rows", [])
+            if row["group"] == "kernel" and row["rank"] is not None
+        ]
         slowest = sorted(rows, key=lambda row: -row["total_s"])[:SLOWEST]
-        each = [f"{row['metric'][:40]} {1000 * row['total_s'] / profile['steps']:.2f} ms" for row in slowest]
+        each = [
+            f"{row['metric'][:40]} {1000 * row['total_s'] / profile['steps']:.2f} ms"
+            for row in slowest
+        ]
         value = "; ".join(each) or profile.get("error") or "no kernels: CPU ranks have none"
         found.append(Finding("the slowest kernels of a step", value, runs=1))
     return found
 
 
 def slow_steps(folder: Path, _: str) -> list[Finding]:
-    """How far the slowest twentieth of the steps are from the median: steps that stall are three times as long."""
+    """How far the slowest twentieth of the steps are from the
+    median: steps that stall are three times as long.
+    """
     found = []
     for record in records(folder):
         steps = record.get("iteration_s") or {}
@@ -288,7 +329,11 @@ def slow_steps(folder: Path, _: str) -> list[Finding]:
             value = f"{steps['p95'] / steps['median']:.2f} times the median at the 95th percentile"
             slow = ", ".join(map(str, steps.get("slow_steps") or [])) or "none"
             found.append(
-                Finding(f"engine={record['axes']['engine']}: slow steps", f"{value}; slow steps: {slow}", runs=1)
+                Finding(
+                    f"engine={record['axes']['engine']}: slow steps",
+                    f"{value}; slow steps: {slow}",
+                    runs=1,
+                )
             )
     return found
 
@@ -303,7 +348,14 @@ def of_memory(folder: Path, _: str) -> list[Finding]:
     claim = Message("evidence.oom", "a batch that is too large ends as out of memory")
     statuses = [record["status"] for record in records(folder)]
     return [
-        Finding(claim, status, "", HOLDS if status == "oom" else FAILS, runs=1, is_failure=status != "oom")
+        Finding(
+            claim,
+            status,
+            "",
+            HOLDS if status == "oom" else FAILS,
+            runs=1,
+            is_failure=status != "oom",
+        )
         for status in statuses
     ]
 

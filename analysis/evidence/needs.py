@@ -1,4 +1,6 @@
-"""Why a place leaves a step out: what the step needs and the machine has not. Empty where it has all."""
+"""Why a place leaves a step out: what the step needs and the machine has not.
+Empty where it has all.
+"""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -8,22 +10,23 @@ from multicard.measure import memory
 from multicard.messages import ROOT, Message
 from multicard.records.text_table import in_bytes
 
-from .place import Place
+from .place import Circumstances
 
 LARGE = 40e9  # bytes of a GPU's memory, from which the papers' batches of 500 px in fp64 fit
 
 
-def needs_gpu(place: Place) -> str:
+def needs_gpu(place: Circumstances) -> str:
     return "" if place.is_cuda else Message("evidence.needs-gpu", "it needs a GPU")
 
 
-def needs_several(place: Place) -> str:
+def needs_several(place: Circumstances) -> str:
     return "" if place.gpus > 1 else Message("evidence.needs-several", "it needs two GPUs")
 
 
-def needs_memory(place: Place) -> str:
-    """Of the papers' batches in fp64, on the device and in the shared memory of the loader's workers, which hold two
-    each beside the one in use."""
+def needs_memory(place: Circumstances) -> str:
+    """Of the papers' batches in fp64, on the device and in the shared memory of the loader's
+    workers, which hold two each beside the one in use.
+    """
     if not place.is_cuda:
         return ""
     if place.memory_bytes < LARGE:
@@ -36,16 +39,18 @@ def needs_memory(place: Place) -> str:
         return ""
     have = f"/dev/shm has {in_bytes(free_bytes)} free, fp64 needs {in_bytes(needed_bytes)}"
     sentence = f"{have}; start the container with a larger `--shm-size=SIZE`, or with `--ipc=host`"
-    return Message("evidence.shared-memory", sentence, free_bytes=free_bytes, needed_bytes=needed_bytes)
+    return Message(
+        "evidence.shared-memory", sentence, free_bytes=free_bytes, needed_bytes=needed_bytes
+    )
 
 
-def needs_llama3_8b(place: Place) -> str:
+def needs_llama3_8b(place: Circumstances) -> str:
     if not place.is_cuda or place.model == "llama3_8b":
         return ""
     return Message("evidence.needs-8b", "Llama3-8B needs a GPU of 70 GB")
 
 
-def needs_tests(place: Place) -> str:
+def needs_tests(place: Circumstances) -> str:
     if not place.is_cuda:
         return needs_gpu(place)
     if not find_spec("pytest"):
@@ -53,9 +58,11 @@ def needs_tests(place: Place) -> str:
     return "" if gpu_tests() else Message("evidence.needs-tests", "the tests are not installed")
 
 
-def needs_liger(place: Place) -> str:
+def needs_liger(place: Circumstances) -> str:
     is_there = find_spec("trl") and find_spec("liger_kernel")
-    return needs_gpu(place) or ("" if is_there else Message("evidence.needs-liger", "TRL or Liger is not installed"))
+    return needs_gpu(place) or (
+        "" if is_there else Message("evidence.needs-liger", "TRL or Liger is not installed")
+    )
 
 
 def gpu_tests() -> list[str]:

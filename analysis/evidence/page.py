@@ -1,4 +1,6 @@
-"""The page and the file of evidence: what each step showed, then the report on all runs; and the rows to share."""
+"""The page and the file of evidence: what each step showed, then the report on all runs;
+and the rows to share.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,68 +16,101 @@ from ..commands import share
 from ..report import page
 from ..report.blocks import Fold, Paragraph, PlainTable, Section
 from ..runs import load
-from ..runs.load import Found
+from ..runs.load import FoundRuns
 from . import drive
 from .findings import Finding
-from .place import Place
+from .place import Circumstances
 from .steps import Step
 
-PAGE, SHARED = "evidence.html", "evidence.json"
-HEADINGS = ("step", "claim or figure", "measured", "times as fast", "verdict", "runs", "measured elsewhere")
+PAGE = "evidence.html"
+SHARED = "evidence.json"
+HEADINGS = (
+    "step",
+    "claim or figure",
+    "measured",
+    "times as fast",
+    "verdict",
+    "runs",
+    "measured elsewhere",
+)
 STATES = ("step", "what is measured", "status", "times", "seconds", "why")
 WIDTH = 120
 NO_GPU = Message(
     "evidence.no-gpu",
-    "no GPU is visible: everything runs shrunk, on CPU ranks, which shows that the code works and no more",
+    "no GPU is visible: everything runs shrunk, on CPU ranks, which shows that the code works and"
+    " no more",
 )
-QUESTION = Message("evidence.question", "What do the GPUs of this machine do? Each step tests a claim.")
+QUESTION = Message(
+    "evidence.question", "What do the GPUs of this machine do? Each step tests a claim."
+)
 
 
-def rows(place: Place, steps: Sequence[Step]) -> list[tuple[str, Finding]]:
+def rows(place: Circumstances, steps: Sequence[Step]) -> list[tuple[str, Finding]]:
     """Each finding beside the name of its step."""
     return [(step.name, finding) for step in steps for finding in drive.findings_of(place, step)]
 
 
-def filled(place: Place, steps: Sequence[Step]) -> tuple[list[str], list[list[str]]]:
-    """Headings and rows of the findings, without the columns that are empty; a step's name stands once."""
+def filled(place: Circumstances, steps: Sequence[Step]) -> tuple[list[str], list[list[str]]]:
+    """Headings and rows of the findings, without the columns that are empty;
+    a step's name stands once.
+    """
     texts = list[list[str]]()
     last = ""
     for step, finding in rows(place, steps):
         name = "" if step == last else step
         runs = str(finding.runs) if finding.runs else ""
-        texts.append([name, finding.what, finding.value, finding.gain, finding.verdict, runs, finding.beside])
+        texts.append(
+            [name, finding.what, finding.value, finding.gain, finding.verdict, runs, finding.beside]
+        )
         last = step
     kept = [at for at in range(len(HEADINGS)) if any(row[at] for row in texts)]
     return [HEADINGS[at] for at in kept], [[row[at] for at in kept] for row in texts]
 
 
-def table(place: Place, steps: Sequence[Step], width: int | None) -> list[str]:
+def table(place: Circumstances, steps: Sequence[Step], width: int | None) -> list[str]:
     """The findings in lines for a terminal."""
     headings, texts = filled(place, steps)
     align = "".join("r" if heading == "runs" else "l" for heading in headings)
     return text_table.text(headings, texts, width or WIDTH, align=align, wrap=True)
 
 
-def summary(place: Place, steps: Sequence[Step]) -> Message:
+def summary(place: Circumstances, steps: Sequence[Step]) -> Message:
     """How many steps were measured, and how many claims hold."""
     records = [drive.record_of(place, step) for step in steps]
     measured = sum(record.status == drive.OK for record in records)
     judged = [finding.verdict for _, finding in rows(place, steps) if finding.verdict]
-    hold, fail = judged.count(HOLDS), judged.count(FAILS)
+    hold = judged.count(HOLDS)
+    fail = judged.count(FAILS)
     open_claims = len(judged) - hold - fail
     said = f"{measured} of {count(len(steps), 'step')} measured"
     if judged:
-        said += f"; of {count(len(judged), 'claim')} {hold} hold, {fail} do not, {open_claims} are undecided"
+        said += (
+            f"; of {count(len(judged), 'claim')} {hold} hold, {fail} do not, {open_claims} are"
+            " undecided"
+        )
     return Message(
-        "evidence.summary", said, measured=measured, steps=len(steps), hold=hold, fail=fail, open=open_claims
+        "evidence.summary",
+        said,
+        measured=measured,
+        steps=len(steps),
+        hold=hold,
+        fail=fail,
+        open=open_claims,
     )
 
 
-def section(place: Place, steps: Sequence[Step]) -> Section:
+def section(place: Circumstances, steps: Sequence[Step]) -> Section:
     """The findings, and folded away what became of each step."""
     records = [drive.record_of(place, step) for step in steps]
     states = [
-        [one.step, one.title, one.status, str(one.repeats or ""), f"{one.seconds:.0f}" if one.attempts else "", one.why]
+        [
+            one.step,
+            one.title,
+            one.status,
+            str(one.repeats or ""),
+            f"{one.seconds:.0f}" if one.attempts else "",
+            one.why,
+        ]
         for one in records
     ]
     headings, found = filled(place, steps)
@@ -89,7 +124,7 @@ def section(place: Place, steps: Sequence[Step]) -> Section:
     return Section("evidence", "Evidence", QUESTION, blocks)
 
 
-def write(place: Place, steps: Sequence[Step], title: str) -> Path:
+def write(place: Circumstances, steps: Sequence[Step], title: str) -> Path:
     """Write the page, whatever was measured; return its path."""
     path = place.out / PAGE
     found = runs(place)
@@ -103,17 +138,19 @@ def write(place: Place, steps: Sequence[Step], title: str) -> Path:
     return path
 
 
-def runs(place: Place) -> Found:
+def runs(place: Circumstances) -> FoundRuns:
     """All runs of the evidence; none before the first has ended."""
     try:
         return load.read([place.out])
     except ValueError:
-        return Found([], [])
+        return FoundRuns([], [])
 
 
-def write_shared(place: Place) -> list[str]:
-    """Write the rows to share and check them as `import` does; return lines about them. None of CPU ranks that were
-    shrunk, or of nothing measured: the reason in a line."""
+def write_shared(place: Circumstances) -> list[str]:
+    """Write the rows to share and check them as `import` does; return lines about them. None of CPU
+    ranks that were
+    shrunk, or of nothing measured: the reason in a line.
+    """
     try:
         return share.export(runs(place).runs, place.out / SHARED)
     except ValueError as error:

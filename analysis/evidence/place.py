@@ -1,4 +1,6 @@
-"""Where evidence is gathered: the machine's devices, the folder of what was measured, and the data at hand."""
+"""Where evidence is gathered: the machine's devices, the folder of what was measured,
+and the data at hand.
+"""
 
 import struct
 from dataclasses import dataclass
@@ -12,20 +14,23 @@ from multicard.records.run_folder import replacing
 from multicard.vision.data.datasets import MNIST_FILES
 
 # Patterns of files below the folder of the data
-IMAGES, ROWS, TOKENIZER = "MNIST/raw", "alpaca*.jsonl", "tokenizer.model"
-# Bytes of a GPU's memory from which each model of Llama 3 is tuned, as preset=fast does that: 8,192 tokens a step,
-# packed, without activation checkpointing. Smaller GPUs tune the last one, and may run out of memory
+IMAGES = "MNIST/raw"
+ROWS = "alpaca*.jsonl"
+TOKENIZER = "tokenizer.model"
+# Bytes of a GPU's memory from which each model of Llama 3 is tuned, as preset=fast does that: 8,192
+# tokens a step, packed, without activation checkpointing. Smaller GPUs tune the last one,
+# and may run out of memory
 MODELS = ((70e9, "llama3_8b"), (36e9, "llama3_2_3b"), (0.0, "llama3_2_1b"))
 
 
 @dataclass(frozen=True)
-class Place:
+class Circumstances:
     """The circumstances of all steps.
 
     out: the folder of what is measured. gpus: how many are there; of CPU ranks how many are tried.
     is_cuda: False: everything is measured on CPU ranks, shrunk.
-    memory_bytes: of a GPU. data: a folder with MNIST/raw, alpaca*.jsonl or Llama's tokenizer.model, or with folders
-    that hold these.
+    memory_bytes: of a GPU. data: a folder with MNIST/raw, alpaca*.jsonl or Llama's tokenizer.model,
+    or with folders that hold these.
     """
 
     out: Path
@@ -80,8 +85,10 @@ def has_dali() -> bool:
 
 
 def made_images(root: Path) -> Path:
-    """`root`, with 70,000 images as MNIST's four files: scikit-learn's digits (8 x 8), enlarged three times, each at a
-    random place. The test images show digits that no training image shows."""
+    """`root`, with 70,000 images as MNIST's four files: scikit-learn's digits (8 x 8), enlarged
+    three times, each at a random place. The test images
+    show digits that no training image shows.
+    """
     from sklearn.datasets import load_digits
 
     raw = root / "MNIST" / "raw"
@@ -89,7 +96,8 @@ def made_images(root: Path) -> Path:
         return root
     raw.mkdir(parents=True, exist_ok=True)
     digits, labels = map(np.asarray, load_digits(return_X_y=True))
-    large = np.kron(digits.reshape(-1, 8, 8) * (255 / 16), np.ones((3, 3))).astype(np.uint8)  # (1797, 24, 24)
+    # (1797, 24, 24)
+    large = np.kron(digits.reshape(-1, 8, 8) * (255 / 16), np.ones((3, 3))).astype(np.uint8)
     random = np.random.default_rng(0)
     tested = np.arange(len(labels)) % 5 == 0
     for part, chosen in (("train", ~tested), ("t10k", tested)):
@@ -99,7 +107,10 @@ def made_images(root: Path) -> Path:
         images = np.zeros((count, 28, 28), np.uint8)
         for image, digit, (row, column) in zip(images, drawn, places, strict=True):
             image[row : row + 24, column : column + 24] = large[digit]
-        for name, values in (("images-idx3", images), ("labels-idx1", labels[drawn].astype(np.uint8))):
+        for name, values in (
+            ("images-idx3", images),
+            ("labels-idx1", labels[drawn].astype(np.uint8)),
+        ):
             header = bytes((0, 0, 8, values.ndim)) + struct.pack(f">{values.ndim}i", *values.shape)
             with replacing(raw / f"{part}-{name}-ubyte") as file:
                 file.write(header + values.tobytes())

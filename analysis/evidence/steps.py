@@ -1,4 +1,6 @@
-"""What `multicard evidence` measures, in the order of its worth: each step a command, and a claim that it tests."""
+"""What `multicard evidence` measures, in the order of its worth: each step a command,
+and a claim that it tests.
+"""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -7,18 +9,36 @@ from dataclasses import dataclass
 from multicard.messages import ROOT
 
 from . import findings, needs
-from .findings import Compared, Read, extrapolated, joined
-from .place import ROWS, TOKENIZER, Place, engines, has_dali
+from .findings import ComparedRates, Read, extrapolated, joined
+from .place import ROWS, TOKENIZER, Circumstances, engines, has_dali
 
 Words = dict[str, object]  # overrides of an entry; several values, separated by commas, are a sweep
-START_S, COMPILE_S = 15.0, 66.0  # of a run, as an H200's host took them
+# of a run, as an H200's host took them
+START_S = 15.0
+COMPILE_S = 66.0
 
 # On CPU ranks the same steps are shrunk: such figures say that the code works, and no more
-SMALL_IMAGES: Words = {"dataset.image_size": 32, "dataset.train_limit": 96, "dataset.test_limit": 48}
+SMALL_IMAGES: Words = {
+    "dataset.image_size": 32,
+    "dataset.train_limit": 96,
+    "dataset.test_limit": 48,
+}
 SMALL_VISION: Words = {"device": "cpu", "dataset": "digits", **SMALL_IMAGES, "model.width": 0.35}
-SMALL_VISION |= {"batch_size": 16, "epochs": 2, "warmup_steps": 1, "compile": False, "precision": "fp32"}
+SMALL_VISION |= {
+    "batch_size": 16,
+    "epochs": 2,
+    "warmup_steps": 1,
+    "compile": False,
+    "precision": "fp32",
+}
 SMALL_VISION |= {"oversubscribe": True}
-SMALL_TUNING: Words = {"device": "cpu", "precision": "fp32", "dataset.rows": 24, "max_steps": 4, "skip_steps": 1}
+SMALL_TUNING: Words = {
+    "device": "cpu",
+    "precision": "fp32",
+    "dataset.rows": 24,
+    "max_steps": 4,
+    "skip_steps": 1,
+}
 SMALL_TUNING |= {"oversubscribe": True}
 SMALL_PACKED: Words = {"max_seq_len": 256, "batch_size": 2, "compile": False, "dataset.rows": 60}
 
@@ -27,17 +47,19 @@ SMALL_PACKED: Words = {"max_seq_len": 256, "batch_size": 2, "compile": False, "d
 class Step:
     """A step.
 
-    title: what is measured, and of what. command: its words; of a sweep, which can be repeated, for a number of
+    title: what is measured, and of what. command: its words; of a sweep, which can be repeated, for
+    a number of
     repetitions. read: its findings. estimate_s: its duration on an H200, start-up included.
-    skip: why a place leaves it out; empty where it does not. repeats: whether measuring it again tells more.
+    skip: why a place leaves it out; empty where it does not.
+    repeats: whether measuring it again tells more.
     """
 
     name: str
     title: str
-    command: Callable[[Place, int], list[str]]
+    command: Callable[[Circumstances, int], list[str]]
     read: Read
-    estimate_s: Callable[[Place], float]
-    skip: Callable[[Place], str] = lambda place: ""
+    estimate_s: Callable[[Circumstances], float]
+    skip: Callable[[Circumstances], str] = lambda place: ""
     repeats: bool = True
 
 
@@ -46,34 +68,51 @@ def multicard(*words: object) -> list[str]:
     return [sys.executable, "-m", "multicard", *map(str, words)]
 
 
-def sweep(command: str, name: str, place: Place, words: Words, repeat: int) -> list[str]:
-    """A sweep whose folder has the step's name. Predicting takes seconds a cell, and is left out."""
-    fixed = {"name": name, "hydra.sweep.dir": place.runs(name), "tracker.mode": "disabled", "fit": "off"}
+def sweep(command: str, name: str, place: Circumstances, words: Words, repeat: int) -> list[str]:
+    """A sweep whose folder has the step's name. Predicting takes seconds a cell,
+    and is left out.
+    """
+    fixed = {
+        "name": name,
+        "hydra.sweep.dir": place.runs(name),
+        "tracker.mode": "disabled",
+        "fit": "off",
+    }
     repeated = {"repeat": repeat} if repeat > 1 else {}
-    return multicard(command, "-m", *(f"{key}={value}" for key, value in (words | fixed | repeated).items()))
+    return multicard(
+        command, "-m", *(f"{key}={value}" for key, value in (words | fixed | repeated).items())
+    )
 
 
-def vision(name: str, words: Callable[[Place], Words]) -> Callable[[Place, int], list[str]]:
+def vision(
+    name: str, words: Callable[[Circumstances], Words]
+) -> Callable[[Circumstances, int], list[str]]:
     """A sweep of image training on MNIST, or on images in its form."""
 
-    def command(place: Place, repeat: int) -> list[str]:
+    def command(place: Circumstances, repeat: int) -> list[str]:
         own = {"dataset": "mnist"} | words(place)
         if place.is_cuda:
             own |= {"dataset.root": place.images()}
         else:
-            own |= {key: value for key, value in SMALL_VISION.items() if not has_several(own.get(key))}
+            own |= {
+                key: value for key, value in SMALL_VISION.items() if not has_several(own.get(key))
+            }
         return sweep("vision", name, place, own, repeat)
 
     return command
 
 
-def tuning(name: str, words: Callable[[Place], Words]) -> Callable[[Place, int], list[str]]:
+def tuning(
+    name: str, words: Callable[[Circumstances], Words]
+) -> Callable[[Circumstances, int], list[str]]:
     """A sweep of tuning a model of random weights on Alpaca's rows, or generated ones."""
 
-    def command(place: Place, repeat: int) -> list[str]:
+    def command(place: Circumstances, repeat: int) -> list[str]:
         own = {"model": place.model} | words(place)
         if not place.is_cuda:
-            own |= {key: value for key, value in SMALL_TUNING.items() if not has_several(own.get(key))}
+            own |= {
+                key: value for key, value in SMALL_TUNING.items() if not has_several(own.get(key))
+            }
             own |= SMALL_PACKED if own.get("preset") == "fast" else {}
         return sweep("tune", name, place, own, repeat)
 
@@ -84,14 +123,23 @@ def has_several(value: object) -> bool:
     return isinstance(value, str) and "," in value
 
 
-def without_cudnns_attention(command: Callable[[Place, int], list[str]]) -> Callable[[Place, int], list[str]]:
-    """The command where torch prefers its other kernels of attention: cuDNN plans anew for each length of rows."""
-    return lambda place, repeat: ["env", "TORCH_CUDNN_SDPA_DEPRIORITIZED=1", *command(place, repeat)]
+def without_cudnns_attention(
+    command: Callable[[Circumstances, int], list[str]],
+) -> Callable[[Circumstances, int], list[str]]:
+    """The command where torch prefers its other kernels of
+    attention: cuDNN plans anew for each length of rows.
+    """
+    return lambda place, repeat: [
+        "env",
+        "TORCH_CUDNN_SDPA_DEPRIORITIZED=1",
+        *command(place, repeat),
+    ]
 
 
-def text(place: Place) -> Words:
+def text(place: Circumstances) -> Words:
     """Alpaca's rows and Llama's tokenizer where they are; else the defaults, generated rows."""
-    rows, tokens = place.found(ROWS), place.found(TOKENIZER)
+    rows = place.found(ROWS)
+    tokens = place.found(TOKENIZER)
     if not place.is_cuda:
         return {}
     words: Words = {"dataset": "alpaca_cleaned", "dataset.data_files": rows} if rows else {}
@@ -110,19 +158,42 @@ def listed(values: Sequence[object]) -> str:
 # Commands that are no sweeps
 
 
-def machine(place: Place, _: int) -> list[str]:
+def machine(place: Circumstances, _: int) -> list[str]:
     here = [] if place.is_cuda else ["--cpu"]
     return [sys.executable, "-m", "multicard.machine.rates", "--gpus", str(place.gpus), *here]
 
 
-def tests(place: Place, _: int) -> list[str]:
+def tests(place: Circumstances, _: int) -> list[str]:
     """The tests that earlier calls have not seen through. It needs no plugin of pytest."""
     log = place.log("tests")
     outcomes = findings.test_outcomes(log.read_text(errors="replace")) if log.exists() else {}
-    done = [f"--deselect={name}" for name, outcome in outcomes.items() if outcome in ("PASSED", "SKIPPED")]
-    fixed = ("-o", "addopts=", "-p", "no:cacheprovider", "-v", "--tb=short", "--continue-on-collection-errors")
+    done = [
+        f"--deselect={name}"
+        for name, outcome in outcomes.items()
+        if outcome in ("PASSED", "SKIPPED")
+    ]
+    fixed = (
+        "-o",
+        "addopts=",
+        "-p",
+        "no:cacheprovider",
+        "-v",
+        "--tb=short",
+        "--continue-on-collection-errors",
+    )
     # There, as a `tests` in the working folder may be another project's
-    return ["env", f"--chdir={ROOT}", sys.executable, "-m", "pytest", *fixed, "-m", "gpu", *needs.gpu_tests(), *done]
+    return [
+        "env",
+        f"--chdir={ROOT}",
+        sys.executable,
+        "-m",
+        "pytest",
+        *fixed,
+        "-m",
+        "gpu",
+        *needs.gpu_tests(),
+        *done,
+    ]
 
 
 # The steps
@@ -142,33 +213,38 @@ TABLE5: Words = {
     "max_steps": 30,
     "warmup_steps": 5,
 }
-TOO_LARGE: Words = {"precision": "fp64", "batch_size": 4096, "dataset.image_size": 700, "num_workers": 0}
+TOO_LARGE: Words = {
+    "precision": "fp64",
+    "batch_size": 4096,
+    "dataset.image_size": 700,
+    "num_workers": 0,
+}
 TOO_LARGE |= {"model.name": "efficientnet_v2_l"}
 PUBLISHED_LORA = "12,473 tokens/s a GPU (NeMo 24.12, 8B, H100)"
 
 
-def each(seconds: float) -> Callable[[Place], float]:
+def each(seconds: float) -> Callable[[Circumstances], float]:
     """So many seconds for each number of GPUs that is measured."""
     return lambda place: seconds * len(place.counts)
 
 
-def ends(place: Place) -> str:
+def ends(place: Circumstances) -> str:
     """One GPU, and all."""
     return listed(sorted({1, place.gpus}))
 
 
-def loaders(place: Place) -> list[str]:
+def loaders(place: Circumstances) -> list[str]:
     """Every loader that can be used here. DALI decodes on a GPU."""
     return ["torch", "batched", "device", *(["dali"] if has_dali() and place.is_cuda else [])]
 
 
-def strategies(place: Place) -> Words:
+def strategies(place: Circumstances) -> Words:
     """Every distribution of the data, over all GPUs. CPU ranks have none for DataParallel."""
     names = ["ddp", "ddp_rr", "ddp_ds", *(["dp"] if place.is_cuda else [])]
     return {"strategy": listed(names), "gpus": place.gpus}
 
 
-def shardings(place: Place) -> Words:
+def shardings(place: Circumstances) -> Words:
     """The engines by the ways that each has to share a model out."""
     if len(engines()) == 1:
         return {"engine": "torchtune", "gpus": place.gpus}
@@ -188,7 +264,7 @@ STEPS: Sequence[Step] = [
         "fast",
         "preset=fast beside the papers' setting",
         vision("fast", lambda place: FAST | {"preset": "papers,fast", **images(6400)}),
-        Compared(
+        ComparedRates(
             "loader",
             "torch",
             "faster than the papers' setting",
@@ -202,14 +278,18 @@ STEPS: Sequence[Step] = [
         "tuning",
         "LoRA by preset=fast, by each engine",
         tuning("tuning", lambda place: FAST_LORA | {"engine": listed(engines())}),
-        Compared("engine", "torchtune", "faster than torchtune", "tokens_per_s", beside=PUBLISHED_LORA).read,
+        ComparedRates(
+            "engine", "torchtune", "faster than torchtune", "tokens_per_s", beside=PUBLISHED_LORA
+        ).read,
         lambda place: len(engines()) * (START_S + 75),
     ),
     Step(
         "scaling",
         "image training over the GPUs",
-        vision("scaling", lambda place: FAST_AT_ONCE | {"gpus": listed(place.counts), **images(12_800)}),
-        Compared("gpus", 1, "faster than one GPU", "images_per_s").read,
+        vision(
+            "scaling", lambda place: FAST_AT_ONCE | {"gpus": listed(place.counts), **images(12_800)}
+        ),
+        ComparedRates("gpus", 1, "faster than one GPU", "images_per_s").read,
         each(START_S + 15),
         skip=needs.needs_several,
     ),
@@ -226,7 +306,7 @@ STEPS: Sequence[Step] = [
         "shardings",
         "LoRA over all GPUs, by sharding",
         tuning("shardings", lambda place: LORA | text(place) | shardings(place)),
-        Compared("sharding", "fsdp", "faster than fsdp", "tokens_per_s", by=["engine"]).read,
+        ComparedRates("sharding", "fsdp", "faster than fsdp", "tokens_per_s", by=["engine"]).read,
         lambda place: 2 * (START_S + 40),
         skip=needs.needs_several,
     ),
@@ -234,15 +314,25 @@ STEPS: Sequence[Step] = [
         "strategies",
         "distribution of the data over all GPUs",
         vision("strategies", lambda place: LOADED | strategies(place) | images(6400)),
-        Compared("strategy", "ddp", "faster than ddp", "images_per_s").read,
+        ComparedRates("strategy", "ddp", "faster than ddp", "images_per_s").read,
         lambda place: 4 * (START_S + 15),
         skip=needs.needs_several,
     ),
     Step(
         "table2",
         "Table 2 of the papers, in short",
-        vision("table2", lambda place: TABLE2 | {"precision": "fp64,fp32,fp16", "gpus": ends(place), **images(3840)}),
-        joined(Compared("precision", "fp64", "faster than fp64", "images_per_s", by=["gpus"]).read, extrapolated),
+        vision(
+            "table2",
+            lambda place: (
+                TABLE2 | {"precision": "fp64,fp32,fp16", "gpus": ends(place), **images(3840)}
+            ),
+        ),
+        joined(
+            ComparedRates(
+                "precision", "fp64", "faster than fp64", "images_per_s", by=["gpus"]
+            ).read,
+            extrapolated,
+        ),
         lambda place: (3 * START_S + 96) * (2 if place.gpus > 1 else 1),
         skip=needs.needs_memory,
     ),
@@ -250,15 +340,22 @@ STEPS: Sequence[Step] = [
         "table5",
         "Table 5 of the papers, in short",
         tuning("table5", lambda place: TABLE5 | {"pin_memory": "false,true", "gpus": ends(place)}),
-        Compared("pin_memory", False, "faster than pageable memory", "tokens_per_s", by=["gpus"]).read,
+        ComparedRates(
+            "pin_memory", False, "faster than pageable memory", "tokens_per_s", by=["gpus"]
+        ).read,
         lambda place: 2 * (START_S + 60.0) * (2 if place.gpus > 1 else 1),
         skip=needs.needs_llama3_8b,
     ),
     Step(
         "attention",
         "LoRA with cuDNN's attention last: do steps stall?",
-        without_cudnns_attention(tuning("attention", lambda place: LORA | text(place) | {"engine": listed(engines())})),
-        joined(Compared("engine", "torchtune", "faster than torchtune", "tokens_per_s").read, findings.slow_steps),
+        without_cudnns_attention(
+            tuning("attention", lambda place: LORA | text(place) | {"engine": listed(engines())})
+        ),
+        joined(
+            ComparedRates("engine", "torchtune", "faster than torchtune", "tokens_per_s").read,
+            findings.slow_steps,
+        ),
         lambda place: len(engines()) * (START_S + 25),
         skip=needs.needs_gpu,
         repeats=False,
@@ -266,22 +363,32 @@ STEPS: Sequence[Step] = [
     Step(
         "pinned",
         "pinned memory in image training",
-        vision("pinned", lambda place: LOADED | {"loader": "torch", "pin_memory": "false,true", **images(12_800)}),
-        Compared("pin_memory", False, "faster than pageable memory", "images_per_s").read,
+        vision(
+            "pinned",
+            lambda place: (
+                LOADED | {"loader": "torch", "pin_memory": "false,true", **images(12_800)}
+            ),
+        ),
+        ComparedRates("pin_memory", False, "faster than pageable memory", "images_per_s").read,
         lambda place: 2 * (START_S + 15),
     ),
     Step(
         "loaders",
         "loaders",
-        vision("loaders", lambda place: LOADED | {"loader": listed(loaders(place)), **images(12_800)}),
-        Compared("loader", "torch", "faster than torch's loader", "images_per_s").read,
+        vision(
+            "loaders", lambda place: LOADED | {"loader": listed(loaders(place)), **images(12_800)}
+        ),
+        ComparedRates("loader", "torch", "faster than torch's loader", "images_per_s").read,
         lambda place: len(loaders(place)) * (START_S + 15),
     ),
     Step(
         "tuning_scaling",
         "LoRA by preset=fast over the GPUs",
-        tuning("tuning_scaling", lambda place: FAST_LORA | {"engine": "torchtune", "gpus": listed(place.counts)}),
-        Compared("gpus", 1, "faster than one GPU", "tokens_per_s").read,
+        tuning(
+            "tuning_scaling",
+            lambda place: FAST_LORA | {"engine": "torchtune", "gpus": listed(place.counts)},
+        ),
+        ComparedRates("gpus", 1, "faster than one GPU", "tokens_per_s").read,
         each(START_S + 90),
         skip=needs.needs_several,
     ),
@@ -289,14 +396,14 @@ STEPS: Sequence[Step] = [
         "qlora",
         "LoRA and QLoRA",
         tuning("qlora", lambda place: LORA | text(place) | {"method": "lora,qlora"}),
-        Compared("method", "lora", "faster than LoRA", "tokens_per_s").read,
+        ComparedRates("method", "lora", "faster than LoRA", "tokens_per_s").read,
         lambda place: 2 * (START_S + 30),
     ),
     Step(
         "liger",
         "LoRA by preset=fast, with Liger's kernels",
         tuning("liger", lambda place: FAST_LORA | {"engine": "trl", "kernels": "torch,liger"}),
-        Compared("kernels", "torch", "faster than without", "tokens_per_s").read,
+        ComparedRates("kernels", "torch", "faster than without", "tokens_per_s").read,
         lambda place: 2 * (START_S + 75),
         skip=needs.needs_liger,
     ),
@@ -311,8 +418,11 @@ STEPS: Sequence[Step] = [
     Step(
         "depthwise",
         "depthwise convolutions by Triton, in preset=fast",
-        vision("depthwise", lambda place: FAST | {"model.depthwise": "convolution,triton", **images(6400)}),
-        Compared("model.depthwise", "convolution", "faster than cuDNN's", "images_per_s").read,
+        vision(
+            "depthwise",
+            lambda place: FAST | {"model.depthwise": "convolution,triton", **images(6400)},
+        ),
+        ComparedRates("model.depthwise", "convolution", "faster than cuDNN's", "images_per_s").read,
         lambda place: 2 * (START_S + COMPILE_S + 10),
         skip=needs.needs_gpu,
     ),

@@ -1,4 +1,6 @@
-"""Words of a figure: names of columns and units, titles, and what all of its runs have in common."""
+"""Words of a figure: names of columns and units, titles,
+and what all of its runs have in common.
+"""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -14,9 +16,13 @@ from multicard.records.text_table import clean, first_few
 from ..runs import grouping
 from ..runs.load import Run
 
-PLAIN, SI = ",~f", "~s"  # d3's formats; the second has k, M, G
+# d3's formats; the second has k, M, G
+PLAIN = ",~f"
+SI = "~s"
 MOST_CELLS = 4  # named in a line
-DOUBTFUL_NOTE = Message("figure.doubtful", f"{DOUBTFUL} {DOUBTFUL_MEANING}", sign=DOUBTFUL, meaning=DOUBTFUL_MEANING)
+DOUBTFUL_NOTE = Message(
+    "figure.doubtful", f"{DOUBTFUL} {DOUBTFUL_MEANING}", sign=DOUBTFUL, meaning=DOUBTFUL_MEANING
+)
 
 
 def unit(measure: str, largest: float) -> Scale:
@@ -42,8 +48,11 @@ def column(name: str, runs: Sequence[Run]) -> str:
 
 
 def value(name: str, value: Any, runs: Sequence[Run]) -> str:
-    """A swept value in words that need no heading: "dali", "300 px", "pinned", "2 GPUs", "cache none"."""
-    text, words = grouping.typed(value), column(name, runs)
+    """A swept value in words that need no heading: "dali", "300 px", "pinned", "2 GPUs",
+    "cache none".
+    """
+    text = grouping.typed(value)
+    words = column(name, runs)
     if name == "pin_memory":
         return "pinned" if text == "true" else "not pinned"
     if name.endswith("image_size"):
@@ -60,18 +69,24 @@ def listed(words: Sequence[str], last: str = "and") -> str:
 
 def in_short(runs: Sequence[Run]) -> str:
     named = [
-        first_few([*dict.fromkeys(grouping.typed(run[name]) for run in runs if run[name] is not None)], 2)
+        first_few(
+            [*dict.fromkeys(grouping.typed(run[name]) for run in runs if run[name] is not None)], 2
+        )
         for name in ("script", "model", "dataset")  # no roles: the words of a count of runs
     ]
     return f"{count(len(runs), 'run')}: {' on '.join(filter(None, named))}"
 
 
 def common_settings(runs: Sequence[Run], varied: Iterable[str]) -> str:
-    """Data set, model, settings, machine and commit that all runs share, without the `varied` columns."""
+    """Data set, model, settings, machine and commit that all runs share,
+    without the `varied` columns.
+    """
     varied = {*varied}
     varied |= {name.rpartition(".")[2] for name in varied}
     shared = {name: {run[name] for run in runs} for name in schema.shown() if name not in varied}
-    cell = tuple((name.rpartition(".")[2], *values) for name, values in shared.items() if len(values) == 1)
+    cell = tuple(
+        (name.rpartition(".")[2], *values) for name, values in shared.items() if len(values) == 1
+    )
     phrases = [grouping.label(cell, [name for name, value in cell if value is not None])]
     machines = sorted({clean(str(run["hardware"])) for run in runs})
     commits = sorted({grouping.commit(run) for run in runs})
@@ -98,7 +113,9 @@ def marks(runs: Sequence[Run]) -> tuple[str, list[str]]:
     lines = []
     if everywhere:
         meanings = [limit.says for limit in everywhere]
-        lines.append(Message("figure.marks-of-all", f"All runs here: {'; '.join(meanings)}", signs=common))
+        lines.append(
+            Message("figure.marks-of-all", f"All runs here: {'; '.join(meanings)}", signs=common)
+        )
     if at_points:
         meanings = [f"{limits.sign(limit.code)}: {limit.says}" for limit in at_points]
         said = f"At a point: {'; '.join(meanings)}"
@@ -110,4 +127,10 @@ def missing_cells(cells: Sequence[grouping.Cell]) -> list[str]:
     if not cells:
         return []
     labels = [grouping.label(cell, [key for key, _ in cell]) for cell in cells]
-    return [Message("figure.not-measured", f"Not measured: {first_few(labels, MOST_CELLS, '; ')}", cells=labels)]
+    return [
+        Message(
+            "figure.not-measured",
+            f"Not measured: {first_few(labels, MOST_CELLS, '; ')}",
+            cells=labels,
+        )
+    ]

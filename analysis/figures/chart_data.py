@@ -1,8 +1,8 @@
-"""The tidy table of an experiment's figure: a row for each mean with its interval, each status other than ok,
-epoch, metric of a profile, and printed figure of the papers.
+"""The tidy table of an experiment's figure: a row for each mean with its interval, each status
+other than ok, epoch, metric of a profile, and printed figure of the papers.
 
-Runs of a cell that ended ok are averaged with equal weight (of peak memory, the highest counts); the others are rows
-without a mean.
+Runs of a cell that ended ok are averaged with equal weight (of peak memory, the highest counts);
+the others are rows without a mean.
 """
 
 from collections import Counter
@@ -25,8 +25,12 @@ from ..stats.intervals import Interval
 from . import captions
 
 Row = dict[str, Any]
-MEASURED, IDEAL, PAPER, SHARED = "measured", "ideal", "paper", "shared"
-T_INTERVAL, OF_STEPS = "95 % t interval", "of single runs the standard deviation of their steps"
+MEASURED = "measured"
+IDEAL = "ideal"
+PAPER = "paper"
+SHARED = "shared"
+T_INTERVAL = "95 % t interval"
+OF_STEPS = "of single runs the standard deviation of their steps"
 CUT = 2.0  # intervals extend an axis to at most this multiple of the largest mean
 LEAST_ROOM = 0.005  # above and below accuracies
 LEAST_SPAN = 0.02  # of an axis of accuracies
@@ -43,7 +47,9 @@ def measured(panel: Panel, measure: str) -> list[Row]:
         interval = panel.repeated.figure(ok, measure)
         if interval is not None:
             spread = ok[0]["step_std_s"] if measure == "step_s" and len(ok) == 1 else None
-            signs = "".join(dict.fromkeys(sign for run in ok for sign in run["marks"] if sign not in common))
+            signs = "".join(
+                dict.fromkeys(sign for run in ok for sign in run["marks"] if sign not in common)
+            )
             about = {"status": "ok", "signs": signs} | answers_of(ok, measure)
             rows.append(place | _mean(interval, len(ok), spread) | about)
         rows += [place | {"status": status, "n": n} for status, n in unended(runs)]
@@ -51,10 +57,15 @@ def measured(panel: Panel, measure: str) -> list[Row]:
 
 
 def averaged(
-    panel: Panel, measure: str, x: str, values_of: Callable[[Run], Iterable[tuple[Any, float]]], of_seeds: bool = False
+    panel: Panel,
+    measure: str,
+    x: str,
+    values_of: Callable[[Run], Iterable[tuple[Any, float]]],
+    of_seeds: bool = False,
 ) -> list[Row]:
-    """A row for each x (metric; with `of_seeds` two epochs or more) of each cell: the mean over its undisturbed runs
-    that ended ok, of curves (`of_seeds`) over one run of each seed."""
+    """A row for each x (metric; with `of_seeds` two epochs or more) of each cell: the mean over its
+    undisturbed runs that ended ok, of curves (`of_seeds`) over one run of each seed.
+    """
     rows = []
     for cell, runs in panel.cells.items():
         place = {"measure": measure, **axis_values(cell, panel.experiment.view.x)}
@@ -66,16 +77,27 @@ def averaged(
 
 
 def means_by(x: str, values: Iterable[tuple[Any, float]], least: int = 1) -> list[Row]:
-    """A row for each x with the mean of its values, its bounds and their number; empty for fewer than `least` of x."""
-    by_x = {at: [value for _, value in own] for at, own in grouping.grouped(values, itemgetter(0)).items()}
+    """A row for each x with the mean of its values, its bounds and their number;
+    empty for fewer than `least` of x.
+    """
+    by_x = {
+        at: [value for _, value in own]
+        for at, own in grouping.grouped(values, itemgetter(0)).items()
+    }
     order = grouping.ordered(list(by_x))
-    rows = [{x: at, **_mean(intervals.mean(by_x[at]), len(by_x[at])), "status": "ok", "of": MEASURED} for at in order]
+    rows = [
+        {x: at, **_mean(intervals.mean(by_x[at]), len(by_x[at])), "status": "ok", "of": MEASURED}
+        for at in order
+    ]
     return rows if len(rows) >= least else []
 
 
 def axis_values(cell: Cell, x: str) -> Row:
     """A cell's values as the chart has them: numbers along x, else texts."""
-    return {key: value if key == x and grouping.is_numeric([value]) else grouping.typed(value) for key, value in cell}
+    return {
+        key: value if key == x and grouping.is_numeric([value]) else grouping.typed(value)
+        for key, value in cell
+    }
 
 
 def _mean(interval: Interval, count: int, spread: float | None = None) -> Row:
@@ -84,7 +106,11 @@ def _mean(interval: Interval, count: int, spread: float | None = None) -> Row:
     if interval.low is not None:
         return row | {"bar": T_INTERVAL}
     if spread is not None:
-        return row | {"low": interval.estimate - spread, "high": interval.estimate + spread, "bar": OF_STEPS}
+        return row | {
+            "low": interval.estimate - spread,
+            "high": interval.estimate + spread,
+            "bar": OF_STEPS,
+        }
     return row | {"bar": None}
 
 
@@ -96,21 +122,33 @@ def efficiency(panel: Panel, measure: str) -> list[Row]:
     """Parallel efficiency of each cell, one GPU's time / (GPUs x its time), as a ratio of means."""
     others = [column for column in panel.experiment.swept if column != "gpus"]
     ok = [row for row in measured(panel, measure) if row["status"] == "ok"]
-    bases = {tuple(row[column] for column in others): row["mean"] for row in ok if str(row["gpus"]) == "1"}
+    bases = {
+        tuple(row[column] for column in others): row["mean"]
+        for row in ok
+        if str(row["gpus"]) == "1"
+    }
     rows = []
     for row in ok:
         base = bases.get(tuple(row[column] for column in others))
         if base is not None:
             share = formulas.parallel_efficiency(base, row["mean"], int(row["gpus"]))
-            rows.append(row | {"measure": EFFICIENCY, "mean": share, "low": None, "high": None, "bar": None})
+            rows.append(
+                row | {"measure": EFFICIENCY, "mean": share, "low": None, "high": None, "bar": None}
+            )
     return rows
 
 
 def paper(panel: Panel, measure: str, printed: str | None = None, **labels: str) -> list[Row]:
-    """The papers' own figures of a measure (there called `printed`), for cells that were measured in the same
-    setting."""
+    """The papers' own figures of a measure (there called `printed`), for cells that were measured
+    in the same setting.
+    """
     return [
-        {"measure": measure, **axis_values(cell, panel.experiment.view.x), "mean": figure.value, "low": figure.low}
+        {
+            "measure": measure,
+            **axis_values(cell, panel.experiment.view.x),
+            "mean": figure.value,
+            "low": figure.low,
+        }
         | {"high": figure.high, "of": PAPER, "status": "ok", "printed": figure.measure}
         | {"paper": f"paper ({HARDWARE})", **labels}
         for cell, figure in same_setting.beside(panel, printed or measure).items()
@@ -118,12 +156,16 @@ def paper(panel: Panel, measure: str, printed: str | None = None, **labels: str)
 
 
 def axis_limits(rows: Sequence[Row], measure: str) -> tuple[float, float]:
-    """Limits of an axis, from 0 except for accuracies: all means, and intervals as far as they do not dwarf them.
+    """Limits of an axis, from 0 except for accuracies: all means,
+    and intervals as far as they do not dwarf them.
 
-    An axis of accuracies is so long that what chance explains, by the answers that were tested, looks small on it.
+    An axis of accuracies is so long that what chance explains, by the answers that were tested,
+    looks small on it.
     """
     most = CUT * max((row["mean"] for row in rows if row.get("mean") is not None), default=0.5)
-    bounds = [row[end] for row in rows for end in ("mean", "low", "high") if row.get(end) is not None]
+    bounds = [
+        row[end] for row in rows for end in ("mean", "low", "high") if row.get(end) is not None
+    ]
     ends = [min(bound, most) for bound in bounds] or [0.0, 1.0]
     if measure != ACCURACY:
         return 0.0, 1.05 * max(ends) or 1.0
@@ -135,7 +177,9 @@ def axis_limits(rows: Sequence[Row], measure: str) -> tuple[float, float]:
 
 
 def _by_chance(rows: Sequence[Row]) -> float:
-    """Half of the widest 95 % interval of an accuracy of these rows over its answers; 0 where they are not known."""
+    """Half of the widest 95 % interval of an accuracy of these rows over its answers;
+    0 where they are not known.
+    """
     halves = [0.0]
     for row in rows:
         if row.get("mean") is not None and row.get("test_samples"):
@@ -146,7 +190,9 @@ def _by_chance(rows: Sequence[Row]) -> float:
 
 
 def answers_of(runs: Sequence[Run], measure: str) -> Row:
-    """The answers behind an accuracy of a setting, as a part of its row; empty for other measures."""
+    """The answers behind an accuracy of a setting, as a part of its row;
+    empty for other measures.
+    """
     counts = [run["test_samples"] for run in runs if run["test_samples"]]
     return {"test_samples": max(counts)} if measure == ACCURACY and counts else {}
 
@@ -176,13 +222,20 @@ def _averaging(points: Sequence[Row]) -> Message:
     runs = sorted({min(counts), max(counts)})
     means = f"Means of {' to '.join(map(str, runs))} runs"
     if any(row["measure"] == MEMORY for row in points):
-        return Message("figure.means-and-highest", f"{means}, of peak memory the highest", runs=runs)
+        return Message(
+            "figure.means-and-highest", f"{means}, of peak memory the highest", runs=runs
+        )
     return Message("figure.means", means, runs=runs)
 
 
 def cut_note(rows: Sequence[Row]) -> list[str]:
     by_measure = grouping.grouped(rows, lambda row: row["measure"])
     is_cut = any(
-        max(row.get("high") or 0.0 for row in own) > axis_limits(own, measure)[1] for measure, own in by_measure.items()
+        max(row.get("high") or 0.0 for row in own) > axis_limits(own, measure)[1]
+        for measure, own in by_measure.items()
     )
-    return [Message("figure.intervals-cut", "Intervals are cut where they reach beyond the axis")] if is_cut else []
+    return (
+        [Message("figure.intervals-cut", "Intervals are cut where they reach beyond the axis")]
+        if is_cut
+        else []
+    )

@@ -1,4 +1,6 @@
-"""The figures of an experiment, and those that can be drawn of any runs, by name; and their files."""
+"""The figures of an experiment, and those that can be drawn of any runs, by name;
+and their files.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,11 +21,12 @@ from .experiment_charts import by_measure, copies, metrics
 from .setting_charts import efficiency, losses, phases, trade_off
 from .timelines import NEEDS as SAMPLES
 from .timelines import timelines
-from .vega import Figure, file_format, numbered, save
+from .vega import Chart, file_format, numbered, save
 
 # What draws each form of a view but lines, bars and curves
 FORMS = {"calls": metrics, "shares": metrics, "copies": copies}
-COUNTED = "_counted"  # ends the name of a second figure beside copies: the bytes that the runs counted
+# ends the name of a second figure beside copies: the bytes that the runs counted
+COUNTED = "_counted"
 TIMELINES = "timelines"
 GENERAL = {
     "effects": effects_alone,
@@ -35,19 +38,24 @@ GENERAL = {
 }
 # What runs must have for a general figure
 NEEDS = {
-    "effects": Message("figure.needs-one-difference", "another that differs from it in one setting alone"),
+    "effects": Message(
+        "figure.needs-one-difference", "another that differs from it in one setting alone"
+    ),
     "losses": Message("figure.needs-curve", "two epochs of training, or two steps of tuning"),
     TIMELINES: SAMPLES,
 }
 NEEDS_ITS_FIGURES = Message("figure.needs-its-figures", "what it shows")
 
 
-def experiment_figures(experiment: Experiment, panels: Sequence[Panel]) -> list[Figure]:
-    """The figures of each panel of an experiment, named after it: one, of copies another with the bytes that the runs
-    counted (`_counted`). None for panels without anything to show (no profile that can be read, no epochs)."""
-    by_panel: list[list[Figure]] = []
+def experiment_figures(experiment: Experiment, panels: Sequence[Panel]) -> list[Chart]:
+    """The figures of each panel of an experiment, named after it: one, of copies another with the
+    bytes that the runs counted (`_counted`). None for panels without anything to show (no profile
+    that can be read, no epochs).
+    """
+    by_panel: list[list[Chart]] = []
     for panel in panels:
-        name, form = numbered(experiment.name, len(by_panel)), experiment.view.form
+        name = numbered(experiment.name, len(by_panel))
+        form = experiment.view.form
         made = [FORMS.get(form, by_measure)(panel, name)]
         made += [by_measure(panel, name + COUNTED)] if form == "copies" else []
         drawn = [figure for figure in made if figure is not None]
@@ -57,11 +65,15 @@ def experiment_figures(experiment: Experiment, panels: Sequence[Panel]) -> list[
     return [*(figure for drawn in by_panel for figure in drawn), *of_runs]
 
 
-def write(name: str, runs: Sequence[Run], out: Path, mix: bool = False, whole: bool = False) -> list[str]:
-    """Write the figures of a name; a line for each, one for each experiment that was not measured, and the legend.
+def write(
+    name: str, runs: Sequence[Run], out: Path, mix: bool = False, whole: bool = False
+) -> list[str]:
+    """Write the figures of a name; a line for each, one for each experiment that was not measured,
+    and the legend.
 
     Args:
-        out: the file, in the format of its ending; of several figures each has its name added. A folder: SVG, by name.
+        out: the file, in the format of its ending; of several figures each has its name added. A
+            folder: SVG, by name.
         whole: draw settings with few of an experiment's cells too.
 
     Raises:
@@ -77,42 +89,60 @@ def write(name: str, runs: Sequence[Run], out: Path, mix: bool = False, whole: b
         path = out.with_stem(out.stem + several) if is_file else out / f"{figure.name}.svg"
         save(figure, path)
         lines.append(_written(figure, path))
-    return [*lines, *unmeasured, *limits.legend(limit for figure in figures for limit in figure.limits)]
+    return [
+        *lines,
+        *unmeasured,
+        *limits.legend(limit for figure in figures for limit in figure.limits),
+    ]
 
 
-def _written(figure: Figure, path: Path) -> Message:
+def _written(figure: Chart, path: Path) -> Message:
     title = clean(figure.title)
     marks = f" [{figure.marks}]" if figure.marks else ""
     sentence = f"{path}: {title}{marks}"
     return Message("figure.written", sentence, file=str(path), title=title, marks=figure.marks)
 
 
-def make(name: str, runs: Sequence[Run], mix: bool = False, whole: bool = False) -> tuple[list[Figure], list[str]]:
-    """The figures of a name, and a line for each experiment that was not measured; raises ValueError without any."""
+def make(
+    name: str, runs: Sequence[Run], mix: bool = False, whole: bool = False
+) -> tuple[list[Chart], list[str]]:
+    """The figures of a name, and a line for each experiment that was not measured;
+    raises ValueError without any.
+    """
     names = [*experiments.names(), *GENERAL]
     if name not in (ALL, *names):
         there_are = f"no figure {name}; there are {ALL}, {', '.join(names)}"
         raise Refusal("figure.unknown", there_are, figure=name, known=[ALL, *names])
-    figures, unmeasured = list[Figure](), list[str]()
+    figures = list[Chart]()
+    unmeasured = list[str]()
     if name in GENERAL:
         figures = GENERAL[name](runs)
         if not figures:
             needs = NEEDS.get(name, NEEDS_ITS_FIGURES)
             none_has = f"{name}: none of {count(len(runs), 'run')} has {needs}"
-            raise Refusal("figure.nothing-to-show", none_has, figure=name, runs=len(runs), needs=needs)
+            raise Refusal(
+                "figure.nothing-to-show", none_has, figure=name, runs=len(runs), needs=needs
+            )
     else:
         repeated = RepeatedRuns(runs)
         for experiment in map(experiments.load, experiments.names() if name == ALL else [name]):
             panels = experiments.panels(experiment, runs, mix, repeated)
-            drawn = experiment_figures(experiment, experiments.fullest(panels)[0] if panels and not whole else panels)
+            drawn = experiment_figures(
+                experiment, experiments.fullest(panels)[0] if panels and not whole else panels
+            )
             figures += drawn
             if not drawn:
                 unmeasured.append(_why_not_drawn(experiment, panels))
             elif experiment.view.timelines and TIMELINES not in drawn[-1].name:
                 no_run_has = f"{experiment.name}-{TIMELINES}: no run has {SAMPLES}"
-                unmeasured.append(Message("figure.no-timelines", no_run_has, experiment=experiment.name, needs=SAMPLES))
+                unmeasured.append(
+                    Message(
+                        "figure.no-timelines", no_run_has, experiment=experiment.name, needs=SAMPLES
+                    )
+                )
         if not figures:
-            reason, others = unmeasured[0], len(unmeasured) - 1
+            reason = unmeasured[0]
+            others = len(unmeasured) - 1
             rest = f" (nor any of {count(others, 'other')})" if others else ""
             raise Refusal("figure.none", f"{reason}{rest}", reason=reason, others=others)
     return figures, unmeasured
@@ -125,4 +155,6 @@ def _why_not_drawn(experiment: Experiment, panels: Sequence[Panel]) -> Message:
         needs = f"{name}: a curve needs two epochs; runs of one epoch are in `{shown}`"
         return Message("figure.one-epoch", needs, experiment=name, command=shown)
     measured_by = f"{name}: not measured; this measures it: `{experiment.command}`"
-    return Message("figure.experiment-not-measured", measured_by, experiment=name, command=experiment.command)
+    return Message(
+        "figure.experiment-not-measured", measured_by, experiment=name, command=experiment.command
+    )

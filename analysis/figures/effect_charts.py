@@ -1,4 +1,6 @@
-"""What each swept setting gains alone, in time and in what it learns: a bar for the best level of each axis."""
+"""What each swept setting gains alone, in time and in what it
+learns: a bar for the best level of each axis.
+"""
 
 import math
 from collections.abc import Sequence
@@ -22,7 +24,7 @@ from ..stats.effects import Effect, Interaction, Point
 from ..stats.intervals import faster
 from .charts import LINE, WIDTH
 from .setting_charts import MOST_SERIES, SettingGroup
-from .vega import Figure, layered, numbered
+from .vega import Chart, layered, numbered
 
 ROW = 48  # points, of a bar and its name of three lines
 TIME = "total_s"
@@ -34,26 +36,31 @@ AXES = {TIME: "times as fast", ACCURACY: "points of accuracy", HELD_OUT: "% less
 IN_WORDS = {TIME: "time", ACCURACY: "accuracy", HELD_OUT: "held-out loss"}
 HOW = Message(
     "figure.effects-are-means",
-    "Means over all pairs of settings that differ in this alone, with 95 % intervals; faint: may be no gain",
+    "Means over all pairs of settings that differ in this alone, with 95 % intervals; faint: may be"
+    " no gain",
 )
 UNREPEATED = Message(
     "figure.effects-unrepeated",
-    "Nothing was repeated: what is usual for such machines counts as noise of times, and how a gain differs from pair "
-    f"to pair; {REMEDY}",
+    "Nothing was repeated: what is usual for such machines counts as noise of times, and how a"
+    f" gain differs from pair to pair; {REMEDY}",
     remedy=REMEDY,
 )
 
 
 @dataclass(frozen=True)
 class WhatMatters:
-    """The effects of a work's axes on its time or its held-out loss (their logarithms), or on its accuracy."""
+    """The effects of a work's axes on its time or its held-out loss (their logarithms),
+    or on its accuracy.
+    """
 
     ranking: Ranking
     measure: str
 
     @cached_property
     def points(self) -> list[Point]:
-        is_time, is_accuracy, made = self.measure == TIME, self.measure == ACCURACY, list[Point]()
+        is_time = self.measure == TIME
+        is_accuracy = self.measure == ACCURACY
+        made = list[Point]()
         column = self.ranking.column if is_time else self.measure
         repeated = self.ranking.repeated
         spreads = repeated.of_column(column)
@@ -66,13 +73,18 @@ class WhatMatters:
                 spread = spreads.of(counted)
                 usual = None if is_accuracy or spread.repetitions else spread
                 rows = repeated.held_out.of(one.runs) if self.measure == HELD_OUT else None
-                made.append(Point(levels, value if is_accuracy else -math.log(value), n, spread, usual, rows))
+                made.append(
+                    Point(
+                        levels, value if is_accuracy else -math.log(value), n, spread, usual, rows
+                    )
+                )
         return made
 
     @property
     def _settings(self) -> Sequence[RankedSetting]:
-        """The settings that are compared: of held-out losses the most that were evaluated on the same rows after as
-        much work."""
+        """The settings that are compared: of held-out losses the most that were evaluated on the
+        same rows after as much work.
+        """
         if self.measure != HELD_OUT:
             return self.ranking.settings
         scored = [one for one in self.ranking.settings if one.held_out_loss is not None]
@@ -86,43 +98,70 @@ class WhatMatters:
 
     @cached_property
     def by_axis(self) -> list[list[Effect]]:
-        """The effects of each axis of few levels, against its default, or the first level without that."""
-        defaults, bases = workloads.defaults(self.ranking.runs[0]["kind"]), dict[str, Any]()
+        """The effects of each axis of few levels, against its default,
+        or the first level without that.
+        """
+        defaults = workloads.defaults(self.ranking.runs[0]["kind"])
+        bases = dict[str, Any]()
         for key in self.ranking.keys:
-            levels = grouping.ordered(list(dict.fromkeys(point.levels[key] for point in self.points)))
+            levels = grouping.ordered(
+                list(dict.fromkeys(point.levels[key] for point in self.points))
+            )
             default = defaults.get(key.removesuffix(".name"))
             if 1 < len(levels) <= MOST_SERIES:
-                bases[key] = next((one for one in levels if one == getattr(default, "value", default)), levels[0])
+                bases[key] = next(
+                    (one for one in levels if one == getattr(default, "value", default)), levels[0]
+                )
         return effects.main_effects(self.points, bases)
 
     @cached_property
     def interactions(self) -> list[Message]:
-        """A sentence for each: "gpus=2, not 1: 1.8x faster with layout=nhwc, but 1.1x faster with layout=nchw"."""
-        return [self._interaction(one) for one in effects.interactions(self.points, [own[0] for own in self.by_axis])]
+        """A sentence for each: "gpus=2, not 1: 1.8x faster with layout=nhwc,
+        but 1.1x faster with layout=nchw".
+        """
+        return [
+            self._interaction(one)
+            for one in effects.interactions(self.points, [own[0] for own in self.by_axis])
+        ]
 
     def _interaction(self, found: Interaction) -> Message:
         change = self.change(found.effect)
-        gains = {f"{self._names[found.axis]}={grouping.typed(at)}": gain for at, gain in found.gains.items()}
+        gains = {
+            f"{self._names[found.axis]}={grouping.typed(at)}": gain
+            for at, gain in found.gains.items()
+        }
         said = [f"{self._gain(gain)} with {setting}" for setting, gain in gains.items()]
         unit = float if self.measure == ACCURACY else math.exp
         shown = {setting: unit(gain) for setting, gain in gains.items()}
-        return Message("figure.interaction", f"{change}: {', but '.join(said)}", change=change, gains=shown)
+        return Message(
+            "figure.interaction", f"{change}: {', but '.join(said)}", change=change, gains=shown
+        )
 
     @cached_property
     def doubts(self) -> list[str]:
-        """What else differs between the runs of the best level of an axis and those that it is compared with."""
+        """What else differs between the runs of the best level of
+        an axis and those that it is compared with.
+        """
         said: dict[str, None] = {}
         for best, *_ in self.by_axis:
-            sides, names = [], []
+            sides = []
+            names = []
             for level in (best.level, best.base):
-                with_level = [one for one in self.ranking.settings if dict(one.cell).get(best.axis) == level]
+                with_level = [
+                    one for one in self.ranking.settings if dict(one.cell).get(best.axis) == level
+                ]
                 sides.append([run for one in with_level for run in one.counted])
                 names.append(f"{self._names[best.axis]}={grouping.typed(level)}")
             said |= dict.fromkeys(circumstances.doubts(sides[0], sides[1], names))
             unequal = grouping.unequal_samples(sides[0], sides[1])
             if unequal is not None:
-                amounts = f"{names[0]} trained on {unequal[0]:,.0f} samples, {names[1]} on {unequal[1]:,.0f}"
-                said[Message("doubt.other-amounts", amounts, samples=[*unequal], sides=names)] = None
+                amounts = (
+                    f"{names[0]} trained on {unequal[0]:,.0f} samples, {names[1]} on"
+                    f" {unequal[1]:,.0f}"
+                )
+                said[Message("doubt.other-amounts", amounts, samples=[*unequal], sides=names)] = (
+                    None
+                )
         return [*said]
 
     @cached_property
@@ -131,16 +170,29 @@ class WhatMatters:
 
     def change(self, effect: Effect) -> str:
         """What is changed: "gpus=2, not 1"."""
-        return f"{self._names[effect.axis]}={grouping.typed(effect.level)}, not {grouping.typed(effect.base)}"
+        return (
+            f"{self._names[effect.axis]}={grouping.typed(effect.level)}, not"
+            f" {grouping.typed(effect.base)}"
+        )
 
     def gain(self, effect: Effect) -> str:
         """A gain with its interval: "1.33x faster (1.25x to 1.41x)"."""
-        gain, bounds = effect.gain, [end for end in (effect.gain.low, effect.gain.high) if end is not None]
-        unclear = "no difference" if bounds and max(map(abs, bounds)) <= SAME[self.measure] else "within noise"
+        gain = effect.gain
+        bounds = [end for end in (effect.gain.low, effect.gain.high) if end is not None]
+        unclear = (
+            "no difference"
+            if bounds and max(map(abs, bounds)) <= SAME[self.measure]
+            else "within noise"
+        )
         ends = [self._gain(end) for end in bounds]
         if gain.is_told:
-            ends = [end.partition(" ")[0] for end in (ends if gain.estimate > 0 else reversed(ends))]
-        interval = " to ".join(ends) or f"no interval: {'repeat=2' if self.measure == TIME else 'seed=0,1'}"
+            ends = [
+                end.partition(" ")[0] for end in (ends if gain.estimate > 0 else reversed(ends))
+            ]
+        interval = (
+            " to ".join(ends)
+            or f"no interval: {'repeat=2' if self.measure == TIME else 'seed=0,1'}"
+        )
         return f"{self._gain(gain.estimate) if gain.is_told or not ends else unclear} ({interval})"
 
     def _gain(self, gain: float) -> str:
@@ -150,14 +202,21 @@ class WhatMatters:
             return f"{-_percent_less(gain):+.1f}% held-out loss"
         return faster(math.exp(gain))
 
-    def figure(self, name: str) -> Figure:
+    def figure(self, name: str) -> Chart:
         group = SettingGroup(
-            {str(one.cell): one.runs for one in self.ranking.settings}, self.ranking.keys, work=self.ranking.work
+            {str(one.cell): one.runs for one in self.ranking.settings},
+            self.ranking.keys,
+            work=self.ranking.work,
         )
         units = {TIME: math.exp, ACCURACY: (100.0).__mul__, HELD_OUT: _percent_less}
         unit = units[self.measure]
         rows = [
-            {"change": self.change(best), "gain": self.gain(best), "pairs": best.blocks, "told": best.gain.is_told}
+            {
+                "change": self.change(best),
+                "gain": self.gain(best),
+                "pairs": best.blocks,
+                "told": best.gain.is_told,
+            }
             | {"mean": shown.estimate, "low": shown.low, "high": shown.high, "base": unit(0.0)}
             | {
                 "at": f"{self.change(best)}{LINE}{self.gain(best)}".replace(" (", f"{LINE}("),
@@ -167,12 +226,22 @@ class WhatMatters:
             for shown in [best.gain.mapped(unit)]
         ]
         most = max(abs(best.gain.estimate) for best, *_ in self.by_axis)
-        ends = [end for best, *_ in self.by_axis for end in (best.gain.low, best.gain.high) if end is not None]
+        ends = [
+            end
+            for best, *_ in self.by_axis
+            for end in (best.gain.low, best.gain.high)
+            if end is not None
+        ]
         reach = 1.1 * max(most, min(2 * most, max(map(abs, ends), default=0.0)))
         reach = max(reach, LEAST_REACH * SAME[self.measure])
         kind = "log" if self.measure == TIME else "linear"
         scale = alt.Scale(type=kind, domain=[unit(-reach), unit(reach)], nice=False, clamp=True)
-        names = alt.Axis(labelExpr=f"split(datum.label, '{LINE}')", labelLimit=320, labelPadding=6, labelOffset=-9)
+        names = alt.Axis(
+            labelExpr=f"split(datum.label, '{LINE}')",
+            labelLimit=320,
+            labelPadding=6,
+            labelOffset=-9,
+        )
         told = alt.when("datum.told").then(alt.value(1)).otherwise(alt.value(0.35))
         colour = alt.Color("series:N", scale=alt.Scale(domain=["+", "-"]), legend=None)
         most_times = max((tick for tick in TICKS if tick <= unit(reach)), default=1.0)
@@ -181,10 +250,18 @@ class WhatMatters:
         base = alt.Chart().encode(y=alt.Y("at:N", sort=None, title=None, axis=names))
         x = alt.X("base:Q", title=AXES[self.measure], scale=scale, axis=axis)
         zero = alt.Chart().mark_rule(style="ideal").encode(x=x)
-        bars = base.mark_bar(size=ROW / 2.5).encode(x="base:Q", x2="mean:Q", opacity=told, color=colour)
-        rules = base.transform_filter("isValid(datum.low)").mark_rule(style="plain").encode(x="low:Q", x2="high:Q")
+        bars = base.mark_bar(size=ROW / 2.5).encode(
+            x="base:Q", x2="mean:Q", opacity=told, color=colour
+        )
+        rules = (
+            base.transform_filter("isValid(datum.low)")
+            .mark_rule(style="plain")
+            .encode(x="low:Q", x2="high:Q")
+        )
         chart = layered([zero, bars, rules], WIDTH, ROW * len(rows))
-        notes = [HOW, *self.interactions] if self.is_repeated else [HOW, UNREPEATED, *self.interactions]
+        notes = (
+            [HOW, *self.interactions] if self.is_repeated else [HOW, UNREPEATED, *self.interactions]
+        )
         notes += self.doubts if self.measure == TIME else []
         title = f"What each setting gains in {IN_WORDS[self.measure]}, all else equal"
         timed = [one.runs for one in self.ranking.settings] if self.measure == TIME else None
@@ -197,10 +274,15 @@ def _percent_less(gain: float) -> float:
 
 
 def what_matters(rankings: Sequence[Ranking]) -> list[WhatMatters]:
-    """The effects in each work, in their order, on time and on what it learned; none where none differ in one axis."""
+    """The effects in each work, in their order, on time and on what it learned;
+    none where none differ in one axis.
+    """
     found = (WhatMatters(ranking, measure) for ranking in rankings for measure in AXES)
     return [one for one in found if one.by_axis]
 
 
-def effects_alone(runs: Sequence[Run]) -> list[Figure]:
-    return [one.figure(numbered("effects", index)) for index, one in enumerate(what_matters(known_rankings(runs)))]
+def effects_alone(runs: Sequence[Run]) -> list[Chart]:
+    return [
+        one.figure(numbered("effects", index))
+        for index, one in enumerate(what_matters(known_rankings(runs)))
+    ]

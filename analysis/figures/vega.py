@@ -1,7 +1,9 @@
-"""Vega-Lite specifications: title and notes around a chart, the light and dark themes, and image files.
+"""Vega-Lite specifications: title and notes around a chart, the light and dark themes,
+and image files.
 
-A specification names no colour, only scales and styles that `theme` resolves, so that a page can show a figure light or
-dark. Series differ in shape or dash, and bars in lightness, so that they can be told apart in print.
+A specification names no colour, only scales and styles that `theme` resolves, so that a page can
+show a figure light or dark. Series differ in shape or dash, and bars in lightness,
+so that they can be told apart in print.
 """
 
 import textwrap
@@ -26,27 +28,55 @@ PNG_SCALE = 2.0  # pixels per point
 LETTER_POINTS = 5.6  # mean width of a letter in the lines above and below a chart
 DATA = "rows"  # name of the data set of every chart
 
-# Okabe and Ito 2008, without yellow and black, which a white or a dark page would swallow, and with Tol's wine: the
-# first four differ in lightness too, so that bars can be told apart in grey print
+# Okabe and Ito 2008, without yellow and black, which a white or a dark page would swallow, and with
+# Tol's wine: the first four differ in lightness too, so that bars can be told apart in grey print
 SERIES = {
-    "light": ("#0072B2", "#E69F00", "#009E73", "#882255", "#D55E00", "#56B4E9", "#CC79A7", "#8C8C8C"),
-    "dark": ("#3D9BE0", "#F0B429", "#2BC39A", "#C96BA0", "#F2743B", "#8CD0F7", "#EDB7D8", "#A6A6A6"),
+    "light": (
+        "#0072B2",
+        "#E69F00",
+        "#009E73",
+        "#882255",
+        "#D55E00",
+        "#56B4E9",
+        "#CC79A7",
+        "#8C8C8C",
+    ),
+    "dark": (
+        "#3D9BE0",
+        "#F0B429",
+        "#2BC39A",
+        "#C96BA0",
+        "#F2743B",
+        "#8CD0F7",
+        "#EDB7D8",
+        "#A6A6A6",
+    ),
 }
 INK = {  # text, notes, grid, page
     "light": ("#1A1A1A", "#555555", "#DDDDDD", "#FFFFFF"),
     "dark": ("#EEEEEE", "#B5B5B5", "#444444", "#1A1A1A"),
 }
-SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "triangle-right", "cross", "triangle-left")
+SHAPES = (
+    "circle",
+    "square",
+    "triangle-up",
+    "diamond",
+    "triangle-down",
+    "triangle-right",
+    "cross",
+    "triangle-left",
+)
 DASHES = ((1, 0), (6, 3), (2, 2), (9, 3, 2, 3), (12, 4), (4, 1), (1, 3), (9, 2, 2, 2, 2, 2))
 
 
 @dataclass(frozen=True)
-class Figure:
+class Chart:
     """A chart with its data and the text around it, ready to be shown or saved.
 
     name: of its file.
     chart: Vega-Lite without data and colours.
-    rows: the data shown, in base units (seconds, bytes, shares), with what is drawn of it (`charts`).
+    rows: the data shown, in base units (seconds, bytes, shares), with what is drawn of it
+    (`charts`).
     above: lines below the title: in short what it shows, then what all runs have in common.
     below: lines below the chart: how to read it.
     limits: of its runs (`multicard.records.limits`).
@@ -73,7 +103,9 @@ class Figure:
 
     @property
     def meanings(self) -> list[tuple[str, str]]:
-        """The signs of its title and its points, with what they mean; runs that are left out, without a sign."""
+        """The signs of its title and its points, with what they mean; runs that are left out,
+        without a sign.
+        """
         at_points = {sign for row in self.rows for sign in row.get("signs") or ""}
         doubtful = [(DOUBTFUL, DOUBTFUL_MEANING)] if DOUBTFUL in at_points else []
         return [*doubtful, *limits.meanings(self.limits), *(("", line) for line in self.left_out)]
@@ -81,7 +113,9 @@ class Figure:
     @property
     def caption(self) -> str:
         """The text above and below the chart, for readers who cannot see it."""
-        return " ".join(f"{line.rstrip('.')}." for line in (*self.above, *self.below, *self.left_out))
+        return " ".join(
+            f"{line.rstrip('.')}." for line in (*self.above, *self.below, *self.left_out)
+        )
 
     @property
     def explanation(self) -> list[str]:
@@ -90,14 +124,25 @@ class Figure:
 
     @property
     def data(self) -> list[dict[str, Any]]:
-        return [{key: clean(one) if isinstance(one, str) else one for key, one in row.items()} for row in self.rows]
+        return [
+            {key: clean(one) if isinstance(one, str) else one for key, one in row.items()}
+            for row in self.rows
+        ]
 
     @property
     def spec(self) -> Spec:
         letters = max(int(self.width / LETTER_POINTS), 95)
-        heading = {"text": _wrapped([self.title], letters * 7 // 10), "subtitle": _wrapped(self.above, letters)}
+        heading = {
+            "text": _wrapped([self.title], letters * 7 // 10),
+            "subtitle": _wrapped(self.above, letters),
+        }
         below = [*self.below, *self.left_out]
-        notes = {"text": _wrapped(below, letters), "orient": "bottom", "style": "notes", "offset": 10}
+        notes = {
+            "text": _wrapped(below, letters),
+            "orient": "bottom",
+            "style": "notes",
+            "offset": 10,
+        }
         return {
             "$schema": alt.SCHEMA_URL,
             "title": heading | {"anchor": "start"},
@@ -111,7 +156,12 @@ class Figure:
 def theme(name: str) -> Spec:
     """Vega-Lite's configuration for a "light" or "dark" page, whose background shows through."""
     text, notes, grid, page = INK[name]
-    words = {"labelColor": text, "titleColor": text, "titleFontWeight": "normal", "labelFontSize": 11}
+    words = {
+        "labelColor": text,
+        "titleColor": text,
+        "titleFontWeight": "normal",
+        "labelFontSize": 11,
+    }
     words |= {"titleFontSize": 12}
     symbols = {"symbolBaseStrokeColor": text, "symbolBaseFillColor": text, "symbolSize": 70}
     return {
@@ -119,12 +169,16 @@ def theme(name: str) -> Spec:
         "font": "sans-serif",
         "view": {"stroke": None},
         "range": {"category": list(SERIES[name])},
-        "axis": words | {"labelLimit": 260, "domainColor": notes, "tickColor": notes, "gridColor": grid},
+        "axis": (
+            words | {"labelLimit": 260, "domainColor": notes, "tickColor": notes, "gridColor": grid}
+        ),
         "axisX": {"labelFlush": False, "labelOverlap": True},
         "legend": words | symbols | {"labelLimit": 420, "titleLimit": 420},
         "header": words | {"labelLimit": 300},
-        "title": {"color": text, "fontSize": 15, "offset": 14}
-        | {"subtitleColor": notes, "subtitleFontSize": 11.5, "subtitlePadding": 5},
+        "title": (
+            {"color": text, "fontSize": 15, "offset": 14}
+            | {"subtitleColor": notes, "subtitleFontSize": 11.5, "subtitlePadding": 5}
+        ),
         "text": {"color": text},
         "style": {
             "notes": {"fill": notes, "fontSize": 11, "fontWeight": "normal"},
@@ -141,13 +195,18 @@ ON_WHITE = theme("light") | {"background": "white"}
 
 def _wrapped(lines: Sequence[str], letters: int) -> list[str]:
     """Lines no longer than the figure is wide: Vega does not wrap text."""
-    return [part for line in lines for part in textwrap.wrap(clean(line), letters, break_on_hyphens=False) or [""]]
+    return [
+        part
+        for line in lines
+        for part in textwrap.wrap(clean(line), letters, break_on_hyphens=False) or [""]
+    ]
 
 
 def layered(layers: Sequence[alt.Chart], width: int, height: int) -> Spec:
     """Layers over one another.
 
-    Only marks and encodings are Altair's: it copies a whole chart at each step, which would take most of the time.
+    Only marks and encodings are Altair's: it copies a whole chart at each step,
+    which would take most of the time.
     """
     marks = [layer.to_dict(validate=False, context={"top_level": False}) for layer in layers]
     for mark in marks:
@@ -167,13 +226,18 @@ def numbered(name: str, index: int) -> str:
 
 def cycled(domain: Sequence[str], values: Sequence[Any]) -> alt.Scale:
     """A scale that repeats `values` where the domain is longer."""
-    return alt.Scale(domain=list(domain), range=[values[index % len(values)] for index in range(len(domain))])
+    return alt.Scale(
+        domain=list(domain), range=[values[index % len(values)] for index in range(len(domain))]
+    )
 
 
-def chart(figures: Sequence[Figure]) -> alt.VConcatChart:
+def chart(figures: Sequence[Chart]) -> alt.VConcatChart:
     """Figures below one another on white, as a chart that Altair shows in a notebook."""
     parts = [figure.spec | {"data": {"values": figure.data}} for figure in figures]
-    inner = [{key: value for key, value in part.items() if key not in ("$schema", "datasets")} for part in parts]
+    inner = [
+        {key: value for key, value in part.items() if key not in ("$schema", "datasets")}
+        for part in parts
+    ]
     return alt.VConcatChart.from_dict({"vconcat": inner, "config": ON_WHITE})
 
 
@@ -182,14 +246,18 @@ def file_format(path: Path) -> str:
     suffix = path.suffix.removeprefix(".")
     if suffix not in FORMATS:
         sentence = f"--out {path}: a figure is written as .{', .'.join(FORMATS)}"
-        raise Refusal("figure.format", sentence, key="--out", value=str(path), formats=list(FORMATS))
+        raise Refusal(
+            "figure.format", sentence, key="--out", value=str(path), formats=list(FORMATS)
+        )
     return suffix
 
 
-def save(figure: Figure, path: Path) -> None:
+def save(figure: Chart, path: Path) -> None:
     """Write a figure on white, in the format of the suffix; the file is complete or absent."""
     suffix = file_format(path)
     scale = {"scale": PNG_SCALE} if suffix == "png" else {}
-    content: str | bytes = getattr(vl_convert, f"vegalite_to_{suffix}")(figure.spec, config=ON_WHITE, **scale)
+    content: str | bytes = getattr(vl_convert, f"vegalite_to_{suffix}")(
+        figure.spec, config=ON_WHITE, **scale
+    )
     with replacing(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)

@@ -1,4 +1,5 @@
-"""`report`: one HTML file about some runs, for a person who must decide how to run a training on several GPUs.
+"""`report`: one HTML file about some runs, for a person who must
+decide how to run a training on several GPUs.
 
 Each section's module turns runs into `blocks`; `page` writes these as one file that opens offline.
 """
@@ -17,7 +18,7 @@ from .. import claims, experiments
 from ..answers import answers, recommended_runs
 from ..figures import vega
 from ..runs import details, grouping, load
-from ..runs.load import Found
+from ..runs.load import FoundRuns
 from ..stats.between_runs import RepeatedRuns
 from . import page, sections
 from .blocks import Report, Section
@@ -28,22 +29,35 @@ NAME = "report.html"
 MOST_NAMES = 3  # of folders, in the title
 
 
-def write(folders: Sequence[Path], out: Path | None, title: str | None, mix: bool, found: Found | None = None) -> str:
-    """Write the report on the runs (`found`) under `folders`, to `out`, else into the only folder or the working
-    directory; return what was found, in a sentence, and on a last line what the page holds. Raises ValueError if
-    `out` is a folder."""
+def write(
+    folders: Sequence[Path],
+    out: Path | None,
+    title: str | None,
+    mix: bool,
+    found: FoundRuns | None = None,
+) -> str:
+    """Write the report on the runs (`found`) under `folders`, to `out`, else into the only folder
+    or the working directory; return what was found, in a sentence, and on a last line what the page
+    holds. Raises ValueError if `out` is a folder.
+    """
     path = out or (folders[0] / NAME if len(folders) == 1 else Path(NAME))
     if path.is_dir():
-        is_folder = f"--out {path}: is a folder; name a file, as `--out {shlex.quote(str(path / NAME))}`"
+        is_folder = (
+            f"--out {path}: is a folder; name a file, as `--out {shlex.quote(str(path / NAME))}`"
+        )
         raise Refusal("report.out-is-folder", is_folder, key="--out", value=str(path))
     report = build(found or load.read(folders), title or _title(folders), mix)
     size_bytes = page.write(path, report)
     holds = f"{path}: {report.summary}; {size_bytes / 1e6:.1f} MB"
-    written = Message("report.written", holds, file=str(path), summary=report.summary, size_bytes=size_bytes)
+    written = Message(
+        "report.written", holds, file=str(path), summary=report.summary, size_bytes=size_bytes
+    )
     return "\n".join(filter(None, [report.answer, written]))
 
 
-def watched(folders: Sequence[Path], title: str | None, mix: bool, price: float | None = None) -> Watch:
+def watched(
+    folders: Sequence[Path], title: str | None, mix: bool, price: float | None = None
+) -> Watch:
     """The report on all runs under `folders`, which need not exist yet, for `watch.serve`."""
     name = title or _title(folders)
 
@@ -57,7 +71,7 @@ def _title(folders: Sequence[Path]) -> str:
     return f"Runs of {first_few([folder.resolve().name for folder in folders], MOST_NAMES)}"
 
 
-def build(found: Found, title: str, mix: bool, first: Sequence[Section] = ()) -> Report:
+def build(found: FoundRuns, title: str, mix: bool, first: Sequence[Section] = ()) -> Report:
     """The whole report, without the sections that have nothing to say.
 
     Args:
@@ -67,7 +81,9 @@ def build(found: Found, title: str, mix: bool, first: Sequence[Section] = ()) ->
     runs = details.read(found.runs)
     loaded = [experiments.load(name) for name in experiments.names()]
     repeated = RepeatedRuns(runs)
-    panels = [(experiment, experiments.panels(experiment, runs, mix, repeated)) for experiment in loaded]
+    panels = [
+        (experiment, experiments.panels(experiment, runs, mix, repeated)) for experiment in loaded
+    ]
     found_out = answers(runs, mix)
     made = [
         *first,
@@ -83,7 +99,10 @@ def build(found: Found, title: str, mix: bool, first: Sequence[Section] = ()) ->
         timestamp(),
         _summary(found),
         sections.warnings(runs),
-        {limits.sign(limit.code): limit.says for limit in limits.in_order(grouping.limits_of(runs))},
+        {
+            limits.sign(limit.code): limit.says
+            for limit in limits.in_order(grouping.limits_of(runs))
+        },
         [section for section in made if section.blocks],
         {name: vega.theme(name) for name in ("light", "dark")},
         found_out[0].sentence if found_out else "",
@@ -95,7 +114,7 @@ def bare(title: str, summary: str, own: Sequence[Section]) -> Report:
     return Report(title, timestamp(), summary, [], {}, own)
 
 
-def _summary(found: Found) -> Message:
+def _summary(found: FoundRuns) -> Message:
     runs = found.runs
     parts = [count(len(runs), "run")]
     failed = sum(run["status"] != "ok" for run in runs)

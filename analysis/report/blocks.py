@@ -1,4 +1,6 @@
-"""Blocks of a report as plain data: sections of paragraphs, tables, figures and claims, which `page` writes as HTML."""
+"""Blocks of a report as plain data: sections of paragraphs, tables, figures and claims,
+which `page` writes as HTML.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,7 +8,7 @@ from typing import Any
 
 from multicard.records.text_table import capital
 
-from ..figures.vega import Figure
+from ..figures.vega import Chart
 from ..table_columns import Column
 
 
@@ -67,12 +69,15 @@ class PlainTable:
 
 
 @dataclass(frozen=True)
-class Grid:
+class SortableTable:
     """A table of any length that the page sorts and filters, and whose rows open.
 
-    name: of its data. label: for readers who cannot see it. details: texts that an opened row has beside its columns.
-    page_rows: shown at a time. parents: the row under which each row stands once that is opened; None for one of its
-    own. curves: of the first rows, values that an opened row draws. marks: each sign in it, and what it means.
+    name: of its data. label: for readers who cannot see it. details: texts that an opened row has
+    beside its columns.
+    page_rows: shown at a time. parents: the row under which each row stands once that is opened;
+    None for one of its
+    own. curves: of the first rows, values that an opened row draws. marks: each sign in it,
+    and what it means.
     """
 
     name: str
@@ -88,9 +93,11 @@ class Grid:
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure, whose title and notes the page has as text, and the commands that measured what it shows."""
+    """A figure, whose title and notes the page has as text,
+    and the commands that measured what it shows.
+    """
 
-    figure: Figure
+    figure: Chart
     commands: Sequence[str] = ()
 
 
@@ -102,7 +109,7 @@ class Fold:
     blocks: "Sequence[Block]"
 
 
-Block = Paragraph | Heading | Facts | Recommendation | PlainTable | Grid | Plot | Fold
+Block = Paragraph | Heading | Facts | Recommendation | PlainTable | SortableTable | Plot | Fold
 
 
 @dataclass(frozen=True)
@@ -124,7 +131,8 @@ class Report:
     """The whole report.
 
     warnings: a mark's sign and what it says of some or all runs. legend: each sign's meaning.
-    themes: Vega's configuration for a `light` and a `dark` page. answer: what to run, in a sentence; empty without one.
+    themes: Vega's configuration for a `light` and a `dark` page. answer: what to run,
+    in a sentence; empty without one.
     """
 
     title: str

@@ -1,9 +1,10 @@
 """The HTML file: one page that opens from disk and asks nothing of any server.
 
-What runs contain is text of strangers. Jinja escapes it in the HTML; figures and grids are JSON in a script element
-that no browser runs, with `<`, `>` and `&` escaped. A Content-Security-Policy allows the page's own scripts and styles,
-by their hashes, and nothing else: no request can leave the page, and no script in a run's name would run. Vega's
-expressions are interpreted, not compiled, since that policy forbids `eval`.
+What runs contain is text of strangers. Jinja escapes it in the HTML; figures and grids are JSON in
+a script element that no browser runs, with `<`, `>` and `&` escaped. A Content-Security-Policy
+allows the page's own scripts and styles,
+by their hashes, and nothing else: no request can leave the page, and no script in a run's name
+would run. Vega's expressions are interpreted, not compiled, since that policy forbids `eval`.
 """
 
 import json
@@ -25,10 +26,11 @@ from multicard.records.run_folder import write_text
 from multicard.records.text_table import alignment, clean
 
 from ..table_columns import Column
-from .blocks import Grid, Plot, Report
+from .blocks import Plot, Report, SortableTable
 
 FOLDER = Path(__file__).parent
-SCRIPTS = ("grid.js", "copy.js", "plots.js")  # one script in this order: each uses names of those before
+# one script in this order: each uses names of those before
+SCRIPTS = ("grid.js", "copy.js", "plots.js")
 WATCH = "watch.js"  # the last of them in a page that is served
 VEGA = f"Vega {vl_convert.get_vega_version()}, Vega-Lite {vl_convert.get_vegalite_versions()[-1]}"
 LONG = 48  # letters of a text, from which on its column may be broken into lines
@@ -39,10 +41,13 @@ SAID = {
     "no_row": Message("page.no-row", "No row fits."),
     "no_answer": Message(
         "page.no-answer",
-        "No answer from the command that serves this page: it shows what was measured until it ended.",
+        "No answer from the command that serves this page: it shows what was measured until it"
+        " ended.",
     ),
     "looking": Message("page.looking", "Looking for cells that run now."),
-    "needs_scripts": Message("page.needs-scripts", "This table needs JavaScript; its rows are in the page's data."),
+    "needs_scripts": Message(
+        "page.needs-scripts", "This table needs JavaScript; its rows are in the page's data."
+    ),
     "made_by": Message("page.made-by", "Made by `multicard report` from the records of runs."),
     "offline": Message("page.offline", "This file asks nothing of any server."),
     "drawn_by": Message(
@@ -65,7 +70,7 @@ def html(report: Report, version: int | None = None) -> str:
     Raises:
         ValueError: two grids or two figures with the same name for their data.
     """
-    grids = [block for block in report.blocks() if isinstance(block, Grid)]
+    grids = [block for block in report.blocks() if isinstance(block, SortableTable)]
     figures = [block.figure for block in report.blocks() if isinstance(block, Plot)]
     for names in ([grid.name for grid in grids], [figure.name for figure in figures]):
         if len(set(names)) < len(names):
@@ -76,15 +81,25 @@ def html(report: Report, version: int | None = None) -> str:
         "themes": report.themes,
         "grids": {grid.name: _grid(grid) for grid in grids},
         "plots": {
-            figure.name: {"spec": figure.chart, "rows": figure.data, "one_at_a_time": figure.one_at_a_time}
+            figure.name: {
+                "spec": figure.chart,
+                "rows": figure.data,
+                "one_at_a_time": figure.one_at_a_time,
+            }
             for figure in figures
         },
     }
     styles = (FOLDER / "page.css").read_text()
     names = SCRIPTS if version is None else (*SCRIPTS, WATCH)
-    scripts = [*([_vega()] if figures else []), "\n".join((FOLDER / name).read_text() for name in names)]
+    scripts = [
+        *([_vega()] if figures else []),
+        "\n".join((FOLDER / name).read_text() for name in names),
+    ]
     allowed = " ".join(map(_hash, scripts))
-    policy = f"default-src 'none'; script-src {allowed}; style-src {_hash(styles)}; base-uri 'none'; form-action 'none'"
+    policy = (
+        f"default-src 'none'; script-src {allowed}; style-src {_hash(styles)}; base-uri 'none';"
+        " form-action 'none'"
+    )
     policy += "" if version is None else "; connect-src 'self'"
     page = _template().render(
         report=report,
@@ -111,8 +126,9 @@ def _hash(text: str) -> str:
 
 @cache
 def bundling() -> subprocess.Popen[str]:
-    """A process that makes one script of Vega, Vega-Lite and vega-embed, while this one makes the report: vl_convert
-    takes two seconds, in which it keeps Python's lock."""
+    """A process that makes one script of Vega, Vega-Lite and vega-embed, while this one makes the
+    report: vl_convert takes two seconds, in which it keeps Python's lock.
+    """
     code = 'import vl_convert; print(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"))'
     command = [sys.executable, "-I", "-c", code]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
@@ -124,7 +140,9 @@ def _vega() -> str:
     script, _ = bundling().communicate()
     if bundling().returncode or "</script" in script.lower() or "<!--" in script:
         raise Refusal(
-            "page.no-vega", "Vega's script cannot stand in a page: it is not made, or holds the end of a script element"
+            "page.no-vega",
+            "Vega's script cannot stand in a page: it is not made, or holds the end of a script"
+            " element",
         )
     return script
 
@@ -135,7 +153,9 @@ def _template() -> Any:
         loader=FileSystemLoader(FOLDER),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=lambda value: clean(value) if isinstance(value, str) and not isinstance(value, Markup) else value,
+        finalize=lambda value: (
+            clean(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+        ),
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -150,7 +170,7 @@ def _sentence(text: str) -> Markup:
     return Markup(REMEDY.sub(r"<code>\1</code>", str(escape(clean(text)))))
 
 
-def _grid(grid: Grid) -> dict[str, Any]:
+def _grid(grid: SortableTable) -> dict[str, Any]:
     columns = {name: [*map(_column, getattr(grid, name))] for name in ("columns", "details")}
     options = {name: getattr(grid, name) for name in ("label", "page_rows", "parents")}
     options["curves"] = [[float(f"{value:.4g}") for value in curve] for curve in grid.curves]
@@ -158,8 +178,11 @@ def _grid(grid: Grid) -> dict[str, Any]:
 
 
 def _column(column: Column) -> dict[str, Any]:
-    texts, values = [clean(text) for text in column.texts], column.numbers
-    options = {name: getattr(column, name) for name in ("heading", "code", "group", "shown", "telling")}
+    texts = [clean(text) for text in column.texts]
+    values = column.numbers
+    options = {
+        name: getattr(column, name) for name in ("heading", "code", "group", "shown", "telling")
+    }
     return options | {
         "key": column.name,
         "texts": _packed(texts),
@@ -175,7 +198,9 @@ def _short(value: float | None) -> float | None:
 
 
 def _packed(items: list[Any]) -> dict[str, Any]:
-    """A list; where most items repeat, as its distinct items and where they stand, a tenth for 10,000 runs."""
+    """A list; where most items repeat, as its distinct items and where they stand,
+    a tenth for 10,000 runs.
+    """
     index = {item: number for number, item in enumerate(dict.fromkeys(items))}
     if len(index) == 1:
         return {"each": items[0]}

@@ -12,7 +12,7 @@ from multicard.records.text_table import capital, clean, in_bytes
 
 from .. import rerun_commands, training_command
 from ..answers import Answer
-from ..claims import Verdict, render
+from ..claims import ClaimVerdict, render
 from ..commands import table
 from ..commands.best import Ranking, rankings
 from ..experiments import Experiment, Panel
@@ -29,13 +29,13 @@ from .blocks import (
     Block,
     Facts,
     Fold,
-    Grid,
     Heading,
     Paragraph,
     PlainTable,
     Plot,
     Recommendation,
     Section,
+    SortableTable,
     sentences,
 )
 
@@ -45,7 +45,9 @@ MOST_WORKS = 6  # whose recommendation the page has
 
 
 def of_answers(answers: Sequence[Answer], runs: Sequence[Run]) -> Section:
-    """The recommendation for the newest workload, and the others folded away; without any, why there is none."""
+    """The recommendation for the newest workload, and the others folded away; without any,
+    why there is none.
+    """
     known = [_recommendation(answer, place) for place, answer in enumerate(answers[:MOST_WORKS])]
     blocks: list[Block] = [*known[:1]] or [Paragraph(_nothing_recommended(runs))]
     if len(answers) > 1:
@@ -53,7 +55,9 @@ def of_answers(answers: Sequence[Answer], runs: Sequence[Run]) -> Section:
         rest = len(answers) - len(known)
         if rest > 0:
             by_command = f"{rest} more: `{typed('-m analysis')} best`"
-            others.append(Paragraph(Message("report.more-workloads", by_command, workloads=rest), quiet=True))
+            others.append(
+                Paragraph(Message("report.more-workloads", by_command, workloads=rest), quiet=True)
+            )
         blocks.append(Fold(count(len(answers) - 1, "other workload"), others))
     return Section("answers", "What to run", "", blocks)
 
@@ -61,7 +65,9 @@ def of_answers(answers: Sequence[Answer], runs: Sequence[Run]) -> Section:
 def _nothing_recommended(runs: Sequence[Run]) -> Message:
     reason = _why_unranked(runs)
     if any(run["status"] == "ok" for run in runs):
-        return Message("report.no-recommendation", f"Nothing can be recommended: {reason}.", reason=reason)
+        return Message(
+            "report.no-recommendation", f"Nothing can be recommended: {reason}.", reason=reason
+        )
     causes = f"Nothing can be recommended: {reason}; the causes are below."
     return Message("report.no-recommendation-but-causes", causes, reason=reason)
 
@@ -78,7 +84,9 @@ def _recommendation(answer: Answer, place: int) -> Recommendation:
     chart = trade_off_of(answer.ranking, numbered("trade_off", place))
     plots = [Plot(chart)] if chart is not None else []
     command = answer.command or answer.setting
-    return Recommendation(answer.work, answer.statement, answer.marks, command, [*_facts(answer)], plots)
+    return Recommendation(
+        answer.work, answer.statement, answer.marks, command, [*_facts(answer)], plots
+    )
 
 
 def _facts(answer: Answer) -> Iterator[tuple[str, str, str]]:
@@ -87,8 +95,16 @@ def _facts(answer: Answer) -> Iterator[tuple[str, str, str]]:
     if answer.training is not None:
         does = training_command.keeps(answer.best.runs[0]["kind"])
         yield "The model", capital(f"{does}:"), answer.training.command or ""
-    known = {"What limits it": answer.limit, "What to try next": answer.next, "On GPUs": answer.elsewhere}
-    yield from ((name, advice.sentence, advice.command or "") for name, advice in known.items() if advice is not None)
+    known = {
+        "What limits it": answer.limit,
+        "What to try next": answer.next,
+        "On GPUs": answer.elsewhere,
+    }
+    yield from (
+        (name, advice.sentence, advice.command or "")
+        for name, advice in known.items()
+        if advice is not None
+    )
 
 
 # ---- What each setting gains, alone and together
@@ -96,26 +112,38 @@ def _facts(answer: Answer) -> Iterator[tuple[str, str, str]]:
 MOST_EFFECTS = 4  # plots: time, and what was learned, of two workloads
 MOST_PLOTS = 2  # of a subsection
 MOST_COMMANDS = 20  # that a figure names
-NO_GAIN = Message("report.no-gain-in-accuracy", "Accuracy: no setting changes it by more than chance explains.")
+NO_GAIN = Message(
+    "report.no-gain-in-accuracy", "Accuracy: no setting changes it by more than chance explains."
+)
 NO_LOWER_LOSS = Message(
-    "report.no-gain-in-held-out-loss", "Held-out loss: no setting changes it by more than rows and seeds explain."
+    "report.no-gain-in-held-out-loss",
+    "Held-out loss: no setting changes it by more than rows and seeds explain.",
 )
 NO_GAINS = {ACCURACY: NO_GAIN, HELD_OUT: NO_LOWER_LOSS}
-QUESTION_OF_EFFECTS = Message("report.question-of-effects", "What does each setting gain alone, everything else equal?")
+QUESTION_OF_EFFECTS = Message(
+    "report.question-of-effects", "What does each setting gain alone, everything else equal?"
+)
 QUESTION_OF_EFFICIENCY = Message(
-    "report.question-of-efficiency", "What does each setting gain, where does its time go, and what does it take?"
+    "report.question-of-efficiency",
+    "What does each setting gain, where does its time go, and what does it take?",
 )
 
 
 def of_effects(rankings: Sequence[Ranking]) -> Section:
-    """A chart of each workload's time, and one of what it learned where something changes that, and a table."""
+    """A chart of each workload's time, and one of what it learned where something changes that,
+    and a table.
+    """
     blocks: list[Block] = []
     found = what_matters(rankings)
     for index, one in enumerate(found[:MOST_EFFECTS]):
         if one.measure in NO_GAINS and not any(effects[0].gain.is_told for effects in one.by_axis):
             blocks.append(Paragraph(NO_GAINS[one.measure], quiet=True))
             continue
-        rows = [[one.change(each), one.gain(each), str(each.blocks)] for own in one.by_axis for each in own]
+        rows = [
+            [one.change(each), one.gain(each), str(each.blocks)]
+            for own in one.by_axis
+            for each in own
+        ]
         gains = PlainTable("", ["changed", "gain", "pairs of settings"], rows, wraps=True)
         blocks.append(Plot(one.figure(numbered("effects", index))))
         for found_together in one.interactions:
@@ -141,9 +169,18 @@ def of_efficiency(runs: Sequence[DetailedRun]) -> Section:
         plots = [Plot(figure, commands) for figure in drawn[:MOST_PLOTS]]
         blocks += [Heading(title), *plots] if plots else []
         if len(drawn) > MOST_PLOTS:
-            rest, name = len(drawn) - MOST_PLOTS, drawn[MOST_PLOTS].name.partition("-")[0]
-            by_command = f"{rest} more, of other settings or data sets: `{typed('-m analysis')} figure {name}`"
-            blocks.append(Paragraph(Message("report.more-figures", by_command, figure=name, figures=rest), quiet=True))
+            rest = len(drawn) - MOST_PLOTS
+            name = drawn[MOST_PLOTS].name.partition("-")[0]
+            by_command = (
+                f"{rest} more, of other settings or data sets: `{typed('-m analysis')} figure"
+                f" {name}`"
+            )
+            blocks.append(
+                Paragraph(
+                    Message("report.more-figures", by_command, figure=name, figures=rest),
+                    quiet=True,
+                )
+            )
     return Section("settings", "Efficiency", QUESTION_OF_EFFICIENCY, blocks)
 
 
@@ -156,11 +193,19 @@ QUESTION_OF_PAPERS = Message(
 
 
 def of_papers(
-    runs: Sequence[Run], panels: Sequence[tuple[Experiment, list[Panel]]], verdicts: Sequence[Verdict]
+    runs: Sequence[Run],
+    panels: Sequence[tuple[Experiment, list[Panel]]],
+    verdicts: Sequence[ClaimVerdict],
 ) -> Section:
-    """Of each experiment with runs its first panel, the claims, then the commands of what no run measured; under one
-    line where the runs are of no experiment."""
-    blocks = [block for experiment, filled in panels if filled for block in _experiment(experiment, filled)]
+    """Of each experiment with runs its first panel, the claims, then the commands of what no run
+    measured; under one line where the runs are of no experiment.
+    """
+    blocks = [
+        block
+        for experiment, filled in panels
+        if filled
+        for block in _experiment(experiment, filled)
+    ]
     tested = [verdict for verdict in verdicts if verdict.figures]
     untested = [verdict for verdict in verdicts if not verdict.figures]
     blocks += [Heading("Claims", sentences(render.summary(verdicts)))]
@@ -172,7 +217,11 @@ def of_papers(
     missing = [experiment for experiment, filled in panels if not filled]
     if missing:
         measures_none = f"{count(len(missing), 'experiment')} that no run here measures"
-        title = Message("report.unmeasured-experiments", measures_none, experiments=[one.name for one in missing])
+        title = Message(
+            "report.unmeasured-experiments",
+            measures_none,
+            experiments=[one.name for one in missing],
+        )
         to_do = [(f"{one.title.rstrip('.')}. {_in_full(one)}.", [one.command]) for one in missing]
         blocks.append(Fold(title, [Facts(to_do, code=True)]))
     sizes = table.of_datasets(runs)
@@ -192,7 +241,9 @@ def _in_full(experiment: Experiment) -> Message:
 
 def _experiment(experiment: Experiment, filled: Sequence[Panel]) -> list[Block]:
     def is_full(panel: Panel) -> bool:  # on GPUs and at full scale
-        return not panel.missing and all(run["device"] != "cpu" and run["scale"] == "full" for run in panel.runs)
+        return not panel.missing and all(
+            run["device"] != "cpu" and run["scale"] == "full" for run in panel.runs
+        )
 
     panel = filled[0]
     blocks: list[Block] = [Heading(experiment.name, experiment.title)]
@@ -203,8 +254,12 @@ def _experiment(experiment: Experiment, filled: Sequence[Panel]) -> list[Block]:
     blocks += _panel(experiment, panel)
     if len(filled) > 1:
         rest = len(filled) - 1
-        elsewhere = f"Also measured in other settings, on other machines or at other commits ({rest})."
-        others = Message("report.measured-otherwise", elsewhere, experiment=experiment.name, panels=rest)
+        elsewhere = (
+            f"Also measured in other settings, on other machines or at other commits ({rest})."
+        )
+        others = Message(
+            "report.measured-otherwise", elsewhere, experiment=experiment.name, panels=rest
+        )
         command = f"{typed('-m analysis')} table {experiment.name} --all"
         blocks.append(Facts([(others, [command])], code=True))
     return blocks
@@ -212,15 +267,19 @@ def _experiment(experiment: Experiment, filled: Sequence[Panel]) -> list[Block]:
 
 def _panel(experiment: Experiment, panel: Panel) -> list[Block]:
     commands = rerun_commands.of_sweeps(panel.runs) or [experiment.command]
-    blocks: list[Block] = [Plot(figure, commands) for figure in draw.experiment_figures(experiment, [panel])]
+    blocks: list[Block] = [
+        Plot(figure, commands) for figure in draw.experiment_figures(experiment, [panel])
+    ]
     if not blocks and experiment.view.form == "curves":
-        no_curve = Message("report.one-epoch", "One epoch makes no curve: its figures are in the table.")
+        no_curve = Message(
+            "report.one-epoch", "One epoch makes no curve: its figures are in the table."
+        )
         blocks.append(Paragraph(no_curve, quiet=True))
     (own,) = table.tables(experiment, [panel])
     return [*blocks, PlainTable(own.title, own.headings, own.texts, own.notes, commands)]
 
 
-def _claims(name: str, verdicts: Sequence[Verdict]) -> Grid:
+def _claims(name: str, verdicts: Sequence[ClaimVerdict]) -> SortableTable:
     """Each claim with its verdict and what was measured, by section of the papers."""
     rows = [(title, verdict) for title, part in render.sections(verdicts) for verdict in part]
     details = [{"section": [title], **render.fields(verdict)} for title, verdict in rows]
@@ -231,11 +290,16 @@ def _claims(name: str, verdicts: Sequence[Verdict]) -> Grid:
         "printed": [verdict.claim.printed for _, verdict in rows],
     }
     opened = {key: ["; ".join(each[key]) for each in details] for key in details[0]}
-    shown, hidden = ([Column(key, key, own) for key, own in both.items() if any(own)] for both in (columns, opened))
-    commands = Column("measured by", "measured by", [verdict.command for _, verdict in rows], code=True)
+    shown, hidden = (
+        [Column(key, key, own) for key, own in both.items() if any(own)]
+        for both in (columns, opened)
+    )
+    commands = Column(
+        "measured by", "measured by", [verdict.command for _, verdict in rows], code=True
+    )
     opened_too = [*hidden, *[commands] * (not commands.is_empty)]
     marks = render.meanings([verdict for _, verdict in rows])
-    return Grid(name, "claims", shown, opened_too, page_rows=100, marks=marks)
+    return SortableTable(name, "claims", shown, opened_too, page_rows=100, marks=marks)
 
 
 # ---- What the runs were measured on, and the marks that they carry
@@ -245,7 +309,15 @@ QUESTION_OF_MACHINE = Message(
     "report.question-of-machine",
     "What were the figures measured on? They hold for this hardware, these versions and this code.",
 )
-PACKAGES = ("torch", "torchvision", "timm", "torchtune", "torchao", "nvidia-cudnn-cu13", "nvidia-nccl-cu13")
+PACKAGES = (
+    "torch",
+    "torchvision",
+    "timm",
+    "torchtune",
+    "torchao",
+    "nvidia-cudnn-cu13",
+    "nvidia-nccl-cu13",
+)
 
 
 def warnings(runs: Sequence[Run]) -> list[tuple[str, str]]:
@@ -255,7 +327,14 @@ def warnings(runs: Sequence[Run]) -> list[tuple[str, str]]:
         limited = sum(limit.code in [one.code for one in run.limits] for run in runs)
         sign = limits.sign(limit.code)
         text = f"{_share(limited, len(runs))}: {limit.says}"
-        lines.append((sign, Message("report.mark", text, sign=sign, runs=limited, of=len(runs), limit=limit.code)))
+        lines.append(
+            (
+                sign,
+                Message(
+                    "report.mark", text, sign=sign, runs=limited, of=len(runs), limit=limit.code
+                ),
+            )
+        )
     return lines
 
 
@@ -279,21 +358,37 @@ def of_machine(runs: Sequence[DetailedRun]) -> Section:
 
 
 def _about_machine(run: DetailedRun) -> Iterator[tuple[str, str | None]]:
-    environment, cpu = run.surroundings, run.surroundings.cpu or Cpu()
-    gpus, packages = environment.gpus, environment.packages
+    environment = run.surroundings
+    cpu = run.surroundings.cpu or Cpu()
+    gpus = environment.gpus
+    packages = environment.packages
     yield "Computed on", "CPU ranks" if run["device"] == "cpu" else None
     if gpus:
         sizes = sorted({in_bytes(gpu.memory_bytes) for gpu in gpus if gpu.memory_bytes is not None})
         names = sorted({str(gpu.name) for gpu in gpus})
-        yield "GPUs", f"{len(gpus)} x {', '.join(names)}" + (f", {', '.join(sizes)} each" if sizes else "")
+        yield (
+            "GPUs",
+            f"{len(gpus)} x {', '.join(names)}" + (f", {', '.join(sizes)} each" if sizes else ""),
+        )
     yield from (("Driver", gpu.driver) for gpu in gpus)
     known = (environment.topology or {}).get("links")
-    links = [link.get("link") for link in (known if isinstance(known, list) else ()) if isinstance(link, dict)]
-    counts = Counter(str(link or "an unknown path") for link in links)  # as nvidia-smi names them: "6 pairs by NV18"
-    yield "Links", ", ".join(f"{count(pairs, 'pair')} by {link}" for link, pairs in counts.items()) or None
+    links = [
+        link.get("link")
+        for link in (known if isinstance(known, list) else ())
+        if isinstance(link, dict)
+    ]
+    # as nvidia-smi names them: "6 pairs by NV18"
+    counts = Counter(str(link or "an unknown path") for link in links)
+    yield (
+        "Links",
+        ", ".join(f"{count(pairs, 'pair')} by {link}" for link, pairs in counts.items()) or None,
+    )
     yield "CPU", f"{cpu.model}, {cpu.cores_online or '?'} cores" if cpu.model is not None else None
     yield "Memory", in_bytes(cpu.memory_bytes) if cpu.memory_bytes is not None else None
     yield "Host", run["hosts"]
     yield "Commit", grouping.commit(run)
     versions = [f"{name} {packages[name]}" for name in PACKAGES if packages.get(name) is not None]
-    yield "Versions", ", ".join([*versions, f"Python {environment.python or '?'}"]) if versions else None
+    yield (
+        "Versions",
+        (", ".join([*versions, f"Python {environment.python or '?'}"]) if versions else None),
+    )

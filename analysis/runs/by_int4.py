@@ -1,7 +1,8 @@
-"""Runs as `best --by int4` judges them: by the loss of their held-out rows once the model is quantised.
+"""Runs as `best --by int4` judges them: by the loss of their
+held-out rows once the model is quantised.
 
-Who deploys a model in int4 chooses between `method=qat`, which trained for that, and full tuning that is quantised
-afterwards. The plain loss, which decides otherwise, says little of either.
+Who deploys a model in int4 chooses between `method=qat`, which trained for that, and full tuning
+that is quantised afterwards. The plain loss, which decides otherwise, says little of either.
 """
 
 from collections.abc import Sequence
@@ -19,7 +20,8 @@ BY = ("int4",)  # what `best` can be told to judge by
 
 
 def judged(runs: Sequence[Run]) -> tuple[list[Run], list[Message]]:
-    """The runs that have such a loss, which stands for their held-out loss; and what is said of that.
+    """The runs that have such a loss, which stands for their held-out loss;
+    and what is said of that.
 
     Raises:
         Refusal: no run has one.
@@ -38,7 +40,10 @@ def judged(runs: Sequence[Run]) -> tuple[list[Run], list[Message]]:
     notes = [Message("best.by-int4", said, groupsizes=sizes)]
     left_out = len(ended) - len(scored)
     if left_out:
-        said = f"left out: {count(left_out, 'run')} without a loss in int4 (adapters are not quantised)"
+        said = (
+            f"left out: {count(left_out, 'run')} without a loss in int4 (adapters are not"
+            " quantised)"
+        )
         notes.append(Message("best.without-int4", said, runs=left_out))
     return [replace(run, columns=run.columns | {HELD_OUT: run[INT4_LOSS]}) for run in scored], notes
 

@@ -1,8 +1,8 @@
 """The circumstances in which runs were measured, and what of them two sides do not share.
 
-A difference of two settings counts for them only where nothing else differs: versions, clocks, the load that others
-made, and the time, as a machine drifts. `compare` names all differences; a recommendation and the effects name those
-that do not follow from the settings (`doubts`).
+A difference of two settings counts for them only where nothing else differs: versions, clocks, the
+load that others made, and the time, as a machine drifts. `compare` names all differences; a
+recommendation and the effects name those that do not follow from the settings (`doubts`).
 """
 
 import math
@@ -34,9 +34,14 @@ SIDES = ("A", "B")
 
 
 def differences(a: Sequence[Run], b: Sequence[Run]) -> list[str]:
-    """A line for each version, device, driver, flag, mark or clock that A's runs and B's do not share; and one if they
-    were not measured by turns."""
-    return [*_turns(a, b), *_differing(_facts(a, _all_of_run), _facts(b, _all_of_run)), *_means(a, b)]
+    """A line for each version, device, driver, flag, mark or clock that A's runs and B's do not
+    share; and one if they were not measured by turns.
+    """
+    return [
+        *_turns(a, b),
+        *_differing(_facts(a, _all_of_run), _facts(b, _all_of_run)),
+        *_means(a, b),
+    ]
 
 
 def doubts(a: Sequence[Run], b: Sequence[Run], names: Sequence[str]) -> list[str]:
@@ -46,7 +51,12 @@ def doubts(a: Sequence[Run], b: Sequence[Run], names: Sequence[str]) -> list[str
         names: what the two settings are called.
     """
     versions = _differing(_facts(a, _versions), _facts(b, _versions), names)
-    return [*_at_other_times(a, b, names), *_under_other_load(a, b, names), *versions, *_clocks(a, b, names)]
+    return [
+        *_at_other_times(a, b, names),
+        *_under_other_load(a, b, names),
+        *versions,
+        *_clocks(a, b, names),
+    ]
 
 
 def _at_other_times(a: Sequence[Run], b: Sequence[Run], names: Sequence[str]) -> list[str]:
@@ -61,7 +71,9 @@ def _at_other_times(a: Sequence[Run], b: Sequence[Run], names: Sequence[str]) ->
         return []
     apart = count(round(pause_s / 3600), "hour")
     said = f"{names[first]} was measured {apart} before {names[last]}, and machines drift"
-    return [Message("doubt.other-times", said, earlier=names[first], later=names[last], pause_s=pause_s)]
+    return [
+        Message("doubt.other-times", said, earlier=names[first], later=names[last], pause_s=pause_s)
+    ]
 
 
 def _moment(timestamp: str) -> float:
@@ -71,19 +83,32 @@ def _moment(timestamp: str) -> float:
 
 def _under_other_load(a: Sequence[Run], b: Sequence[Run], names: Sequence[str]) -> list[str]:
     """That others kept another share of the cores busy beside one side than beside the other."""
-    shares = [np.mean([limits.busy_share(run.record()) for run in side]) if side else 0.0 for side in (a, b)]
+    shares = [
+        np.mean([limits.busy_share(run.record()) for run in side]) if side else 0.0
+        for side in (a, b)
+    ]
     if abs(shares[0] - shares[1]) <= BUSY_SHARE:
         return []
-    said = f"other programs used {shares[0]:.0%} of the cores beside {names[0]}, {shares[1]:.0%} beside {names[1]}"
-    return [Message("doubt.other-load", said, shares=[float(share) for share in shares], sides=list(names))]
+    said = (
+        f"other programs used {shares[0]:.0%} of the cores beside {names[0]},"
+        f" {shares[1]:.0%} beside {names[1]}"
+    )
+    return [
+        Message(
+            "doubt.other-load", said, shares=[float(share) for share in shares], sides=list(names)
+        )
+    ]
 
 
-def _differing(facts_a: dict[str, set[str]], facts_b: dict[str, set[str]], names: Sequence[str] = SIDES) -> list[str]:
+def _differing(
+    facts_a: dict[str, set[str]], facts_b: dict[str, set[str]], names: Sequence[str] = SIDES
+) -> list[str]:
     """A line for each fact of which the two sides have other values."""
     lines = []
     for name in {**facts_a, **facts_b}:
         if facts_a.get(name) != facts_b.get(name):
-            in_a, in_b = _listed(facts_a.get(name)), _listed(facts_b.get(name))
+            in_a = _listed(facts_a.get(name))
+            in_b = _listed(facts_b.get(name))
             said = f"{name}: {in_a} in {names[0]}, {in_b} in {names[1]}"
             lines.append(Message("compare.differs", said, name=name, a=in_a, b=in_b))
     return lines
@@ -92,14 +117,23 @@ def _differing(facts_a: dict[str, set[str]], facts_b: dict[str, set[str]], names
 def _turns(a: Sequence[Run], b: Sequence[Run]) -> list[str]:
     """A line where the runs of one side all started before those of the other."""
     times_a, times_b = ([run["started_at"] for run in runs if run["started_at"]] for runs in (a, b))
-    if not times_a or not times_b or not (max(times_a) < min(times_b) or max(times_b) < min(times_a)):
+    if (
+        not times_a
+        or not times_b
+        or not (max(times_a) < min(times_b) or max(times_b) < min(times_a))
+    ):
         return []
     first, last = ("A", "B") if max(times_a) < min(times_b) else ("B", "A")
-    said = f"all runs of {first} are older than those of {last}: a drift of the machine counts as a difference"
+    said = (
+        f"all runs of {first} are older than those of {last}: a drift of the machine counts as a"
+        " difference"
+    )
     return [Message("compare.not-by-turns", said, older=first)]
 
 
-def _facts(runs: Sequence[Run], of_run: Callable[[Run], Iterable[tuple[str, Any]]]) -> dict[str, set[str]]:
+def _facts(
+    runs: Sequence[Run], of_run: Callable[[Run], Iterable[tuple[str, Any]]]
+) -> dict[str, set[str]]:
     """Values that some runs record, by name."""
     facts: dict[str, set[str]] = {}
     for run in runs:
@@ -141,8 +175,9 @@ def _all_of_run(run: Run) -> Iterator[tuple[str, Any]]:
 
 
 def _means(a: Sequence[Run], b: Sequence[Run]) -> list[str]:
-    """A line for each mean that differs between A and B by more than APART: of clocks over the devices, and of the work
-    of a step, by which its time is no measure of speed."""
+    """A line for each mean that differs between A and B by more than APART: of clocks over the
+    devices, and of the work of a step, by which its time is no measure of speed.
+    """
     differing = []
     works = means_apart(*([step_work(run.record()) for run in side] for side in (a, b)))
     if works is not None:
@@ -155,17 +190,24 @@ def _clocks(a: Sequence[Run], b: Sequence[Run], names: Sequence[str] = SIDES) ->
     records = [[run.record() for run in side] for side in (a, b)]
     differing = []
     for key, name in CLOCKS.items():
-        sides = ([getattr(gpu, key) for one in side if one.gpu for gpu in one.gpu.devices] for side in records)
+        sides = (
+            [getattr(gpu, key) for one in side if one.gpu for gpu in one.gpu.devices]
+            for side in records
+        )
         clocks = means_apart(*sides)
         if clocks is not None:
-            at_a, at_b = (f"{clock:,.0f} MHz in {side}" for clock, side in zip(clocks, names, strict=True))
+            at_a, at_b = (
+                f"{clock:,.0f} MHz in {side}" for clock, side in zip(clocks, names, strict=True)
+            )
             said = f"{name} during the runs: {at_a}, {at_b} (means)"
             differing.append(Message("compare.clock", said, name=name, a=clocks[0], b=clocks[1]))
     return differing
 
 
 def means_apart(a: Sequence[float | None], b: Sequence[float | None]) -> tuple[float, float] | None:
-    """The means of the known values of each side; None where they differ by at most APART, or a side has none."""
+    """The means of the known values of each side; None where they differ by at most APART,
+    or a side has none.
+    """
     known = [[value for value in side if value is not None] for side in (a, b)]
     mean_a, mean_b = (float(np.mean(values)) if values else math.nan for values in known)
     return (mean_a, mean_b) if abs(mean_b / mean_a - 1) > APART else None

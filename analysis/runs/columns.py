@@ -1,8 +1,8 @@
-"""A record as flat columns, the same for every kind and age of run: what `--where`, `--sort` and `--columns` take; and
-what the analysis must know of each kind beside its record.
+"""A record as flat columns, the same for every kind and age of run: what `--where`, `--sort` and
+`--columns` take; and what the analysis must know of each kind beside its record.
 
-Beside those declared here: the axes, and the configuration's keys, which are called as they are typed
-(`"dataset.train_limit"`; in SQL such a name needs its double quotes).
+Beside those declared here: the axes, and the configuration's keys, which are called as they are
+typed (`"dataset.train_limit"`; in SQL such a name needs its double quotes).
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,8 @@ from multicard.records.comparable import ALL_THREADS
 from multicard.records.figures import FIGURES
 from multicard.records.schema import AnyRecord
 
-# Each column's place in the record (`multicard.records.schema`); None where a kind of run has no such place
+# Each column's place in the record (`multicard.records.schema`);
+# None where a kind of run has no such place
 ABOUT = {
     **{name: name for name in ("name", "kind", "status")},
     "cause": "cause.message",
@@ -30,18 +31,25 @@ ABOUT = {
     **{name: name for name in ("beside", "repetition", "segments", "started_at", "ended_at")},
 }
 STEPS = "config.steps"  # a script's key `steps`: `steps` is the figure
-FOLDER, MARKED, LIMITS = "folder", "marks", "limits"
-RESERVED = frozenset({FOLDER, MARKED, LIMITS, ALL_THREADS, *ABOUT, *FIGURES, *(kind.column for kind in limits.KINDS)})
+FOLDER = "folder"
+MARKED = "marks"
+LIMITS = "limits"
+RESERVED = frozenset(
+    {FOLDER, MARKED, LIMITS, ALL_THREADS, *ABOUT, *FIGURES, *(kind.column for kind in limits.KINDS)}
+)
 
 
 def columns(folder: Path, record: AnyRecord) -> dict[str, Any]:
-    """The columns of a record: folder, `ABOUT`, configuration and axes, `FIGURES`, a flag for each known
-    limit, their signs (`marks`) and their codes (`limits`).
+    """The columns of a record: folder, `ABOUT`, configuration and axes, `FIGURES`, a flag for each
+    known limit, their signs (`marks`) and their codes (`limits`).
 
-    An axis goes before the configuration's key of the same name: it is what was in force (`device=auto` is `cpu`).
+    An axis goes before the configuration's key of the same name: it
+    is what was in force (`device=auto` is `cpu`).
     """
     axes = {name: value for name, value in record.axes.items() if name not in RESERVED}
-    own = {key: value for key, value in record.config.items() if key not in schema.keys(Role.forecast)}
+    own = {
+        key: value for key, value in record.config.items() if key not in schema.keys(Role.forecast)
+    }
     settings = {key: value for key, value in flat(own).items() if key not in RESERVED}
     settings |= {STEPS: own["steps"]} if "steps" in own else {}
     config = {key: str(value) if _is_text(value) else value for key, value in settings.items()}
@@ -53,7 +61,15 @@ def columns(folder: Path, record: AnyRecord) -> dict[str, Any]:
     codes = [limit.code for limit in found]
     flags = {kind.column: kind.code in codes for kind in limits.KINDS}
     measured = {name: figure.value(record) for name, figure in FIGURES.items()}
-    return {**about, **config, **axes, **measured, **flags, MARKED: limits.signs(found), LIMITS: " ".join(codes)}
+    return {
+        **about,
+        **config,
+        **axes,
+        **measured,
+        **flags,
+        MARKED: limits.signs(found),
+        LIMITS: " ".join(codes),
+    }
 
 
 def _is_text(value: Any) -> bool:
@@ -69,7 +85,7 @@ def _value(record: AnyRecord, place: str) -> Any:
 
 
 @dataclass(frozen=True)
-class Kind:
+class RunKind:
     """How runs of a kind are read.
 
     title: what headings call them. entry: the script that measures them.
@@ -94,14 +110,15 @@ class Kind:
 
 
 KINDS = {
-    "vision": Kind(
+    "vision": RunKind(
         "training",
         "train_vision.py",
-        ("dataset", "dataset.image_size", "model", "epochs", "batch_size"),  # no roles: the words of a verdict
+        # no roles: the words of a verdict
+        ("dataset", "dataset.image_size", "model", "epochs", "batch_size"),
         "torchvision",
         "what the slowest rank took more than the mean, and what lies between phases",
     ),
-    "llm": Kind(
+    "llm": RunKind(
         "tuning",
         "tune_llm.py",
         # no roles: the words of a verdict
@@ -112,7 +129,7 @@ KINDS = {
         curve="step",
         to_sweep=("method", "batch_size", "precision"),  # no roles: advice, best first
     ),
-    "script": Kind(
+    "script": RunKind(
         "script",
         "measure_script.py",
         ("script",),

@@ -1,9 +1,12 @@
-"""Settings and works: which runs measured the same thing, which did the same work, and the figures of a setting.
+"""Settings and works: which runs measured the same thing, which did the same work,
+and the figures of a setting.
 
-Runs that differ in the seed alone repeat one setting, on the same data, commit and machine and with the same share of
-it. Runs of different settings may be ranked against one another where they did the same amount of the same work.
+Runs that differ in the seed alone repeat one setting, on the same data, commit and machine and with
+the same share of it. Runs of different settings may be ranked against one another where they did
+the same amount of the same work.
 
-`mix`, wherever a function takes it, lets runs of several commits and machines count as one setting, work or cell.
+`mix`, wherever a function takes it, lets runs of several commits
+and machines count as one setting, work or cell.
 """
 
 import math
@@ -25,36 +28,50 @@ from multicard.records.text_table import clean
 from .columns import KINDS, RESERVED, STEPS
 from .load import Run
 
-ACCURACY, HELD_OUT, LOSS = "test_accuracy", "held_out_loss", "loss_last_tenth"
-MEMORY, PACE = "peak_memory_bytes", "pace_s"
+ACCURACY = "test_accuracy"
+HELD_OUT = "held_out_loss"
+LOSS = "loss_last_tenth"
+MEMORY = "peak_memory_bytes"
+PACE = "pace_s"
 REPEATED = "seed"
 # A run's share of its machine: threads of a rank, or of all ranks, and whether other runs shared it
-CORES, ALL_CORES = ("threads", "beside_others"), (ALL_THREADS, "beside_others")
-PROFILER, TRACED = "profile.name", "profiled"
-AROUND = "nsys"  # observes the training itself; other profilers do so with profile.window=start alone
+CORES = ("threads", "beside_others")
+ALL_CORES = (ALL_THREADS, "beside_others")
+PROFILER = "profile.name"
+TRACED = "profiled"
+# observes the training itself; other profilers do so with profile.window=start alone
+AROUND = "nsys"
 COMMIT = 9  # digits
 LEFT_OUT = 0.01  # of an epoch's rows, up to which they count as all
-ORIGIN = ("commit", "dirty", "hardware")  # runs that differ here are averaged and compared only on request
+# runs that differ here are averaged and compared only on request
+ORIGIN = ("commit", "dirty", "hardware")
 Cell = tuple[tuple[str, Any], ...]  # key and value, in the order of the keys
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
 
 
 def settings(runs: Sequence[Run]) -> list[str]:
-    """Axes and configuration keys that say what was measured, with the data's fingerprint and without the seed."""
+    """Axes and configuration keys that say what was measured,
+    with the data's fingerprint and without the seed.
+    """
     shapes = dict.fromkeys(tuple(run.columns) for run in runs)
     names = dict.fromkeys(name for shape in shapes for name in shape)
     no_settings = {*RESERVED, *(f"{name}.name" for name in names)}  # an axis says what was in force
     keys = [name for name in names if name not in no_settings and _is_setting(name)]
-    profiled, known = any(run[PROFILER] == AROUND for run in runs), any(run[DATA] is not None for run in runs)
+    profiled = any(run[PROFILER] == AROUND for run in runs)
+    known = any(run[DATA] is not None for run in runs)
     traced = any(run[TRACED] for run in runs)
     return [*keys, *[PROFILER] * profiled, *[TRACED] * traced, *[DATA] * known]
 
 
 def _is_setting(name: str) -> bool:
-    """True for the column of a key that changes what is measured, the seed and the places of data left out."""
+    """True for the column of a key that changes what is measured,
+    the seed and the places of data left out.
+    """
     group = schema.of(name.partition(".")[0])
-    return not group & (Role.beside | Role.observes) and not schema.of(name) & (Role.repetition | Role.place)
+    return not group & (Role.beside | Role.observes) and not schema.of(name) & (
+        Role.repetition | Role.place
+    )
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
@@ -69,11 +86,14 @@ def group(runs: Sequence[Run], keys: Sequence[str]) -> dict[Cell, list[Run]]:
     return grouped(runs, lambda run: tuple((key, run[key]) for key in keys))
 
 
-def split(groups: Mapping[Cell, list[Run]], cell: Sequence[str], mixed: Sequence[str] = ()) -> dict[Cell, list[Run]]:
-    """The groups, split by cores (or `mixed` columns) where runs that agree in the columns `cell` too differ in these.
+def split(
+    groups: Mapping[Cell, list[Run]], cell: Sequence[str], mixed: Sequence[str] = ()
+) -> dict[Cell, list[Run]]:
+    """The groups, split by cores (or `mixed` columns) where runs that
+    agree in the columns `cell` too differ in these.
 
-    Runs on more ranks have more cores, or fewer threads a rank, and are no reason to split. A group is split by threads
-    of a rank or of all ranks, whichever leaves more runs together.
+    Runs on more ranks have more cores, or fewer threads a rank, and are no reason to split. A group
+    is split by threads of a rank or of all ranks, whichever leaves more runs together.
     """
     parts: dict[Cell, list[Run]] = {}
     for key, runs in groups.items():
@@ -85,8 +105,11 @@ def split(groups: Mapping[Cell, list[Run]], cell: Sequence[str], mixed: Sequence
     return parts
 
 
-def split_options(groups: Mapping[Cell, list[Run]], option: str, keys: Iterable[str]) -> dict[Cell, list[Run]]:
-    """The groups, split by those of an option's own keys in which runs of the same option differ (`method.lora_rank`).
+def split_options(
+    groups: Mapping[Cell, list[Run]], option: str, keys: Iterable[str]
+) -> dict[Cell, list[Run]]:
+    """The groups, split by those of an option's own keys in which
+    runs of the same option differ (`method.lora_rank`).
 
     Runs of options that do not have the key are in each part.
     """
@@ -113,9 +136,14 @@ def have_data(keys: Iterable[str]) -> bool:
     return any(Role.content in schema.of(key) for key in keys)
 
 
-def by_setting(runs: Sequence[Run], without: Sequence[str] = (), mix: bool = False) -> dict[Cell, list[Run]]:
-    """The runs by kind, configuration but for the seed and `without`, data, commit, machine and share of it."""
-    brought = (RECIPE,) if without else ()  # follows from the GPUs and the method; one that was asked for is a setting
+def by_setting(
+    runs: Sequence[Run], without: Sequence[str] = (), mix: bool = False
+) -> dict[Cell, list[Run]]:
+    """The runs by kind, configuration but for the seed and `without`, data, commit,
+    machine and share of it.
+    """
+    # follows from the GPUs and the method; one that was asked for is a setting
+    brought = (RECIPE,) if without else ()
     keys = [name for name in settings(runs) if name not in (*without, *brought)]
     if mix:
         return group(runs, ["kind", *keys])
@@ -123,7 +151,9 @@ def by_setting(runs: Sequence[Run], without: Sequence[str] = (), mix: bool = Fal
 
     def cell(run: Run) -> Cell:
         follows = set[str]() if own else following(run.columns)
-        return tuple((key, run[key]) for key in ("kind", *keys, *ORIGIN, *own) if key not in follows)
+        return tuple(
+            (key, run[key]) for key in ("kind", *keys, *ORIGIN, *own) if key not in follows
+        )
 
     groups = grouped(runs, cell)
     return groups if own else split(groups, without)
@@ -133,26 +163,31 @@ def by_work(runs: Sequence[Run], mix: bool, at_pace: bool = False) -> dict[Cell,
     """The runs by the work that they did, its amount included.
 
     Args:
-        at_pace: the number of steps, or of epochs, is the amount, whatever the ranks trained in it: the time of as
-            much work, `pace_s`, compares such runs.
+        at_pace: the number of steps, or of epochs, is the amount, whatever the ranks trained in it:
+            the time of as much work, `pace_s`, compares such runs.
     """
     keys = [name for name in settings(runs) if name == DATA or Role.work in schema.of(name)]
     columns = ("kind", *keys, *(() if mix else ORIGIN))
-    return grouped(runs, lambda run: (*((key, run[key]) for key in columns), ("trained", trained(run, at_pace))))
+    return grouped(
+        runs,
+        lambda run: (*((key, run[key]) for key in columns), ("trained", trained(run, at_pace))),
+    )
 
 
 def did_work_of(run: Run, kind: str, settings: Mapping[str, Any]) -> bool:
     """True for settings of a kind with the work of a run, wherever its data lie."""
     own = {key: run[key] for key in settings if Role.work in schema.of(key)}
-    return run["kind"] == kind and all(str(value) == str(settings[key]) for key, value in own.items())
+    return run["kind"] == kind and all(
+        str(value) == str(settings[key]) for key, value in own.items()
+    )
 
 
 def trained(run: Run, at_pace: bool = False) -> str:
     """The amount of work of a run: "all rows", "100 preference pairs".
 
-    With `max_steps`, a tuning run on more GPUs takes more rows. Without it, rows that make no whole step are left out:
-    over 1 % of them are another amount. Runs on preference pairs have rewards in their records; packed rows are counted
-    as sequences.
+    With `max_steps`, a tuning run on more GPUs takes more rows. Without it, rows that make no whole
+    step are left out: over 1 % of them are another amount. Runs on preference pairs have rewards in
+    their records; packed rows are counted as sequences.
     """
     limited = KINDS[run["kind"]].curve == "step" and (run["max_steps"] or run[STEPS]) is not None
     unit = "packed sequences" if limited and run["packed"] else "rows"
@@ -164,9 +199,11 @@ def trained(run: Run, at_pace: bool = False) -> str:
 
 
 def unequal_samples(a: Sequence[Run], b: Sequence[Run]) -> tuple[float, float] | None:
-    """The mean samples that the runs of two settings of a script trained on, where these are over 1 % apart.
+    """The mean samples that the runs of two settings of a script trained on,
+    where these are over 1 % apart.
 
-    No key says how much a script trains that `steps` does not stop. None where it is as much, or not known.
+    No key says how much a script trains that `steps` does not stop. None where it is as much,
+    or not known.
     """
     sides = []
     for runs in (a, b):
@@ -178,20 +215,26 @@ def unequal_samples(a: Sequence[Run], b: Sequence[Run]) -> tuple[float, float] |
 
 
 def of_setting(runs: Sequence[Run], column: str) -> float | None:
-    """A column over the repetitions of a setting that count for it (`counting`), summed up as its figure declares: the
-    mean, or the maximum.
+    """A column over the repetitions of a setting that count for it (`counting`), summed up as its
+    figure declares: the mean, or the maximum.
 
-    None where one of these lacks the figure: a mean over the others might be that of the lucky ones.
+    None where one of these lacks the figure: a mean over
+    the others might be that of the lucky ones.
     """
     values = [run[column] for run in counting(runs, column)]
     if not values or None in values:
         return None
-    return float(max(values)) if figures.of_column(column).summed == "max" else math.fsum(values) / len(values)
+    return (
+        float(max(values))
+        if figures.of_column(column).summed == "max"
+        else math.fsum(values) / len(values)
+    )
 
 
 def by_seed(runs: Sequence[Run], of_seeds: bool = True) -> list[list[Run]]:
-    """Runs of each seed, or, without `of_seeds`, each run by itself: those of one seed show how times differ, but
-    hardly how accuracies and losses do."""
+    """Runs of each seed, or, without `of_seeds`, each run by itself: those of one seed show how
+    times differ, but hardly how accuracies and losses do.
+    """
     return list(group(runs, [REPEATED]).values()) if of_seeds else [[run] for run in runs]
 
 
@@ -244,12 +287,16 @@ def undisturbed(runs: Sequence[Run], left_out: Counter[str] | None = None) -> li
     kept = limits.trusted(runs, Forbids.rate)
     if left_out is not None and len(kept) < len(runs):
         for run in runs:
-            left_out.update(limits.general(limit) for limit in limits.forbidding(run.limits, Forbids.rate)[:1])
+            left_out.update(
+                limits.general(limit) for limit in limits.forbidding(run.limits, Forbids.rate)[:1]
+            )
     return kept
 
 
 def counting(runs: Sequence[Run], column: str) -> list[Run]:
-    """The runs of a setting that a figure of it is made of: the undisturbed ones, of what can be disturbed."""
+    """The runs of a setting that a figure of it is made of: the undisturbed ones,
+    of what can be disturbed.
+    """
     return undisturbed(runs) if figures.of_column(column).can_be_disturbed else [*runs]
 
 
@@ -267,23 +314,35 @@ def mixture(runs: Sequence[Run]) -> str | None:
 
 
 def mixed_data_or_cores(runs: Sequence[Run]) -> str | None:
-    """The data or cores in which runs of one configuration differ, so that they do not repeat it; None if equal."""
+    """The data or cores in which runs of one configuration differ, so that they do not repeat it;
+    None if equal.
+    """
     differ = [name for name in (DATA, *CORES) if len({run[name] for run in runs}) > 1]
-    phrases = [f"{name}={' or '.join(sorted({typed(run[name]) for run in runs}))}" for name in differ]
+    phrases = [
+        f"{name}={' or '.join(sorted({typed(run[name]) for run in runs}))}" for name in differ
+    ]
     return ", ".join(phrases) or None
 
 
 def meant(key: str, names: Sequence[str]) -> list[str]:
-    """All columns of a key: `precision` is `precision.name` too, `image_size` is `dataset.image_size`."""
+    """All columns of a key: `precision` is `precision.name` too,
+    `image_size` is `dataset.image_size`.
+    """
     last = key.rpartition(".")[2]
-    return [name for name in names if name in (key, last) or name.startswith(f"{key}.") or name.endswith(f".{last}")]
+    return [
+        name
+        for name in names
+        if name in (key, last) or name.startswith(f"{key}.") or name.endswith(f".{last}")
+    ]
 
 
 def label(cell: Cell, keys: Iterable[str]) -> str:
     """A cell as a person would type it, by the given keys; a commit by its first digits."""
     keys = set(keys)
     return " ".join(
-        f"{key}={typed(value)[:COMMIT] if key == 'commit' else typed(value)}" for key, value in cell if key in keys
+        f"{key}={typed(value)[:COMMIT] if key == 'commit' else typed(value)}"
+        for key, value in cell
+        if key in keys
     )
 
 
@@ -293,10 +352,15 @@ def short_label(cell: Iterable[tuple[str, Any]]) -> str:
 
 
 def short_names(keys: Iterable[str]) -> dict[str, str]:
-    """What headings, axes and legends call keys: the last part (`width`), the whole key where two share that."""
+    """What headings, axes and legends call keys: the last part (`width`),
+    the whole key where two share that.
+    """
     full = {key: key.removesuffix(".name") for key in keys}
     shared = Counter(name.rpartition(".")[2] for name in {*full.values()})
-    return {key: name if shared[short := name.rpartition(".")[2]] > 1 else short for key, name in full.items()}
+    return {
+        key: name if shared[short := name.rpartition(".")[2]] > 1 else short
+        for key, name in full.items()
+    }
 
 
 def typed(value: Any) -> str:
@@ -323,7 +387,9 @@ def telling(rows: Sequence[Mapping[str, Any]], keys: Iterable[str]) -> list[str]
 
 
 def commit(run: Run, absent: str = "no commit") -> str:
-    """The commit's first digits, with + where the code had changes; `absent` outside of a checkout."""
+    """The commit's first digits, with + where the code had changes;
+    `absent` outside of a checkout.
+    """
     if run["commit"] is None:
         return absent
     return clean(run["commit"])[:COMMIT] + "+" * bool(run["dirty"])

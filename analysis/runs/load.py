@@ -1,6 +1,7 @@
 """The runs under some folders: which there are, and which could not be read.
 
-A record that is broken, cut off or written by a newer version is named and left out; one of them never hides the rest.
+A record that is broken, cut off or written by a newer version is named and left out;
+one of them never hides the rest.
 """
 
 import os
@@ -23,14 +24,18 @@ from multicard.records.schema_parts import Limit, Prediction
 
 from .columns import columns
 
-UNFINISHED = Message("runs.unfinished", "no result.json: it is still being measured, or was cut off")
+UNFINISHED = Message(
+    "runs.unfinished", "no result.json: it is still being measured, or was cut off"
+)
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run: its folder, and its record as flat columns (`analysis.columns` says which there are).
+    """One run: its folder, and its record as flat columns
+    (`analysis.columns` says which there are).
 
-    prediction: what was predicted for it, which is no column: it stands in no table of what was measured.
+    prediction: what was predicted for it, which is no column: it stands in no table of what was
+    measured.
     limits: what forbids to say something of it (`multicard.records.limits`).
     """
 
@@ -44,11 +49,15 @@ class Run:
         return self.columns.get(column)
 
     def record(self) -> AnyRecord:
-        """The record, read again: 10,000 runs are held as columns alone. Raises ValueError where it is broken now."""
+        """The record, read again: 10,000 runs are held as columns alone.
+        Raises ValueError where it is broken now.
+        """
         return run_folder.decode(run_folder.read_bytes(self.folder / RESULT))
 
     def measured_s(self) -> np.ndarray:
-        """Seconds of each step (n,) after the warm-up (`records.steps`); raises ValueError without a file of them."""
+        """Seconds of each step (n,) after the warm-up (`records.steps`);
+        raises ValueError without a file of them.
+        """
         return steps.measured_s(self.folder, self.record())
 
     def environment(self) -> Environment:
@@ -57,15 +66,16 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundRuns:
     runs: list[Run]
     skipped: list[Skipped]
 
 
-def read(folders: Sequence[Path], probes: bool = False, price: float | None = None) -> Found:
-    """All runs below `folders`, in the order of their paths; a run below two of them counts once, and so does one whose
-    folder was copied: it repeats nothing. Probes are no results, and stand in no table and no figure unless they are
-    asked for.
+def read(folders: Sequence[Path], probes: bool = False, price: float | None = None) -> FoundRuns:
+    """All runs below `folders`, in the order of their paths; a run below two of them counts once,
+    and so does one whose
+    folder was copied: it repeats nothing. Probes are no results, and stand in no table and no
+    figure unless they are asked for.
 
     Args:
         price: of a GPU for an hour, in place of the runs' own.
@@ -99,7 +109,8 @@ def read(folders: Sequence[Path], probes: bool = False, price: float | None = No
             folders=where,
         )
     if not runs:
-        first, more = skipped[0], len(skipped) - 1
+        first = skipped[0]
+        more = len(skipped) - 1
         rest = f" (and {more} more)" if more else ""
         raise Refusal(
             "runs.unreadable",
@@ -109,18 +120,21 @@ def read(folders: Sequence[Path], probes: bool = False, price: float | None = No
             why=first.why,
             more=more,
         )
-    return Found(runs, skipped)
+    return FoundRuns(runs, skipped)
 
 
 def run_folders(folders: Iterable[Path]) -> Iterator[tuple[Path, bool]]:
-    """Each run folder, and whether its record was written; not what is hidden, as a measurement put aside is."""
+    """Each run folder, and whether its record was written; not what is hidden,
+    as a measurement put aside is.
+    """
     folders = list(folders)
     seen: set[str] = set()
     for folder in folders:
         if not folder.is_dir():
             raise Refusal(
                 "runs.no-folder",
-                f"{folder} is not a folder; runs are in multirun/ of the folder where they were started",
+                f"{folder} is not a folder; runs are in multirun/ of the folder where they were"
+                " started",
                 folder=str(folder),
             )
         for parent, inner, files in os.walk(folder):
@@ -134,9 +148,12 @@ def run_folders(folders: Iterable[Path]) -> Iterator[tuple[Path, bool]]:
                 yield Path(parent), RESULT in files
 
 
-def _read(folder: Path, probes: bool, price: float | None, originals: dict[bytes, Path]) -> Run | Skipped | None:
-    """The run in a folder; None where it is a probe, unless they are wanted. `originals`: the folders of runs that were
-    read before, by the hash of their records."""
+def _read(
+    folder: Path, probes: bool, price: float | None, originals: dict[bytes, Path]
+) -> Run | Skipped | None:
+    """The run in a folder; None where it is a probe, unless they are wanted. `originals`: the
+    folders of runs that were read before, by the hash of their records.
+    """
     try:
         content = run_folder.read_bytes(folder / RESULT)
         record = run_folder.decode(content)
@@ -148,7 +165,8 @@ def _read(folder: Path, probes: bool, price: float | None, originals: dict[bytes
     if not probes and run_folder.is_probe(record, folder):
         return None
     original = originals.setdefault(sha256(content).digest(), folder)
-    if record.total_s is not None and original != folder:  # two measurements differ in their times at least
+    # two measurements differ in their times at least
+    if record.total_s is not None and original != folder:
         why = f"a copy of {original}, which counts once"
         return Skipped(folder, Message("runs.copy", why, original=str(original)))
     steps.redefine(folder, record)

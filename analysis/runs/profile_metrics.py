@@ -1,6 +1,8 @@
-"""Metrics of a run's profile as the papers have them: seconds of all ranks, and shares of the profiled time.
+"""Metrics of a run's profile as the papers have them: seconds of all ranks,
+and shares of the profiled time.
 
-The papers profiled whole trainings; here a few steps are profiled by default, so that tables give times a step.
+The papers profiled whole trainings; here a few steps are profiled by default,
+so that tables give times a step.
 """
 
 import statistics
@@ -17,7 +19,13 @@ from .load import Run
 
 NCCL = "nccl"  # all collectives of NCCL together
 # Of Figs. 3, 4, 11 and 12 of 2505.22905, and of Fig. 15
-PAPERS = ("memcpy Host-to-Device", "cudaLaunchKernel", "cudaStreamSynchronize", "nccl AllGather", NCCL)
+PAPERS = (
+    "memcpy Host-to-Device",
+    "cudaLaunchKernel",
+    "cudaStreamSynchronize",
+    "nccl AllGather",
+    NCCL,
+)
 STACKED = (
     "cudaLaunchKernel",
     "cudaStreamSynchronize",
@@ -46,8 +54,11 @@ def profile(run: Run) -> Profile | None:
     return None
 
 
-def summed(profile: Profile, metric: str, field: Literal["total_s", "share", "bytes"]) -> float | None:
-    """A metric over all ranks in the whole window; 0 where it did not occur, None where it could not be seen.
+def summed(
+    profile: Profile, metric: str, field: Literal["total_s", "share", "bytes"]
+) -> float | None:
+    """A metric over all ranks in the whole window; 0 where it did not occur,
+    None where it could not be seen.
 
     Of shares of the ranks' windows, what the host and the device do at once counts twice.
     """
@@ -55,17 +66,25 @@ def summed(profile: Profile, metric: str, field: Literal["total_s", "share", "by
     if metric in profile.not_recorded or not any(row.group == "api" for row in rows):
         return None
     parts = KINDS if metric == ALL_KINDS else (metric,)
-    own = [row for row in rows if row.metric in parts or (metric == NCCL and row.metric.startswith("nccl "))]
+    own = [
+        row
+        for row in rows
+        if row.metric in parts or (metric == NCCL and row.metric.startswith("nccl "))
+    ]
     return sum(getattr(row, field) or 0 for row in own)
 
 
 def from_start(runs: Sequence[Run]) -> bool:
-    """True if the profiles are of trainings from their start, as the papers', and not of some steps."""
+    """True if the profiles are of trainings from their start, as the papers',
+    and not of some steps.
+    """
     return all(run["profile.window"] == "start" for run in runs)
 
 
 def windows(runs: Sequence[Run]) -> Iterator[str]:
-    for window in dict.fromkeys((run["profile.window"], run["profile.steps"], run["profile.seconds"]) for run in runs):
+    for window in dict.fromkeys(
+        (run["profile.window"], run["profile.steps"], run["profile.seconds"]) for run in runs
+    ):
         start, steps, length_s = window
         limit = f"{length_s:g} s" if length_s else f"{steps} steps" if steps else None
         if start == "start":
@@ -80,18 +99,28 @@ def windows(runs: Sequence[Run]) -> Iterator[str]:
 def by_cell(
     cells: Mapping[Cell, Sequence[Run]], metrics: Sequence[str] | None, whole: bool = False
 ) -> dict[Cell, dict[Metric, float]]:
-    """Figures of the cells with a profile, by group and name of a metric, as means over the undisturbed runs of a cell.
+    """Figures of the cells with a profile, by group and name of a metric,
+    as means over the undisturbed runs of a cell.
 
     Args:
-        metrics: whose shares of the profiled time are wanted; where no CUDA calls were seen, the phases of a step
+        metrics: whose shares of the profiled time are wanted; where no CUDA calls were seen, the
+            phases of a step
             instead. None: seconds a step and rank of all metrics.
-        whole: of all metrics the seconds of all ranks in the whole profile, in place of those a step and rank.
+        whole: of all metrics the seconds of all ranks in the whole profile,
+            in place of those a step and rank.
     """
     known = dict[Cell, list[tuple[Run, Profile]]]()
     for cell, runs in cells.items():
         profiled = [run for run in runs if profile(run) is not None]
-        known[cell] = [(run, own) for run in grouping.undisturbed(profiled) if (own := profile(run)) is not None]
-    figures = {cell: [_of_run(run, own, metrics, whole) for run, own in found] for cell, found in known.items()}
+        known[cell] = [
+            (run, own)
+            for run in grouping.undisturbed(profiled)
+            if (own := profile(run)) is not None
+        ]
+    figures = {
+        cell: [_of_run(run, own, metrics, whole) for run, own in found]
+        for cell, found in known.items()
+    }
     if metrics is not None and not any(map(any, figures.values())):
         figures = {cell: [_phase_shares(own) for _, own in found] for cell, found in known.items()}
     means = {cell: _means(found) for cell, found in figures.items()}
@@ -99,21 +128,36 @@ def by_cell(
 
 
 def largest(cells: Sequence[dict[Metric, float]]) -> list[Metric]:
-    """The metrics of each group by the cell in which they take longest; single kernels are left out."""
+    """The metrics of each group by the cell in which they take longest;
+    single kernels are left out.
+    """
     metrics = dict.fromkeys(metric for figures in cells for metric in figures)
-    ordered = sorted(metrics, key=lambda metric: -max(figures.get(metric, 0.0) for figures in cells))
-    return [metric for group in GROUPS for metric in [one for one in ordered if one[0] == group][:TOP]]
+    ordered = sorted(
+        metrics, key=lambda metric: -max(figures.get(metric, 0.0) for figures in cells)
+    )
+    return [
+        metric for group in GROUPS for metric in [one for one in ordered if one[0] == group][:TOP]
+    ]
 
 
 def _means(by_run: Sequence[dict[Metric, float]]) -> dict[Metric, float]:
     metrics = dict.fromkeys(metric for figures in by_run for metric in figures)
-    return {metric: statistics.fmean(figures.get(metric, 0.0) for figures in by_run) for metric in metrics}
+    return {
+        metric: statistics.fmean(figures.get(metric, 0.0) for figures in by_run)
+        for metric in metrics
+    }
 
 
-def _of_run(run: Run, found: Profile, metrics: Sequence[str] | None, whole: bool) -> dict[Metric, float]:
+def _of_run(
+    run: Run, found: Profile, metrics: Sequence[str] | None, whole: bool
+) -> dict[Metric, float]:
     if metrics is not None:
         shares = {metric: summed(found, metric, "share") for metric in metrics}
-        return {(_group(metric), name(metric)): share for metric, share in shares.items() if share is not None}
+        return {
+            (_group(metric), name(metric)): share
+            for metric, share in shares.items()
+            if share is not None
+        }
     if whole:
         return {(row.group, row.metric): row.total_s for row in found.rank_rows(None)}
     recorded = run.record().profile
@@ -124,8 +168,16 @@ def _of_run(run: Run, found: Profile, metrics: Sequence[str] | None, whole: bool
 
 def _phase_shares(found: Profile) -> dict[Metric, float]:
     """Of the phases of a step, which CPU ranks have too."""
-    return {(row.group, row.metric): row.share for row in found.rank_rows(None) if row.group == "phase"}
+    return {
+        (row.group, row.metric): row.share for row in found.rank_rows(None) if row.group == "phase"
+    }
 
 
 def _group(metric: str) -> str:
-    return "collective" if metric.startswith(NCCL) else "copy" if metric.startswith("memcpy") else "api"
+    return (
+        "collective"
+        if metric.startswith(NCCL)
+        else "copy"
+        if metric.startswith("memcpy")
+        else "api"
+    )

@@ -1,7 +1,8 @@
 """How well a setting learned: the one place that says which figure tells it.
 
-Each kind of run has such figures (`multicard.records.figures.LEARNING`). Two settings are compared by the first that
-both have. Where something forbids to compare what a run learned, its setting has none.
+Each kind of run has such figures (`multicard.records.figures.LEARNING`). Two settings are compared
+by the first that both have. Where something forbids to compare what a run learned,
+its setting has none.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,11 +18,14 @@ from .grouping import HELD_OUT, LOSS, of_setting
 from .load import Run
 
 LOSS_APART = 0.01  # relative difference below which two losses count as equal
-Learned = Mapping[str, float]  # figures of learning by their columns, the one that says it best first
+# figures of learning by their columns, the one that says it best first
+Learned = Mapping[str, float]
 
 
 def of(runs: Sequence[Run]) -> Learned:
-    """What a setting learned by its figures; empty where something forbids to compare it, or nothing tells it."""
+    """What a setting learned by its figures; empty where something forbids to compare it,
+    or nothing tells it.
+    """
     if any(limits.forbidding(run.limits, Forbids.learning) for run in runs):
         return {}
     figures = {column: of_setting(runs, column) for column in LEARNING[runs[0]["kind"]]}
@@ -39,12 +43,16 @@ def error(column: str, figure: float) -> float:
 
 
 def best_error(learned: Learned) -> float | None:
-    """The error by the figure that says best how well a setting learned; None where nothing tells it."""
+    """The error by the figure that says best how well a setting learned;
+    None where nothing tells it.
+    """
     return next((error(column, figure) for column, figure in learned.items()), None)
 
 
 def to_draw(settings: Iterable[Learned]) -> list[str]:
-    """The figures of learning that charts of some settings draw: no training loss where rows were held out."""
+    """The figures of learning that charts of some settings draw:
+    no training loss where rows were held out.
+    """
     known = {column for learned in settings for column in learned}
     if HELD_OUT in known:
         known.discard(LOSS)

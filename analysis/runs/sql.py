@@ -1,7 +1,7 @@
 """SQL over runs for `--where` and `--sort`, in a DuckDB that has no access to anything else.
 
-A function of SQL may take any time and memory (`repeat('x', 3e9)`), which DuckDB neither interrupts nor counts: the
-query is asked in a forked process, which is ended beyond its bounds.
+A function of SQL may take any time and memory (`repeat('x', 3e9)`), which DuckDB neither interrupts
+nor counts: the query is asked in a forked process, which is ended beyond its bounds.
 """
 
 import difflib
@@ -31,9 +31,13 @@ OPTIONS: dict[str, Any] = {
     "threads": "1",
     "temp_directory": "",
 }
-MOST_S, MOST_BYTES = 10.0, 2 << 30  # for a query
+# for a query
+MOST_S = 10.0
+MOST_BYTES = 2 << 30
 BEYOND_MEMORY = Message(
-    "list.too-much-memory", f"takes more than {MOST_BYTES >> 30} GB; write a simpler condition", gb=MOST_BYTES >> 30
+    "list.too-much-memory",
+    f"takes more than {MOST_BYTES >> 30} GB; write a simpler condition",
+    gb=MOST_BYTES >> 30,
 )
 ROW = "row number"  # the table's own column, beside the runs'
 
@@ -42,7 +46,8 @@ def select(runs: Sequence[Run], where: str | None = None, sort: str | None = Non
     """The runs for which `where` (an SQL expression over their columns) is true, ordered by `sort`.
 
     Args:
-        sort: columns, each with `desc` where the highest comes first: "gpus, total_s desc". Runs without it come last.
+        sort: columns, each with `desc` where the highest comes first: "gpus, total_s desc".
+            Runs without it come last.
 
     Raises:
         ValueError: an expression that SQL or the columns do not allow, in one line.
@@ -51,13 +56,17 @@ def select(runs: Sequence[Run], where: str | None = None, sort: str | None = Non
         return list(runs)
     if where is not None and not where.strip():
         raise Refusal(
-            "list.empty-condition", '--where: is empty; write a condition, as `--where "gpus>=2"`', key="--where"
+            "list.empty-condition",
+            '--where: is empty; write a condition, as `--where "gpus>=2"`',
+            key="--where",
         )
     names = column_names(runs)
     order = ", ".join([*([] if sort is None else _order(sort, names)), f'"{ROW}"'])
     mentioned = as_arrow([run.columns for run in runs], _mentioned(f"{where or ''} {order}", names))
     numbers = pa.array(range(len(runs)), pa.int64())
-    answer = _within_bounds(pa.table([*mentioned.columns, numbers], [*mentioned.column_names, ROW]), where, order)
+    answer = _within_bounds(
+        pa.table([*mentioned.columns, numbers], [*mentioned.column_names, ROW]), where, order
+    )
     if isinstance(answer, str):
         reason = _short(answer, names)
         raise Refusal("list.condition", f"--where: {reason}", key="--where", reason=reason)
@@ -65,7 +74,9 @@ def select(runs: Sequence[Run], where: str | None = None, sort: str | None = Non
 
 
 def _within_bounds(table: pa.Table, where: str | None, order: str) -> list[tuple[int]] | str:
-    """The numbers of the rows, or what DuckDB says against the query; of what takes too much, a line."""
+    """The numbers of the rows, or what DuckDB says against
+    the query; of what takes too much, a line.
+    """
     context = multiprocessing.get_context("fork")
     answer, says = context.Pipe(duplex=False)
     process = context.Process(target=_query, args=(table, where, order, says))
@@ -74,7 +85,11 @@ def _within_bounds(table: pa.Table, where: str | None, order: str) -> list[tuple
     try:
         if answer.poll(MOST_S):
             return answer.recv()
-        return Message("list.too-long", f"takes longer than {MOST_S:.0f} s; write a simpler condition", s=MOST_S)
+        return Message(
+            "list.too-long",
+            f"takes longer than {MOST_S:.0f} s; write a simpler condition",
+            s=MOST_S,
+        )
     except EOFError:  # ended for its memory
         return BEYOND_MEMORY
     finally:
@@ -100,15 +115,21 @@ def _query(table: pa.Table, where: str | None, order: str, says: Connection) -> 
 def column_names(runs: Sequence[Run]) -> list[str]:
     """Every column that a run has, in their order; names that SQL cannot tell apart (a, A) once."""
     by_name: dict[str, str] = {}
-    shapes = dict.fromkeys(tuple(run.columns) for run in runs)  # few: most runs have the same columns
+    # few: most runs have the same columns
+    shapes = dict.fromkeys(tuple(run.columns) for run in runs)
     for name in dict.fromkeys(name for shape in shapes for name in shape):
         by_name.setdefault(name.casefold(), name)
     return list(by_name.values())
 
 
 def known(name: str, names: Sequence[str], option: str) -> str:
-    """The column of this name in any case; raises ValueError, with the nearest names, where there is none."""
-    match = next((column for column in names if column.casefold() == name.strip().strip('"').casefold()), None)
+    """The column of this name in any case; raises ValueError, with the nearest names,
+    where there is none.
+    """
+    match = next(
+        (column for column in names if column.casefold() == name.strip().strip('"').casefold()),
+        None,
+    )
     if match is None:
         reason = _unknown(name.strip(), names)
         raise Refusal("list.column", f"{option}: {reason}", key=option, reason=reason)
@@ -139,7 +160,9 @@ def as_arrow(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> pa.Tabl
 
 
 def _array(values: list[Any]) -> pa.Array:
-    """One column: of the type that all of its values have, else of their texts (`compile` may be true or null)."""
+    """One column: of the type that all of its values have,
+    else of their texts (`compile` may be true or null).
+    """
     types = {type(value) for value in values if value is not None}
     try:
         if types in (set(), {bool}, {int}):  # without a value: null, which is of every type
@@ -148,11 +171,15 @@ def _array(values: list[Any]) -> pa.Array:
             return pa.array(values, pa.float64())
     except (OverflowError, pa.ArrowInvalid):
         pass  # an integer beyond 64 bits: its text
-    return pa.array([v if v is None or isinstance(v, str) else json.dumps(v) for v in values], pa.string())
+    return pa.array(
+        [v if v is None or isinstance(v, str) else json.dumps(v) for v in values], pa.string()
+    )
 
 
 def _short(message: str, names: Sequence[str]) -> Message:
-    """DuckDB's message without the query around it; where a column is unknown, what was probably meant."""
+    """DuckDB's message without the query around it; where a column is unknown,
+    what was probably meant.
+    """
     if isinstance(message, Message):
         return message
     unknown = re.search(r'Referenced (?:column|table) "(.*?)" not found', message)
@@ -160,7 +187,11 @@ def _short(message: str, names: Sequence[str]) -> Message:
         reason = _unknown(unknown[1], names)
         said = f"{reason}; a text needs single quotes, as in `--where \"precision='bf16'\"`"
         return Message("list.column-in-condition", said, reason=reason)
-    lines = [line for line in message.split("\n\n", maxsplit=1)[0].splitlines() if not line.startswith("LINE ")]
+    lines = [
+        line
+        for line in message.split("\n\n", maxsplit=1)[0].splitlines()
+        if not line.startswith("LINE ")
+    ]
     error = " ".join(" ".join(lines).split())
     if not message.startswith("Parser"):
         return Message("list.database", error, error=error)
@@ -176,4 +207,6 @@ def _unknown(name: str, names: Sequence[str]) -> Message:
     quoted = ", ".join(f'"{column}"' if "." in column else column for column in near)
     meant = f"; did you mean {quoted}?" if near else ""
     listed = f"`{typed('-m analysis')} list --csv FILE` writes all columns"
-    return Message("list.no-column", f'no column "{name}"{meant} ({listed})', column=name, near=near)
+    return Message(
+        "list.no-column", f'no column "{name}"{meant} ({listed})', column=name, near=near
+    )

@@ -1,7 +1,8 @@
 """Confidence intervals of proportions, means, differences and ratios, over few values.
 
-A claim that compares several cells takes each interval at a confidence of 1 - 0.05 / cells (`bonferroni`), so that all
-of them together cover at 95 %. Of 20 separate 95 % intervals, one would be expected to miss.
+A claim that compares several cells takes each interval at a confidence of 1 - 0.05 / cells
+(`bonferroni`), so that all of them together cover at 95 %. Of 20 separate 95 % intervals,
+one would be expected to miss.
 """
 
 import math
@@ -42,9 +43,12 @@ class Interval:
 
 
 def text(name: str, interval: Interval) -> str:
-    """A figure for a person to read: "61.2 ± 0.4", "98.1% ± 0.2", "21.4 ± 0.3 kJ", or, where the interval is wide,
-    "61 (40 to 160)"."""
-    shown, low, high = figures.text(name, interval.estimate), interval.low, interval.high
+    """A figure for a person to read: "61.2 ± 0.4", "98.1% ± 0.2", "21.4 ± 0.3 kJ", or, where the
+    interval is wide, "61 (40 to 160)".
+    """
+    shown = figures.text(name, interval.estimate)
+    low = interval.low
+    high = interval.high
     if low is None or high is None or low == high:
         return shown
     half = (high - low) / 2
@@ -52,8 +56,11 @@ def text(name: str, interval: Interval) -> str:
         return f"{shown} ({figures.text(name, low)} to {figures.text(name, high)})"
     if name.endswith("accuracy"):
         return f"{shown} ± {100 * half:.2f}"
-    unit, estimate = figures.of_column(name).unit, interval.estimate
-    scale = unit.scale(abs(estimate)) if unit in (figures.BYTES, figures.JOULES) else figures.Scale("")
+    unit = figures.of_column(name).unit
+    estimate = interval.estimate
+    scale = (
+        unit.scale(abs(estimate)) if unit in (figures.BYTES, figures.JOULES) else figures.Scale("")
+    )
     is_scaled = unit in (figures.SECONDS, figures.PLAIN) or bool(scale.name)
     is_scaled |= unit is figures.RATE and abs(estimate) < 100
     if not is_scaled or half >= 100 * scale.divisor:
@@ -64,7 +71,9 @@ def text(name: str, interval: Interval) -> str:
 
 
 def times(ratio: float) -> str:
-    """A ratio as "1.33x" (near 1 as "1.004x"), or ">1000x" beyond what an interval can be trusted to tell."""
+    """A ratio as "1.33x" (near 1 as "1.004x"), or ">1000x"
+    beyond what an interval can be trusted to tell.
+    """
     digits = 3 if 0.0005 <= abs(ratio - 1) < 0.005 else 2 if ratio < 10 else 0
     return f"{ratio:.{digits}f}x" if ratio < MOST_TIMES else f">{MOST_TIMES}x"
 
@@ -80,16 +89,24 @@ def bonferroni(count: int) -> float:
 
 
 def wilson(right: int, count: int, confidence: float) -> Interval:
-    """Wilson's score interval of a proportion (Wilson 1927; Newcombe 1998, Stat. Med. 17:857, method 3)."""
-    share, z = right / count, NormalDist().inv_cdf(0.5 + confidence / 2)
+    """Wilson's score interval of a proportion (Wilson 1927; Newcombe 1998, Stat. Med. 17:857,
+    method 3).
+    """
+    share = right / count
+    z = NormalDist().inv_cdf(0.5 + confidence / 2)
     middle = (share + z**2 / (2 * count)) / (1 + z**2 / count)
     half = z / (1 + z**2 / count) * math.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
-    low, high = max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half))
+    low = max(0.0, min(share, middle - half))
+    high = min(1.0, max(share, middle + half))
     return Interval(share, low, high, f"{count:,} answers")
 
 
-def of_answers(accuracies: Sequence[float], samples: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
-    """The accuracy of some runs together, over all their answers; without bounds where no image was tested."""
+def of_answers(
+    accuracies: Sequence[float], samples: Sequence[float], confidence: float = CONFIDENCE
+) -> Interval:
+    """The accuracy of some runs together, over all their answers;
+    without bounds where no image was tested.
+    """
     if not sum(samples):
         return Interval(math.fsum(accuracies) / len(accuracies), None, None)
     right = sum(round(share * count) for share, count in zip(accuracies, samples, strict=True))
@@ -97,7 +114,8 @@ def of_answers(accuracies: Sequence[float], samples: Sequence[float], confidence
 
 
 def difference(first: Interval, second: Interval) -> Interval:
-    """first - second of two independent estimates, from the interval of each (Zou and Donner 2008, Stat. Med. 27:1693).
+    """first - second of two independent estimates, from the interval of each (Zou and Donner 2008,
+    Stat. Med. 27:1693).
 
     For two Wilson intervals this is Newcombe's method 10 (1998, Stat. Med. 17:873).
     """
@@ -110,19 +128,29 @@ def difference(first: Interval, second: Interval) -> Interval:
 
 
 def mean(values: Sequence[float], confidence: float = CONFIDENCE, basis: str = "") -> Interval:
-    """Student's interval of a mean, mean ± t s / √n; without bounds for a single value, ValueError for none."""
+    """Student's interval of a mean, mean ± t s / √n; without bounds for a single value,
+    ValueError for none.
+    """
     if not values:
         raise ValueError("no value to take the mean of")
     centre = math.fsum(values) / len(values)
     if len(values) == 1:
         return Interval(centre, None, None, basis)
-    half = student_quantile(confidence, len(values) - 1) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    half = (
+        student_quantile(confidence, len(values) - 1)
+        * float(np.std(values, ddof=1))
+        / math.sqrt(len(values))
+    )
     return Interval(centre, centre - half, centre + half, basis)
 
 
-def exact_ratio(top: Sequence[float], bottom: Sequence[float], confidence: float, basis: str) -> Interval:
-    """mean(top) / mean(bottom) of figures that are counted, by Student's interval of its logarithm (delta method); a
-    side of one value has no scatter. Raises ValueError for a mean that is not above 0."""
+def exact_ratio(
+    top: Sequence[float], bottom: Sequence[float], confidence: float, basis: str
+) -> Interval:
+    """mean(top) / mean(bottom) of figures that are counted, by Student's interval of its logarithm
+    (delta method); a side of one value has no scatter.
+    Raises ValueError for a mean that is not above 0.
+    """
     sides = [np.asarray(side, dtype=float) for side in (top, bottom)]
     if min(side.mean() for side in sides) <= 0:
         raise Refusal("spread.zero", "nothing to compare with: it is 0")
@@ -130,6 +158,8 @@ def exact_ratio(top: Sequence[float], bottom: Sequence[float], confidence: float
     scattered = [side for side in sides if len(side) > 1]
     if not scattered:
         return Interval(estimate, estimate, estimate, basis)
-    error = math.sqrt(sum(float(side.var(ddof=1)) / len(side) / float(side.mean()) ** 2 for side in scattered))
+    error = math.sqrt(
+        sum(float(side.var(ddof=1)) / len(side) / float(side.mean()) ** 2 for side in scattered)
+    )
     half = min(student_quantile(confidence, min(map(len, scattered)) - 1) * error, MOST_LOG)
     return Interval(estimate, estimate * math.exp(-half), estimate * math.exp(half), basis)

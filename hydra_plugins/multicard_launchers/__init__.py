@@ -1,7 +1,9 @@
-"""The sweeper and the launchers, where Hydra looks for them: cells in this process, as processes beside each other, or
-as jobs of SLURM; and `model=NAME` for each classifier of a library, as if there were a file of it.
+"""The sweeper and the launchers, where Hydra looks for them: cells in this process, as processes
+beside each other, or as jobs of SLURM; and `model=NAME` for each classifier of a library,
+as if there were a file of it.
 
-Hydra imports this file at every start: what launchers do is imported when a sweep is launched (`_batches`).
+Hydra imports this file at every start: what launchers do is
+imported when a sweep is launched (`_batches`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,8 +29,8 @@ if TYPE_CHECKING:
 
 
 class CellLauncher(Launcher):
-    """Composes all cells of a batch, takes the records of those measured before, and has the rest measured. A bad cell
-    does not stop the rest, as it would with Hydra's own launcher.
+    """Composes all cells of a batch, takes the records of those measured before, and has the rest
+    measured. A bad cell does not stop the rest, as it would with Hydra's own launcher.
 
     Args:
         on_slurm: cells are jobs of SLURM, on nodes of which this machine knows nothing.
@@ -37,15 +39,20 @@ class CellLauncher(Launcher):
 
     def __init__(self, on_slurm: bool, packs: bool, **_: Any) -> None:
         """The other options are in each cell's configuration too, and read there."""
-        self.on_slurm, self.packs = on_slurm, packs
+        self.on_slurm = on_slurm
+        self.packs = packs
 
-    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        from hydra_plugins.multicard_launchers._batches import Batches
+    def setup(
+        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
+    ) -> None:
+        from hydra_plugins.multicard_launchers._batches import SweepBatches
 
         self.command: Command = task_function.__self__.command  # pyright: ignore[reportFunctionMemberAccess]
-        self.batches = Batches(self.command, hydra_context, config, self.on_slurm, self.packs)
+        self.batches = SweepBatches(self.command, hydra_context, config, self.on_slurm, self.packs)
 
-    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+    def launch(
+        self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
+    ) -> Sequence[JobReturn]:
         """Measure cells that another sweeper has made, in its order."""
         from multicard.sweep.order import numbered
 
@@ -58,17 +65,24 @@ class CellLauncher(Launcher):
 
 
 class CellSweeper(BasicSweeper):
-    """Hydra's basic sweeper without its check that composes every cell, since the launchers compose all of them before
-    the first runs. Repetitions are the outermost axes, so that all cells are measured once before any is measured
-    again, in a shuffled order: what the machine drifts by meanwhile is in all of them. With `scale=smoke` it shrinks
-    the axes of an experiment. `experiment=all` is one sweep of the cells of every experiment of the entry."""
+    """Hydra's basic sweeper without its check that composes every cell, since the launchers compose
+    all of them before the first runs. Repetitions are the outermost axes, so that all cells are
+    measured once before any is measured
+    again, in a shuffled order: what the machine drifts by meanwhile is in all of them. With
+    `scale=smoke` it shrinks the axes of an experiment. `experiment=all` is one sweep of the cells
+    of every experiment of the entry.
+    """
 
-    def __init__(self, max_batch_size: int | None, params: Mapping[str, object] | None = None) -> None:
+    def __init__(
+        self, max_batch_size: int | None, params: Mapping[str, object] | None = None
+    ) -> None:
         super().__init__(max_batch_size)
         self.axes = dict(params or {})
 
     def sweep(self, arguments: list[str]) -> Any:
-        """Have the launcher measure all cells; repetitions that no cell can have are refused before that."""
+        """Have the launcher measure all cells; repetitions that
+        no cell can have are refused before that.
+        """
         assert self.config is not None and self.launcher is not None
         from multicard.messages import Refusal
         from multicard.ranks.failures import unwritable
@@ -83,9 +97,13 @@ class CellSweeper(BasicSweeper):
             folder = Path(self.config.hydra.sweep.dir)
             try:
                 folder.mkdir(parents=True, exist_ok=True)
-                if not self.config.probe.enabled:  # else the command of the results beside them would be lost
-                    # closed to others: overrides may hold secrets (hydra.job.env_set, hydra.launcher.setup)
-                    run_folder.write_text(folder / "multirun.yaml", OmegaConf.to_yaml(self.config), mode=0o600)
+                # else the command of the results beside them would be lost
+                if not self.config.probe.enabled:
+                    # closed to others: overrides may hold secrets (hydra.job.env_set,
+                    # hydra.launcher.setup)
+                    run_folder.write_text(
+                        folder / "multirun.yaml", OmegaConf.to_yaml(self.config), mode=0o600
+                    )
                     run_folder.forget_refused(folder)
             except OSError as error:
                 raise Refusal.of(unwritable(folder, error, "hydra.sweep.dir")) from None
@@ -110,7 +128,8 @@ class CellSweeper(BasicSweeper):
                 (Axes.of_experiment(name, own.smoke), workloads.with_experiment(arguments, name))
                 for name in workloads.experiments(workload)
             ]
-        shrunk, times = self.config.scale == "smoke", repeats(self.config.repeat)
+        shrunk = self.config.scale == "smoke"
+        times = repeats(self.config.repeat)
         return [cell for axes, words in sweeps for cell in axes.cells(words, shrunk, times)]
 
 
@@ -134,11 +153,20 @@ class NamedModels(ConfigSource, SearchPathPlugin):
         return config_path.strip("/") == "model"
 
     def is_config(self, config_path: str) -> bool:
-        return config_path.startswith("model/") and model_names.has(config_path[6:].removesuffix(".yaml"))
+        return config_path.startswith("model/") and model_names.has(
+            config_path[6:].removesuffix(".yaml")
+        )
 
     def load_config(self, config_path: str) -> ConfigResult:
-        option = {"defaults": ["/schema/model/mobilenet_v2@_here_"], "name": config_path[6:].removesuffix(".yaml")}
-        return ConfigResult(self.provider, self.full_path(), OmegaConf.create(option), {"package": "model"})
+        option = {
+            "defaults": ["/schema/model/mobilenet_v2@_here_"],
+            "name": config_path[6:].removesuffix(".yaml"),
+        }
+        return ConfigResult(
+            self.provider, self.full_path(), OmegaConf.create(option), {"package": "model"}
+        )
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        return [*model_names.every()] * (self.is_group(config_path) and results_filter != ObjectType.GROUP)
+        return [*model_names.every()] * (
+            self.is_group(config_path) and results_filter != ObjectType.GROUP
+        )

@@ -22,14 +22,24 @@ from multicard.sweep.task import run
 from multicard.sweep.until_sure import UntilSure
 
 
-class Batches:
-    """The batches of one command, by the sweep's own configuration; for `on_slurm` and `packs` see `CellLauncher`."""
+class SweepBatches:
+    """The batches of one command, by the sweep's own configuration;
+    for `on_slurm` and `packs` see `CellLauncher`.
+    """
 
     def __init__(
-        self, command: Command, context: HydraContext, config: DictConfig, on_slurm: bool, packs: bool
+        self,
+        command: Command,
+        context: HydraContext,
+        config: DictConfig,
+        on_slurm: bool,
+        packs: bool,
     ) -> None:
-        self.command, self.context, self.config = command, context, config
-        self.on_slurm, self.packs = on_slurm, packs
+        self.command = command
+        self.context = context
+        self.config = config
+        self.on_slurm = on_slurm
+        self.packs = packs
         self.streak = Streak()
         self.cells: list[Cell] = []
 
@@ -53,8 +63,9 @@ class Batches:
             self.cells += self._measure_batch(turns).cells
 
     def measure_again(self) -> None:
-        """Measure disturbed repetitions once more, when all batches have been measured; a dry run of a sweep that has
-        been measured says so too."""
+        """Measure disturbed repetitions once more, when all batches have been measured; a dry run
+        of a sweep that has been measured says so too.
+        """
         if self.config.predict.enabled or any(cell.result is None for cell in self.cells):
             return
         again = Again(self.config)
@@ -73,7 +84,9 @@ class Batches:
             sweep = self._measure_batch(rounds.batch, rounds.plan)
             if starts_nothing(self.config) and sweep.left:
                 most = self.config.repeat_max
-                sentence = f"repeat=auto: then as often as needed, at most repeat_max={most} times each"
+                sentence = (
+                    f"repeat=auto: then as often as needed, at most repeat_max={most} times each"
+                )
                 say(Message("launch.until-sure", sentence, key="repeat", most=most))
                 return
             rounds.take(sweep.cells)
@@ -81,8 +94,12 @@ class Batches:
                 return
         rounds.say()
 
-    def _measure_batch(self, turns: Sequence[Turn], check: Callable[[list[Cell]], None] = lambda _: None) -> Sweep:
-        """Measure cells, or say what would be measured, or what that would take; `check` may refuse them all before."""
+    def _measure_batch(
+        self, turns: Sequence[Turn], check: Callable[[list[Cell]], None] = lambda _: None
+    ) -> Sweep:
+        """Measure cells, or say what would be measured, or what that would take;
+        `check` may refuse them all before.
+        """
         config = self.config
         sweep = cells.compose(self.command, self.context, config, turns)
         check(sweep.cells)
@@ -105,32 +122,52 @@ class Batches:
         """Find the best of the cells and measure it, or say how."""
         from multicard.decide.race import command  # imports scipy
 
-        self.command.conclude = lambda folders: Conclusion()  # the race itself says which is the best
+        # the race itself says which is the best
+        self.command.conclude = lambda folders: Conclusion()
 
         for cell in sweep.refused:
             if not cell.is_mistake:
-                label, reason = cell.label.strip(), cell.reason
-                say(Message("launch.out-of-race", f"{label} out: {reason}", cell=label, reason=reason))
+                label = cell.label.strip()
+                reason = cell.reason
+                say(
+                    Message(
+                        "launch.out-of-race", f"{label} out: {reason}", cell=label, reason=reason
+                    )
+                )
         if not sweep.cells:
             figure = self.config.race.figure
-            say(Message("launch.empty-race", f"race={figure}: no cell is left", key="race", figure=figure), error=True)
+            say(
+                Message(
+                    "launch.empty-race",
+                    f"race={figure}: no cell is left",
+                    key="race",
+                    figure=figure,
+                ),
+                error=True,
+            )
             self.command.abandoned = True
         if self.config.dry_run:
             if sweep.cells:
                 command.refuse(str(self.config.race.figure), sweep.cells)
             cells.check(sweep, sweep.cells)
             figure = self.config.race.figure
-            how = Message("launch.as-race", f"cells of race={figure}, the best of them in full", figure=figure)
+            how = Message(
+                "launch.as-race", f"cells of race={figure}, the best of them in full", figure=figure
+            )
             return cells.dry_run(sweep, [("-", sweep.cells)], how)
         finals = Sweep(self.command, refused=[cell for cell in sweep.refused if cell.is_mistake])
         try:
             command.run(sweep, finals)
         except (KeyboardInterrupt, SameFailureError, JournalError) as stopped:
             self.command.abandoned = True
-            why = "interrupted" if isinstance(stopped, KeyboardInterrupt) else _stopped(str(stopped))
+            why = (
+                "interrupted" if isinstance(stopped, KeyboardInterrupt) else _stopped(str(stopped))
+            )
             command_line = sweep.resume_command()
             sentence = f"{why}; to go on with the race: `{command_line}`"
-            say(Message("launch.race-ended", sentence, reason=why, command=command_line), error=True)
+            say(
+                Message("launch.race-ended", sentence, reason=why, command=command_line), error=True
+            )
         finally:
             finals.finish()
 
@@ -141,12 +178,17 @@ class Batches:
             machine = shares.machine()
             how = Message("launch.in-turn", "runs of this process, one after the other")
             if self.packs:
-                gpus, cores = len(machine.gpus), len(machine.cpus)
+                gpus = len(machine.gpus)
+                cores = len(machine.cpus)
                 have = f"{count(gpus, 'GPU')} and {count(cores, 'core')}"
-                how = Message("launch.packed", f"processes on this machine, {have}", gpus=gpus, cores=cores)
+                how = Message(
+                    "launch.packed", f"processes on this machine, {have}", gpus=gpus, cores=cores
+                )
             return cells.dry_run(sweep, [("-", sweep.left)], how)
         queued = slurm_submit.queued_jobs(sweep.left)
-        cells.check(sweep, [cell for cell in sweep.left if cell.number not in queued], on_slurm=True)
+        cells.check(
+            sweep, [cell for cell in sweep.left if cell.number not in queued], on_slurm=True
+        )
         arrays = slurm_submit.arrays([cell for cell in sweep.left if cell.number not in queued])
         groups = [(array.in_words(), array.cells) for array in arrays]
         how = Message("launch.arrays", "arrays of SLURM")
@@ -175,8 +217,10 @@ class Batches:
             sweep.finish()
 
     def _measure_in_turn(self, sweep: Sweep) -> None:
-        """Measure the cells that are left in this process; Ctrl-C ends it once the cell that ran has its record, and a
-        SameFailureError where the cells that are left would fail as those before."""
+        """Measure the cells that are left in this process; Ctrl-C ends it once the cell that ran
+        has its record, and a SameFailureError where the cells
+        that are left would fail as those before.
+        """
         left = sweep.left
         sweep.say_start()
         pace = Pace(len(left), has_bar=sys.stderr.isatty())

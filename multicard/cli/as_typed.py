@@ -1,5 +1,6 @@
-"""Values that stay as they are typed: Hydra reads `1.10`, `1e3` or `007` as a number, and no longer knows how it was
-written."""
+"""Values that stay as they are typed: Hydra reads `1.10`, `1e3` or `007` as a number, and no longer
+knows how it was written.
+"""
 
 from collections.abc import Iterator
 from typing import Any, Optional
@@ -20,8 +21,9 @@ LITERALS = f"args.{STYLE}={Style.equals}"  # by which true is no flag, but a val
 
 
 def kept(words: list[str], workload: Workload) -> list[str]:
-    """The words, where those values are quoted that Hydra would change: of keys that are texts, and of the keys of any
-    name, which have no type."""
+    """The words, where those values are quoted that Hydra would change: of keys that are texts, and
+    of the keys of any name, which have no type.
+    """
     types = workloads.known_keys(workload)
     has_literals = LITERALS in words
     return [_kept(word, types, workload, has_literals) for word in words]
@@ -35,7 +37,9 @@ def _kept(word: str, types: dict[str, set[Any]], workload: Workload, has_literal
     if not sign or not (is_free or is_text):
         return word
     is_list = any(one in LISTS for one in own)
-    tokens = [token for token in _alone(word) if _is_changed(token, is_text or has_literals, is_list)]
+    tokens = [
+        token for token in _alone(word) if _is_changed(token, is_text or has_literals, is_list)
+    ]
     for token in sorted(tokens, key=lambda one: -one.start):
         word = f"{word[: token.start]}'{token.text}'{word[token.stop + 1 :]}"
     return word
@@ -53,7 +57,9 @@ def _is_changed(token: Any, is_text: bool, is_list: bool) -> bool:
 
 
 def _alone(word: str) -> Iterator[Any]:
-    """The parts of a word that are a whole value each, as tokens with their places; none where Hydra cannot read it."""
+    """The parts of a word that are a whole value each, as tokens with their places;
+    none where Hydra cannot read it.
+    """
     try:
         lexer = OverrideLexer(InputStream(word))
         parser = OverrideParser(CommonTokenStream(lexer))
@@ -67,7 +73,9 @@ def _alone(word: str) -> Iterator[Any]:
 
 
 def _primitives(tree: Any, in_list: bool) -> Iterator[Any]:
-    if isinstance(tree, OverrideParser.FunctionContext) and not tree.getText().startswith("choice("):
+    if isinstance(tree, OverrideParser.FunctionContext) and not tree.getText().startswith(
+        "choice("
+    ):
         return  # its arguments are numbers, as those of range()
     if isinstance(tree, OverrideParser.PrimitiveContext):
         children: list[Any] = [*tree.getChildren()]

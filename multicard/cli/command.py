@@ -22,42 +22,53 @@ from multicard.ranks import interruption
 from multicard.ranks.failures import no_space
 from multicard.run.workload import Workload
 from multicard.sweep.command import Command, Conclude, Conclusion
-from multicard.sweep.task import Task
+from multicard.sweep.task import HydraTask
 
-WIDTH, INDENT = 120, 36
+WIDTH = 120
+INDENT = 36
 
 GROUPS = {  # that set keys of other groups and have none of their own
     "preset": "several options at once: fast is what makes training fast, papers are the defaults",
-    "experiment": "a sweep that repeats one table or figure of the papers (conf/experiment/), or all of them",
+    "experiment": (
+        "a sweep that repeats one table or figure of the papers (conf/experiment/), or all of them"
+    ),
 }
 
 
-def execute(workload: Workload, usage: str | None, conclude: Conclude = lambda folders: Conclusion()) -> int:
-    """Have Hydra run the command of `sys.argv`, print the table of what it measured and return the exit code.
+def execute(
+    workload: Workload, usage: str | None, conclude: Conclude = lambda folders: Conclusion()
+) -> int:
+    """Have Hydra run the command of `sys.argv`, print the table
+    of what it measured and return the exit code.
 
     Args:
         usage: the beginning of `--help`: a sentence, an empty line, and examples.
         conclude: what the runs of a sweep say, from their folders.
     """
-    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra then raises what it would print over many lines
+    # Hydra then raises what it would print over many lines
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     logging.raiseExceptions = False  # of what cannot be written, as `--info | head`, no traceback
     command = Command(workload)
     command.conclude = conclude
     workloads.register()
     interruption.answer(_keyboard_interrupt)
     try:
-        words = command.words = sys.argv[1:] = command_line.switched(sys.argv[1:], workload)  # where Hydra reads them
+        # where Hydra reads them
+        words = command.words = sys.argv[1:] = command_line.switched(sys.argv[1:], workload)
         overrides = command_line.overrides(words)
         command_line.check(overrides, workload)
         if {"-h", "--help"} & {*words}:
             say(help_text(workload, usage or "", command_line.first_values(overrides)))
             return 0
         name = workload.entry.removesuffix(".py")
-        hydra.main(version_base="1.3", config_path=str(workloads.CONF), config_name=name)(Task(command).measure)()
+        hydra.main(version_base="1.3", config_path=str(workloads.CONF), config_name=name)(
+            HydraTask(command).measure
+        )()
     except (HydraException, OmegaConfBaseException) as error:  # some are a ValueError too
         causes = [str(part) for part in (error, error.__cause__) if part is not None]
         return _refuse(command, str(command_line.explain("\n".join(causes), workload)))
-    except (ValueError, hydra_config.Refused) as error:  # about a command as a whole: nothing was started
+    # about a command as a whole: nothing was started
+    except (ValueError, hydra_config.RefusedByCallback) as error:
         return _refuse(command, str(error))
     except BrokenPipeError:  # Hydra's own output, as of `--cfg job | head`
         drop(sys.stdout)
@@ -99,7 +110,9 @@ def help_text(workload: Workload, usage: str, words: list[str]) -> str:
     """
     cfg = workloads.composed(workload.entry, [word for word in words if not word.startswith("-")])
     chosen = cfg.hydra.runtime.choices
-    descriptions = {field.name: field.metadata.get("help", "") for field in fields(workload.schema)} | GROUPS
+    descriptions = {
+        field.name: field.metadata.get("help", "") for field in fields(workload.schema)
+    } | GROUPS
     sentence, *examples = usage.strip().splitlines() or [""]
     lines = [sentence, *(f"  {line.strip()}".rstrip() for line in examples)]
     lines += ["", "Groups, set as group=option:"]
@@ -110,20 +123,28 @@ def help_text(workload: Workload, usage: str, words: list[str]) -> str:
     group, options = next(iter(workload.options.items()))
     lines += [
         "",
-        f"Keys, set as key=value; those of a group depend on its option (try {group}={[*options][-1]} --help):",
+        (
+            "Keys, set as key=value; those of a group depend on its option (try"
+            f" {group}={[*options][-1]} --help):"
+        ),
     ]
     for name, value, description in keys(workload.schema, cfg):
         if name not in chosen:
             lines += _row(f"{name}={value}", description)
     lines += [
         "",
-        "--cfg job prints the configuration of a command without running it; --hydra-help lists Hydra's flags.",
+        (
+            "--cfg job prints the configuration of a command without running it; --hydra-help lists"
+            " Hydra's flags."
+        ),
     ]
     return "\n".join(lines)
 
 
 def keys(schema: type, cfg: DictConfig, prefix: str = "") -> Iterator[tuple[str, str, str]]:
-    """Name, value and description of each key, in the order of the schema; those of groups come last."""
+    """Name, value and description of each key, in the order of the schema;
+    those of groups come last.
+    """
     values: Any = OmegaConf.to_container(cfg, resolve=bool(prefix))
     groups = []
     for field in fields(schema):

@@ -1,5 +1,6 @@
-"""The words of a command: what Hydra would accept and nobody reads is refused, and what Hydra refuses is said in one
-line with the key and the remedy."""
+"""The words of a command: what Hydra would accept and nobody reads is refused, and what Hydra
+refuses is said in one line with the key and the remedy.
+"""
 
 import difflib
 import re
@@ -25,6 +26,8 @@ from multicard.run.workload import Workload
 SWITCHES = ({bool}, {Optional[bool]})  # types of keys that are true or false
 MULTIRUN = ("-m", "--multirun")
 LAUNCHER = "hydra.launcher."
+# no roles: the keys that say what global_batch_size sets
+BATCH_OF_A_RANK = {"batch_size", "batch_size_asked"}
 FOLLOWS = f"batch_size_asked={GLOBAL}"
 TRUE_OR_FALSE = (True, False, None)  # and so 1 and 0; words are OmegaConf's to judge
 
@@ -32,16 +35,19 @@ TRUE_OR_FALSE = (True, False, None)  # and so 1 and 0; words are OmegaConf's to 
 def switched(words: list[str], workload: Workload) -> list[str]:
     """The words as Hydra is to read them.
 
-    `predict=VALUE` becomes `predict.enabled=VALUE`, and the like; `gpus=auto` and the like become their keys; values
-    of texts stay as they are typed; `glob()` becomes the options that it matches; `-m` comes first. A word tells that a
-    rank's batch follows from the global one, whatever an experiment or a preset has for it. `+experiment=NAME`, as it
-    is written where the defaults do not have the group, becomes `experiment=NAME`. `glob()` that matches nothing and
-    several keys that are `auto` are refused.
+    `predict=VALUE` becomes `predict.enabled=VALUE`, and the like; `gpus=auto` and the like become
+    their keys; values of texts stay as they are typed; `glob()` becomes the options that it
+    matches; `-m` comes first. A word tells that a rank's batch follows from the global one,
+    whatever an experiment or a preset has for it. `+experiment=NAME`, as it is written where the
+    defaults do not have the group, becomes `experiment=NAME`.
+    `glob()` that matches nothing and several keys that are `auto` are refused.
     """
-    words = _once([_matched(word, workload) for word in sorted(words, key=lambda word: word not in MULTIRUN)])
+    words = _once(
+        [_matched(word, workload) for word in sorted(words, key=lambda word: word not in MULTIRUN)]
+    )
     given = {word.lstrip("+").partition("=")[0] for word in words}
-    # no roles: the keys that say what global_batch_size sets
-    words += [FOLLOWS] * ("global_batch_size" in given and not given & {"batch_size", "batch_size_asked"})
+    if "global_batch_size" in given and not given & BATCH_OF_A_RANK:
+        words.append(FOLLOWS)
     keys = schema.switches(workload.schema)
     autos = [word for word in words if word in AUTO]
     if len(autos) > 1:
@@ -52,7 +58,9 @@ def switched(words: list[str], workload: Workload) -> list[str]:
         )
     words = [part for word in words for part in AUTO.get(word, (word,))]
     parted = [word.partition("=") for word in words]
-    words = as_typed.kept([f"{keys.get(name, name)}{sign}{value}" for name, sign, value in parted], workload)
+    words = as_typed.kept(
+        [f"{keys.get(name, name)}{sign}{value}" for name, sign, value in parted], workload
+    )
     if not any(word.startswith("+") for word in words):
         return words
     added = tuple(f"+{group}=" for group in workloads.optional_groups(workload))
@@ -60,7 +68,9 @@ def switched(words: list[str], workload: Workload) -> list[str]:
 
 
 def _once(words: list[str]) -> list[str]:
-    """The words without keys that a later word sets again: Hydra takes the last, and names folders by all of them."""
+    """The words without keys that a later word sets again: Hydra takes the last,
+    and names folders by all of them.
+    """
     kept = dict[str, str]()
     for place, word in enumerate(words):
         key, sets, value = word.lstrip("+").partition("=")
@@ -69,7 +79,11 @@ def _once(words: list[str]) -> list[str]:
         if (before := kept.pop(name, None)) is not None:
             say(
                 Message(
-                    "words.set-twice", f"{before}: left out, as {word} comes later", key=name, word=before, later=word
+                    "words.set-twice",
+                    f"{before}: left out, as {word} comes later",
+                    key=name,
+                    word=before,
+                    later=word,
                 ),
                 error=True,
             )
@@ -78,7 +92,9 @@ def _once(words: list[str]) -> list[str]:
 
 
 def _matched(word: str, workload: Workload) -> str:
-    """The word with the options that its `glob()` matches: of this entry's, of which Hydra does not know."""
+    """The word with the options that its `glob()` matches: of this entry's,
+    of which Hydra does not know.
+    """
     group, _, value = word.partition("=")
     if not value.startswith("glob("):
         return word
@@ -138,11 +154,16 @@ def _parsed(words: list[str], sweeps: bool = False) -> list[Override]:
 
 
 def _unreadable(word: str, sweeps: bool) -> Refusal:
-    """What is wrong with a word that Hydra cannot read. With `sweeps` a comma separates values of a sweep."""
+    """What is wrong with a word that Hydra cannot read.
+    With `sweeps` a comma separates values of a sweep.
+    """
     key, sign, value = word.partition("=")
     if value.endswith(",") or word.startswith(",") or ",," in value:
         return Refusal(
-            "words.empty-value", f"{word}: has an empty value; write `gpus=1,2` without spaces", key=key, word=word
+            "words.empty-value",
+            f"{word}: has an empty value; write `gpus=1,2` without spaces",
+            key=key,
+            word=word,
         )
     if not sign:
         return _no_pair(word)
@@ -157,7 +178,10 @@ def _unreadable(word: str, sweeps: bool) -> Refusal:
         )
     if not value.isprintable():
         return Refusal(
-            "words.unprintable", f"{word}: has a character that cannot be printed; leave it out", key=key, word=word
+            "words.unprintable",
+            f"{word}: has a character that cannot be printed; leave it out",
+            key=key,
+            word=word,
         )
     quoted = shlex.quote(f"{key}={value_quoting.readable(key, value, sweeps)}")
     return Refusal(
@@ -171,7 +195,9 @@ def _unreadable(word: str, sweeps: bool) -> Refusal:
 
 def _no_pair(word: str) -> Refusal:
     return Refusal(
-        "words.no-pair", f"{word}: is no key=value, written without spaces; `--help` lists the keys", word=word
+        "words.no-pair",
+        f"{word}: is no key=value, written without spaces; `--help` lists the keys",
+        word=word,
     )
 
 
@@ -181,23 +207,28 @@ def first_values(chosen: list[Override]) -> list[str]:
     for override in chosen:
         values = override.sweep_string_iterator() if override.is_sweep_override() else iter(())
         first = next(values, None)
-        words.append(str(override.input_line) if first is None else f"{override.get_key_element()}={first}")
+        words.append(
+            str(override.input_line) if first is None else f"{override.get_key_element()}={first}"
+        )
     return words
 
 
 def check(chosen: list[Override], workload: Workload) -> None:
-    """Refuse, with the alternatives, what Hydra would compose: options of the other entry, keys that are added or taken
-    away, sweeps of experiments, numbers that would count as true.
+    """Refuse, with the alternatives, what Hydra would compose: options of the other entry, keys
+    that are added or taken away, sweeps of experiments, numbers that would count as true.
     """
-    known, groups = workloads.known_keys(workload), workloads.groups(workload)
+    known = workloads.known_keys(workload)
+    groups = workloads.groups(workload)
     for override in chosen:
-        key, word = override.key_or_group, str(override.input_line)
+        key = override.key_or_group
+        word = str(override.input_line)
         if key == "":
             raise _no_pair(word)
         if key == "hydra/sweeper" and override.value() != "cells":
             raise Refusal(
                 "words.sweeper",
-                f"{word}: multicard chooses the cells of a sweep itself; leave it out (`race=FIGURE` finds the best)",
+                f"{word}: multicard chooses the cells of a sweep itself; leave it out"
+                " (`race=FIGURE` finds the best)",
                 key=key,
                 word=word,
             )
@@ -209,12 +240,16 @@ def check(chosen: list[Override], workload: Workload) -> None:
 
 
 def _check_change(override: Override, workload: Workload, known: Container[str]) -> None:
-    """Refuse a word that adds a key or takes one away, and `repeat.error`, as if `repeat` were a group."""
-    key, word = override.key_or_group, str(override.input_line)
+    """Refuse a word that adds a key or takes one away, and `repeat.error`,
+    as if `repeat` were a group.
+    """
+    key = override.key_or_group
+    word = str(override.input_line)
     if override.is_delete():
         raise Refusal(
             "words.taken-away",
-            f"{word}: a key cannot be taken away; write `{key}=VALUE`, or leave it out for its default",
+            f"{word}: a key cannot be taken away; write `{key}=VALUE`, or leave it out for its"
+            " default",
             key=key,
             word=word,
         )
@@ -223,25 +258,49 @@ def _check_change(override: Override, workload: Workload, known: Container[str])
     if adds and key not in known and not is_free:
         raise unknown_key(key, workload)
     if override.is_add():
-        raise Refusal("words.added", f"{word}: the key is there already; write it without +", key=key, word=word)
+        raise Refusal(
+            "words.added",
+            f"{word}: the key is there already; write it without +",
+            key=key,
+            word=word,
+        )
     underscored = key.replace(".", "_")
     if key not in known and underscored in known:
         remedy = shlex.quote(f"{underscored}={word.partition('=')[2]}")
-        raise Refusal("words.repeat-is-no-group", f"{word}: write `{remedy}`", key=key, word=word, remedy=remedy)
+        raise Refusal(
+            "words.repeat-is-no-group",
+            f"{word}: write `{remedy}`",
+            key=key,
+            word=word,
+            remedy=remedy,
+        )
 
 
 def _checked_values(override: Override, known: Mapping[str, set[Any]]) -> list[Any]:
     """The values of a word; those that Hydra alone would take are refused."""
-    key, word = override.key_or_group, str(override.input_line)
+    key = override.key_or_group
+    word = str(override.input_line)
     values: list[Any] = [override.value()]
     if override.is_sweep_override():
         if Role.one_value in schema.of(key):
-            raise Refusal("words.one-value", f"{word}: takes one value, not a sweep", key=key, word=word)
+            raise Refusal(
+                "words.one-value", f"{word}: takes one value, not a sweep", key=key, word=word
+            )
         if not override.is_discrete_sweep():
-            raise Refusal("words.continuous-sweep", f"{word}: name the values, as `{key}=1,2,3`", key=key, word=word)
+            raise Refusal(
+                "words.continuous-sweep",
+                f"{word}: name the values, as `{key}=1,2,3`",
+                key=key,
+                word=word,
+            )
         values = list(override.sweep_iterator())
     if f"{key}=auto" in AUTO and "auto" in values:
-        raise Refusal("words.auto-among-others", f"{word}: auto stands alone, as `{key}=auto`", key=key, word=word)
+        raise Refusal(
+            "words.auto-among-others",
+            f"{word}: auto stands alone, as `{key}=auto`",
+            key=key,
+            word=word,
+        )
     if known.get(key) in SWITCHES:
         numbers = [value for value in values if type(value) is int and value not in TRUE_OR_FALSE]
         if numbers:
@@ -251,7 +310,8 @@ def _checked_values(override: Override, known: Mapping[str, set[Any]]) -> list[A
 
 def _check_options(group: str, values: list[Any], workload: Workload) -> None:
     """Refuse options of a group that the entry does not have."""
-    own, named = workloads.every_option(workload, group), workload.named.get(group)
+    own = workloads.every_option(workload, group)
+    named = workload.named.get(group)
     choices = _names(group, workload)
     remedy = f"{workload.entry} has {_choices(group, workload)}"
     for option in values:
@@ -307,7 +367,9 @@ VALUES = (
 
 
 def explain(message: str, workload: Workload) -> Refusal:
-    """One line for what Hydra or OmegaConf says of a command line that cannot be composed: the key and a remedy."""
+    """One line for what Hydra or OmegaConf says of a command line
+    that cannot be composed: the key and a remedy.
+    """
     lines = [line.strip() for line in message.splitlines() if line.strip()] or [""]
     first = lines[0]
     for pattern, explained in _EXPLANATIONS:
@@ -321,7 +383,8 @@ def _as_hydra_says(line: str) -> Refusal:
 
 
 def _explain_value(match: re.Match[str], lines: list[str], _: Workload) -> Refusal:
-    word, reason = match[1], lines[1] if len(lines) > 1 else "cannot be set"
+    word = match[1]
+    reason = lines[1] if len(lines) > 1 else "cannot be set"
     key = word.lstrip("+").partition("=")[0]
     for part, must_be, plain in VALUES:
         if part in reason:
@@ -358,9 +421,12 @@ def _explain_ambiguous(_: re.Match[str], lines: list[str], __: Workload) -> Refu
 
 def _explain_reference(match: re.Match[str], lines: list[str], _: Workload) -> Refusal:
     keys = [line.removeprefix("full_key: ") for line in lines if line.startswith("full_key: ")]
-    name, key = match[1], keys[0] if keys else None
+    name = match[1]
+    key = keys[0] if keys else None
     problem = f"${{{name}}} is not there; write the value, or the name of a key"
-    return Refusal("words.reference", problem if key is None else f"{key}: {problem}", key=key, name=name)
+    return Refusal(
+        "words.reference", problem if key is None else f"{key}: {problem}", key=key, name=name
+    )
 
 
 _EXPLANATIONS: tuple[tuple[str, Callable[[re.Match[str], list[str], Workload], Refusal]], ...] = (
@@ -386,10 +452,20 @@ def unknown_key(key: str, workload: Workload) -> Refusal:
         )
     for other in workloads.WORKLOADS:
         if key in workloads.known_keys(other):
-            return Refusal("words.key-of-another-entry", f"{key}: belongs to {other.entry}", key=key, entry=other.entry)
+            return Refusal(
+                "words.key-of-another-entry",
+                f"{key}: belongs to {other.entry}",
+                key=key,
+                entry=other.entry,
+            )
     if key.startswith(LAUNCHER):
         files = (workloads.CONF / "hydra" / "launcher").glob("*.yaml")
-        known = {f"{LAUNCHER}{name}" for file in files for name in OmegaConf.load(file) if name != "_target_"}
+        known = {
+            f"{LAUNCHER}{name}"
+            for file in files
+            for name in OmegaConf.load(file)
+            if name != "_target_"
+        }
     if key in known:
         return Refusal(
             "words.key-of-another-launcher",
@@ -397,7 +473,10 @@ def unknown_key(key: str, workload: Workload) -> Refusal:
             key=key,
         )
     if key in schema.OLDER:
-        sentence = f"{key}: earlier versions had it; leave it out, and see CHANGELOG.md for what there is instead"
+        sentence = (
+            f"{key}: earlier versions had it; leave it out, and see CHANGELOG.md for what there is"
+            " instead"
+        )
         return Refusal("words.key-of-earlier-version", sentence, key=key)
     last = key.rpartition(".")[2]
     near = [last] if last in known else difflib.get_close_matches(key, known, n=3)

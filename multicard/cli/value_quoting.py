@@ -1,4 +1,6 @@
-"""Quotes for values that Hydra cannot read: around each part of a list, a dictionary or a sweep that needs them."""
+"""Quotes for values that Hydra cannot read: around each part of a list,
+a dictionary or a sweep that needs them.
+"""
 
 import re
 from collections.abc import Sequence
@@ -18,8 +20,8 @@ def readable(key: str, value: str, sweeps: bool) -> str:
     """The value in a form that Hydra reads as what was meant.
 
     Args:
-        sweeps: a comma outside of brackets separates values of a sweep; else it is a part of the value. Of a key that
-            takes a list, what stands without brackets is one list.
+        sweeps: a comma outside of brackets separates values of a sweep; else it is a part of the
+            value. Of a key that takes a list, what stands without brackets is one list.
     """
     parts = _split(value)
     if _is_list(key) and not value.startswith("["):
@@ -64,8 +66,11 @@ def _reads(value: str) -> bool:
 
 
 def _split(value: str) -> list[str] | None:
-    """The parts of a value between commas outside of brackets and quotes; None if those do not close."""
-    parts, open_until = [""], list[str]()
+    """The parts of a value between commas outside of brackets and quotes;
+    None if those do not close.
+    """
+    parts = [""]
+    open_until = list[str]()
     for letter in value:
         quoted = bool(open_until) and open_until[-1] in "'\""
         if open_until and letter == open_until[-1]:
@@ -83,10 +88,16 @@ def _split(value: str) -> list[str] | None:
 
 def _is_list(key: str) -> bool:
     """True for a key of a schema that takes a list."""
-    types = [kind for workload in workloads.WORKLOADS for kind in workloads.known_keys(workload).get(key, ())]
+    types = [
+        kind
+        for workload in workloads.WORKLOADS
+        for kind in workloads.known_keys(workload).get(key, ())
+    ]
     return any(_has_list(kind) for kind in types)
 
 
 def _has_list(kind: object) -> bool:
     inner: Sequence[object] = get_args(kind)
-    return get_origin(kind) is list or kind is list or any(get_origin(each) is list for each in inner)
+    return (
+        get_origin(kind) is list or kind is list or any(get_origin(each) is list for each in inner)
+    )

@@ -1,15 +1,17 @@
 """The schema that all entries share.
 
-Files under `conf/` hold values; these dataclasses hold types, defaults and descriptions. `__post_init__` refuses values
-that can never work, `placement.place` what this machine cannot do. Nothing here imports torch: `--help`, `--cfg job`
-and refusals are answered in well under a second.
+Files under `conf/` hold values; these dataclasses hold types, defaults and descriptions.
+`__post_init__` refuses values that can never work, `placement.place` what this machine cannot do.
+Nothing here imports torch: `--help`, `--cfg job` and refusals are answered in well under a second.
 """
 
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from hashlib import sha256
 from json import dumps, loads
-from typing import Any, ClassVar, Optional  # OmegaConf reads Optional[...] on every Python that it supports
+
+# OmegaConf reads Optional[...] on every Python that it supports
+from typing import Any, ClassVar, Optional
 
 from omegaconf import MISSING
 
@@ -32,7 +34,8 @@ Backend = StrEnum("Backend", ["auto", "nccl", "gloo"])
 Scale = StrEnum("Scale", ["full", "smoke"])
 Malloc = StrEnum("Malloc", ["tuned", "system"])
 TrackerMode = StrEnum("TrackerMode", ["offline", "online", "disabled"])
-# `auto` is nsys on CUDA where it is installed, else kineto; a run's record has the one that was taken
+# `auto` is nsys on CUDA where it is installed, else kineto;
+# a run's record has the one that was taken
 ProfileName = StrEnum("ProfileName", ["none", "kineto", "nsys", "auto"])
 ProfileWindow = StrEnum("ProfileWindow", ["after", "start"])
 
@@ -46,9 +49,10 @@ class ProfileConfig(Group):
 class WindowConfig(ProfileConfig):
     """The profiled window.
 
-    `window=after`: steps of their own after training, `skip` as they are, `warmup` with the profiler on and its events
-    dropped, then `steps`, or as many as `seconds` take. `window=start`: the training itself from its start, evaluation
-    and the starts of epochs included, for `seconds`, or `steps`, or to its end.
+    `window=after`: steps of their own after training, `skip` as they are, `warmup` with the
+    profiler on and its events dropped, then `steps`, or as many as `seconds` take. `window=start`:
+    the training itself from its start, evaluation and the starts of epochs included,
+    for `seconds`, or `steps`, or to its end.
     """
 
     window: ProfileWindow = key(
@@ -57,9 +61,14 @@ class WindowConfig(ProfileConfig):
         Role.identity | Role.speed,
         since=("steps", "after"),
     )
-    skip: int = key(3, "window=after: steps before the profiler is switched on", Role.identity, least=0)
+    skip: int = key(
+        3, "window=after: steps before the profiler is switched on", Role.identity, least=0
+    )
     warmup: int = key(
-        3, "window=after: steps whose events are dropped, before those that are profiled", Role.identity, least=1
+        3,
+        "window=after: steps whose events are dropped, before those that are profiled",
+        Role.identity,
+        least=1,
     )
     steps: Optional[int] = key(
         10,
@@ -68,12 +77,15 @@ class WindowConfig(ProfileConfig):
         least=1,
     )
     seconds: Optional[float] = key(
-        None, "profile as many steps as these take, instead of profile.steps", Role.identity | Role.speed, above=0
+        None,
+        "profile as many steps as these take, instead of profile.steps",
+        Role.identity | Role.speed,
+        above=0,
     )
     budget_bytes: int = key(
         1_000_000_000,
-        "kineto, window=start: host memory of a rank for events (200 bytes each), at which recording stops; "
-        "writing them takes six times as much",
+        "kineto, window=start: host memory of a rank for events (200 bytes each), at which"
+        " recording stops; writing them takes six times as much",
         Role.identity | Role.speed,
         least=1,
         since=("steps", 1_000_000_000),
@@ -84,7 +96,8 @@ class WindowConfig(ProfileConfig):
         if not is_bounded and not self.from_start:
             raise Refusal(
                 "config.profile-unbounded",
-                "profile.steps=null: give a number of steps, or `profile.seconds=SECONDS`, or `profile.window=start`",
+                "profile.steps=null: give a number of steps, or `profile.seconds=SECONDS`, or"
+                " `profile.window=start`",
                 key="profile.steps",
             )
 
@@ -93,19 +106,21 @@ class WindowConfig(ProfileConfig):
         return self.window is ProfileWindow.start
 
 
-PROFILES: dict[str, type] = {name: ProfileConfig if name is ProfileName.none else WindowConfig for name in ProfileName}
+PROFILES: dict[str, type] = {
+    name: ProfileConfig if name is ProfileName.none else WindowConfig for name in ProfileName
+}
 PROFILES |= {"whole": WindowConfig}  # `auto` from the start of a training to its end
 
 
 @dataclass
-class Option(Group):
+class GroupOption(Group):
     """An option of a group; those with keys of their own extend it."""
 
     name: str = option_name()
 
 
 @dataclass
-class PrecisionConfig(Option):
+class PrecisionConfig(GroupOption):
     """A number format: none has keys beside its name."""
 
 
@@ -127,13 +142,17 @@ class TrackerConfig:
         Role.beside | Role.once,
     )
     project: str = key("multicard", "W&B project", Role.beside | Role.once)
-    entity: Optional[str] = key(None, "W&B user or team; null is the default of the account", Role.beside | Role.once)
+    entity: Optional[str] = key(
+        None, "W&B user or team; null is the default of the account", Role.beside | Role.once
+    )
     tags: list[str] = key(list, "W&B tags", Role.beside | Role.once)
 
     def __post_init__(self) -> None:
         for name, value in (("tracker.project", self.project), ("tracker.entity", self.entity)):
             if value is not None and not is_wandb_name(value):
-                raise Refusal("config.wandb-name", f"{name}={value}: {WANDB_NAMES}", key=name, value=value)
+                raise Refusal(
+                    "config.wandb-name", f"{name}={value}: {WANDB_NAMES}", key=name, value=value
+                )
         for tag in self.tags:
             if not 0 < len(tag) <= LONGEST_TAG:
                 raise Refusal(
@@ -166,7 +185,9 @@ class RunConfig(RepeatedConfig):
         Role.identity | Role.work | Role.one_value,
     )
     oversubscribe: bool = key(
-        False, "let ranks share a GPU, to try the code (never for figures)", Role.identity | Role.speed
+        False,
+        "let ranks share a GPU, to try the code (never for figures)",
+        Role.identity | Role.speed,
     )
     malloc: Malloc = key(
         Malloc.tuned,
@@ -174,10 +195,14 @@ class RunConfig(RepeatedConfig):
         Role.identity | Role.speed,
     )
     rerun: bool = key(
-        False, "measure again what the named folder already holds", Role.beside | Role.once | Role.planned
+        False,
+        "measure again what the named folder already holds",
+        Role.beside | Role.once | Role.planned,
     )
     profile: ProfileConfig = key(
-        MISSING, "profiler, for a few steps after the run or from its start", Role.identity | Role.observes
+        MISSING,
+        "profiler, for a few steps after the run or from its start",
+        Role.identity | Role.observes,
     )
     diagnose: bool = key(
         False,
@@ -208,7 +233,9 @@ class RunConfig(RepeatedConfig):
         Role.beside | Role.forecast | Role.one_value,
     )
     price: PriceConfig = key(PriceConfig, "what runs cost, beside their time", Role.beside)
-    tracker: TrackerConfig = key(TrackerConfig, "mirror of the record in Weights & Biases", Role.beside | Role.once)
+    tracker: TrackerConfig = key(
+        TrackerConfig, "mirror of the record in Weights & Biases", Role.beside | Role.once
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -223,7 +250,10 @@ class RunConfig(RepeatedConfig):
         if self.device is not Device.cpu:
             return
         cause = "scale=smoke" if self.scale is Scale.smoke else "device=cpu"
-        for name, asked in (("predict.gpu", self.predict.gpu), ("predict.memory", self.predict.memory)):
+        for name, asked in (
+            ("predict.gpu", self.predict.gpu),
+            ("predict.memory", self.predict.memory),
+        ):
             if asked is not None:
                 raise Refusal(
                     "config.predict-cpu",
@@ -238,7 +268,8 @@ class RunConfig(RepeatedConfig):
         if self.repeat == AUTO:
             raise Refusal(
                 "config.probe-repeat",
-                "probe=true: measures a short run as it is, and says how sure it is; leave out repeat=auto",
+                "probe=true: measures a short run as it is, and says how sure it is; leave out"
+                " repeat=auto",
                 key="probe",
             )
         if self.profile.name is not ProfileName.none:
@@ -278,7 +309,9 @@ class TrainingConfig(RunConfig):
     """The keys of runs whose training is multicard's own."""
 
     backend: Backend = key(
-        Backend.auto, "collectives: auto, nccl or gloo; auto takes nccl on CUDA, else gloo", Role.identity | Role.speed
+        Backend.auto,
+        "collectives: auto, nccl or gloo; auto takes nccl on CUDA, else gloo",
+        Role.identity | Role.speed,
     )
     seed: int = key(
         0,
@@ -310,7 +343,10 @@ class TrainingConfig(RunConfig):
         since=("batch_size", None),
     )
     batch_size_asked: Optional[str] = key(
-        None, "what global_batch_size without batch_size sets: global", Role.identity, since=("batch_size", None)
+        None,
+        "what global_batch_size without batch_size sets: global",
+        Role.identity,
+        since=("batch_size", None),
     )
     pin_memory: bool = key(
         True,
@@ -320,10 +356,13 @@ class TrainingConfig(RunConfig):
         title="pinned memory",
         tries=Tries(("true", "false"), ("h2d",)),
     )
-    lr: float = key(MISSING, "learning rate; the highest of a schedule", Role.identity | Role.learning, above=0)
+    lr: float = key(
+        MISSING, "learning rate; the highest of a schedule", Role.identity | Role.learning, above=0
+    )
     stop_on_divergence: bool = key(
         True,
-        "stop at the end of an epoch whose last loss is not finite; false trains on, for the timing alone",
+        "stop at the end of an epoch whose last loss is not finite; false trains on, for the timing"
+        " alone",
         Role.beside,
     )
 
@@ -332,11 +371,14 @@ class TrainingConfig(RunConfig):
         self._share_batch()
 
     def _share_batch(self) -> None:
-        """Set what follows from `global_batch_size`: a rank's batch, or the number of batches that are summed."""
+        """Set what follows from `global_batch_size`: a rank's batch,
+        or the number of batches that are summed.
+        """
         if self.batch_size_asked not in (None, GLOBAL):
             raise Refusal(
                 "config.batch-asked",
-                f"batch_size_asked={self.batch_size_asked}: is set by global_batch_size; leave it out",
+                f"batch_size_asked={self.batch_size_asked}: is set by global_batch_size; leave"
+                " it out",
                 key="batch_size_asked",
                 value=self.batch_size_asked,
             )
@@ -350,7 +392,8 @@ class TrainingConfig(RunConfig):
             product = f"gpus x nodes x {ACCUMULATED}" if summed else "gpus x nodes"
             self.batch_size = _share(whole, ranks * (summed or 1), product)
             return
-        product, samples = "gpus x nodes x batch_size", ranks * self.batch_size
+        product = "gpus x nodes x batch_size"
+        samples = ranks * self.batch_size
         if summed is None and whole != samples:
             raise Refusal(
                 "config.batch-product",
@@ -365,8 +408,8 @@ class TrainingConfig(RunConfig):
         if summed not in (1, batches):
             raise Refusal(
                 "config.batch-accumulated",
-                f"global_batch_size={whole}: is not {product} = {samples} x {ACCUMULATED}={summed}; "
-                "leave one of them out",
+                f"global_batch_size={whole}: is not {product} = {samples} x {ACCUMULATED}={summed};"
+                " leave one of them out",
                 key="global_batch_size",
                 value=whole,
                 product=samples,
@@ -376,10 +419,13 @@ class TrainingConfig(RunConfig):
 
 
 def _share(whole: int, parts: int, product: str) -> int:
-    """The samples of a global batch for each of `parts`, whose number is the product of some keys."""
+    """The samples of a global batch for each of `parts`,
+    whose number is the product of some keys.
+    """
     if whole % parts == 0:
         return whole // parts
-    lower, upper = whole // parts * parts, -(-whole // parts) * parts
+    lower = whole // parts * parts
+    upper = -(-whole // parts) * parts
     near = [size for size in (lower, upper) if size > 0]
     remedy = " or ".join(f"`global_batch_size={size}`" for size in near)
     raise Refusal(

@@ -1,4 +1,6 @@
-"""What multicard adds to Hydra's own configuration: experiments, and a check of folders before one is made."""
+"""What multicard adds to Hydra's own configuration: experiments,
+and a check of folders before one is made.
+"""
 
 import tempfile
 from contextlib import suppress
@@ -22,19 +24,23 @@ _FOLDER: list[Path] = []  # of this command's run or sweep, once it is known
 
 @dataclass
 class ExperimentConfig:
-    """Properties of an experiment beside its axes, which are in `hydra.sweeper.params`. They are no part of
-    `hydra.sweeper`, as other sweepers (Hydra's own, Optuna's, Ax's) refuse keys that are not theirs.
+    """Properties of an experiment beside its axes, which are in `hydra.sweeper.params`. They are no
+    part of `hydra.sweeper`, as other sweepers (Hydra's own, Optuna's,
+    Ax's) refuse keys that are not theirs.
     """
 
     entry: Optional[str] = key(None, "the command that the experiment belongs to", Role.beside)
     view: Any = key(None, "how the analysis lays out what it measured", Role.beside)
     smoke: dict[str, Any] = key(
-        dict, "scale=smoke: values that take the place of the axes', key by key; null leaves a key out", Role.beside
+        dict,
+        "scale=smoke: values that take the place of the axes', key by key; null leaves a key out",
+        Role.beside,
     )
     exclude: list[Any] = key(list, "values of cells that are left out", Role.beside)
     parts: list[str] = key(
         list,
-        "axes of which a cell has all first values, one that is another, or all last values; []: the grid",
+        "axes of which a cell has all first values, one that is another, or all last values; []:"
+        " the grid",
         Role.beside,
     )
 
@@ -46,7 +52,7 @@ class HydraWithExperiment(HydraConf):
     experiment: ExperimentConfig = key(ExperimentConfig, "the experiment of a command", Role.beside)
 
 
-class Refused(BaseException):
+class RefusedByCallback(BaseException):
     """A refusal by a callback. Hydra turns an `Exception` there into a warning, and goes on."""
 
     def __init__(self, message: str) -> None:
@@ -58,8 +64,9 @@ class Refused(BaseException):
 
 
 class WritableFolder(Callback):
-    """Refuse in one line what Hydra would say in many: a folder that cannot be made, or written to by a sweep, and
-    values that refer to nothing."""
+    """Refuse in one line what Hydra would say in many: a folder that cannot be made, or written to
+    by a sweep, and values that refer to nothing.
+    """
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         _check_references(config)
@@ -70,13 +77,15 @@ class WritableFolder(Callback):
         folder = Path(config.hydra.sweep.dir)
         _make(folder, "hydra.sweep.dir", str(config.name))
         try:
-            with tempfile.TemporaryFile(dir=folder):  # Hydra writes the sweep's own configuration there
+            # Hydra writes the sweep's own configuration there
+            with tempfile.TemporaryFile(dir=folder):
                 pass
         except OSError as error:
-            raise Refused(
+            raise RefusedByCallback(
                 Message(
                     "folder.read-only",
-                    f"hydra.sweep.dir={folder}: cannot be written to ({error.strerror}); choose another folder",
+                    f"hydra.sweep.dir={folder}: cannot be written to ({error.strerror}); choose"
+                    " another folder",
                     key="hydra.sweep.dir",
                     value=str(folder),
                     reason=error.strerror,
@@ -95,8 +104,9 @@ def _check_references(config: DictConfig) -> None:
             if OmegaConf.is_config(value):
                 OmegaConf.to_container(value, resolve=True)
         except OmegaConfBaseException as error:
-            full_key, problem = error.full_key or key, str(error).splitlines()[0].rstrip(".")
-            raise Refused(
+            full_key = error.full_key or key
+            problem = str(error).splitlines()[0].rstrip(".")
+            raise RefusedByCallback(
                 Message(
                     "config.reference",
                     f"{full_key}: {problem}; write the value, or the name of a key",
@@ -116,10 +126,12 @@ def _make(folder: Path, key: str, name: str) -> None:
     try:
         check_name(name)
         str(folder.absolute()).encode()
-        missing = [path for path in (folder.absolute(), *folder.absolute().parents) if not path.exists()]
+        missing = [
+            path for path in (folder.absolute(), *folder.absolute().parents) if not path.exists()
+        ]
         folder.mkdir(parents=True, exist_ok=True)
     except UnicodeEncodeError:  # Arrow opens no file there
-        raise Refused(
+        raise RefusedByCallback(
             Message(
                 "folder.no-text",
                 f"{key}={folder.absolute()}: is no text in UTF-8; choose another folder",
@@ -128,9 +140,9 @@ def _make(folder: Path, key: str, name: str) -> None:
             )
         ) from None
     except ValueError as error:
-        raise Refused(str(error)) from None
+        raise RefusedByCallback(str(error)) from None
     except OSError as error:
-        raise Refused(
+        raise RefusedByCallback(
             Message(
                 "folder.cannot-be-made",
                 f"{key}={folder}: cannot be made ({error.strerror}); choose another folder",
@@ -145,7 +157,8 @@ def _make(folder: Path, key: str, name: str) -> None:
 def remove_unused() -> None:
     """Remove the folders that were made for this command and in which nothing was measured."""
     for folder in _MADE:
-        with suppress(OSError):  # another command of the same second and name may have removed it, or write into it
+        # another command of the same second and name may have removed it, or write into it
+        with suppress(OSError):
             if {path.name for path in folder.iterdir()} <= {"multirun.yaml"}:
                 (folder / "multirun.yaml").unlink(missing_ok=True)
                 folder.rmdir()

@@ -1,4 +1,6 @@
-"""Keys for the machine or cluster that a run uses. Only gpus, nodes, device and numa change what is measured."""
+"""Keys for the machine or cluster that a run uses. Only gpus, nodes,
+device and numa change what is measured.
+"""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -12,7 +14,8 @@ Code = StrEnum("Code", ["submitted", "latest"])
 Numa = StrEnum("Numa", ["node", "none"])
 Auto = StrEnum("Auto", ["gpus", "batch_size", "max_seq_len"])
 
-# What gpus=auto is read as: an experiment's axis is replaced, and a single run is a sweep of one cell
+# What gpus=auto is read as: an experiment's axis is replaced,
+# and a single run is a sweep of one cell
 AUTO = {
     word: (f"{key}={2 if key is Auto.max_seq_len else 1}", f"auto={key}", "hydra.mode=MULTIRUN")
     for key in Auto
@@ -22,11 +25,14 @@ AUTO = {
 
 @dataclass
 class JobConfig:
-    """Where a run runs, and what its job asks for. Only launchers other than the default read the keys of jobs."""
+    """Where a run runs, and what its job asks for.
+    Only launchers other than the default read the keys of jobs.
+    """
 
     gpus: int = key(
         1,
-        "CUDA devices, or CPU ranks, on each node; auto chooses them for each cell by predicted times",
+        "CUDA devices, or CPU ranks, on each node; auto chooses them for each cell by predicted"
+        " times",
         Role.identity | Role.ranks | Role.learning | Role.speed | Role.text | Role.planned,
         least=1,
         shown=15,
@@ -45,7 +51,9 @@ class JobConfig:
         shown=16,
     )
     device: Device = key(
-        Device.auto, "auto, cuda or cpu; auto takes CUDA where there is a device", Role.identity | Role.speed
+        Device.auto,
+        "auto, cuda or cpu; auto takes CUDA where there is a device",
+        Role.identity | Role.speed,
     )
     numa: Numa = key(
         Numa.node,
@@ -59,10 +67,13 @@ class JobConfig:
         None, "SLURM: memory of a node, in GB; null is the site's default", Role.beside, least=1
     )
     time_min: int = key(60, "SLURM: time limit of a job, in minutes", Role.beside, least=1)
-    max_requeues: int = key(3, "SLURM: how often a stopped job is put back into the queue", Role.beside, least=0)
+    max_requeues: int = key(
+        3, "SLURM: how often a stopped job is put back into the queue", Role.beside, least=0
+    )
     exclusive: Optional[bool] = key(
         None,
-        "submitit launchers: true gives each run its machine or nodes alone; null is true here, false on SLURM",
+        "submitit launchers: true gives each run its machine or nodes alone; null is true here,"
+        " false on SLURM",
         Role.beside | Role.planned,
     )
     max_jobs: Optional[int] = key(
@@ -77,7 +88,9 @@ class JobConfig:
         Role.beside,
     )
     dry_run: bool = key(
-        False, "check everything and say what would be measured, without measuring it", Role.beside | Role.planned
+        False,
+        "check everything and say what would be measured, without measuring it",
+        Role.beside | Role.planned,
     )
 
     def __post_init__(self) -> None:
@@ -86,7 +99,9 @@ class JobConfig:
 
 @dataclass(frozen=True)
 class Resources:
-    """Resources that a job requests, per node except for `nodes` and `time_min`. Equal jobs share an array."""
+    """Resources that a job requests, per node except for `nodes` and `time_min`.
+    Equal jobs share an array.
+    """
 
     nodes: int
     gpus: int
@@ -98,7 +113,9 @@ class Resources:
     def in_words(self) -> str:
         parts = [count(self.nodes, "node"), count(self.gpus, "GPU"), count(self.cpus, "core")]
         parts += [f"{self.memory_gb} GB"] if self.memory_gb is not None else []
-        return ", ".join([*parts, f"{self.time_min} min"]) + (", alone on its nodes" if self.exclusive else "")
+        return ", ".join([*parts, f"{self.time_min} min"]) + (
+            ", alone on its nodes" if self.exclusive else ""
+        )
 
 
 def count(number: int, noun: str) -> str:
@@ -110,4 +127,6 @@ def resources(config: JobConfig) -> Resources:
     """The resources of a run's job. CPU ranks ask for no GPU."""
     gpus = 0 if config.device is Device.cpu else config.gpus
     cpus = config.gpus * config.cpus_per_gpu
-    return Resources(config.nodes, gpus, cpus, config.memory_gb, config.time_min, bool(config.exclusive))
+    return Resources(
+        config.nodes, gpus, cpus, config.memory_gb, config.time_min, bool(config.exclusive)
+    )

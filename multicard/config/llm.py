@@ -1,6 +1,7 @@
 """The schema of `tune_llm.py`, without torch.
 
-What depends on the method, the template, the machine, the files or the rows is checked in `multicard.llm.preflight`.
+What depends on the method, the template, the machine,
+the files or the rows is checked in `multicard.llm.preflight`.
 """
 
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import ClassVar, NamedTuple, Optional
 
 from omegaconf import MISSING
 
-from multicard.config.base import Option, PrecisionConfig, TrainingConfig
+from multicard.config.base import GroupOption, PrecisionConfig, TrainingConfig
 from multicard.config.keys import Group, Tries, key, option_name
 from multicard.config.llm_models import DecoderConfig
 from multicard.config.llm_texts import DATASETS, HELD_OUT, TextConfig
@@ -18,8 +19,10 @@ from multicard.config.roles import WAY_TO_TRAIN, Role
 from multicard.config.saving import TuningSave, require_whole_training
 from multicard.messages import Refusal
 
-PAPERS_WARMUP = 100  # steps of the learning rate's warm-up in both papers, as in torchtune's own configurations
-SHARDABLE = ("tok_embeddings", "output")  # what torchtune's own configurations shard apart from the layers
+# steps of the learning rate's warm-up in both papers, as in torchtune's own configurations
+PAPERS_WARMUP = 100
+# what torchtune's own configurations shard apart from the layers
+SHARDABLE = ("tok_embeddings", "output")
 
 
 Engine = StrEnum("Engine", ["torchtune", "trl"])
@@ -31,8 +34,10 @@ Attention = StrEnum("Attention", ["auto", "sdpa", "flash", "flex", "eager"])
 
 
 class NumberFormats(NamedTuple):
-    """What a precision of tuning means: the format of weights, gradients and the optimiser's states, and that in which
-    products are computed. Where they differ, autocast converts a product's operands."""
+    """What a precision of tuning means: the format of weights, gradients and the optimiser's
+    states, and that in which products are computed. Where they differ,
+    autocast converts a product's operands.
+    """
 
     weights: str
     products: str
@@ -51,7 +56,8 @@ PRECISIONS = {
 
 @dataclass
 class MethodConfig(Group):
-    """A tuning method and the torchtune recipes that run it (`single_device`: null where torchtune has none).
+    """A tuning method and the torchtune recipes that run it
+    (`single_device`: null where torchtune has none).
 
     Methods with more options extend it: see `multicard.llm.methods`.
     """
@@ -66,13 +72,14 @@ class MethodConfig(Group):
 
 
 @dataclass
-class TemplateConfig(Option):
+class TemplateConfig(GroupOption):
     """A prompt: none has keys beside its name."""
 
 
 @dataclass
 class OptimizerChoice:
-    """How weights are updated: AdamW, with states in the format of the weights, or in 8 bits (bitsandbytes').
+    """How weights are updated: AdamW, with states in the format of the weights,
+    or in 8 bits (bitsandbytes').
 
     A group without files: those under `conf/optimizer/` are of `train_vision.py`.
     """
@@ -90,9 +97,28 @@ class OptimizerChoice:
 
 # The axes of a run's record, in the order of tables
 AXES = (
-    *("engine", "sharding", "method", "recipe", "template", "dataset", "dataset.rows", "model", "model.weights"),
+    *(
+        "engine",
+        "sharding",
+        "method",
+        "recipe",
+        "template",
+        "dataset",
+        "dataset.rows",
+        "model",
+        "model.weights",
+    ),
     *("tokenizer", "precision"),
-    *("gpus", "nodes", "pin_memory", "batch_size", "gradient_accumulation_steps", "max_seq_len", "max_steps", "packed"),
+    *(
+        "gpus",
+        "nodes",
+        "pin_memory",
+        "batch_size",
+        "gradient_accumulation_steps",
+        "max_seq_len",
+        "max_steps",
+        "packed",
+    ),
     *("activation_checkpointing", "optimizer_in_bwd", "compile", "lr", "epochs", "seed", "scale"),
 )
 
@@ -106,36 +132,69 @@ class LlmConfig(TrainingConfig):
     method: MethodConfig = key(
         MISSING,
         "how the model is tuned",
-        Role.identity | Role.learning | Role.memory | Role.speed | Role.text | Role.titled | Role.defining,
+        Role.identity
+        | Role.learning
+        | Role.memory
+        | Role.speed
+        | Role.text
+        | Role.titled
+        | Role.defining,
         shown=4,
         tries=Tries(("lora", "qlora")),
     )
     template: Optional[TemplateConfig] = key(
         None,
         "prompt that a row is put into; null is the data set's own",
-        Role.identity | Role.work | Role.learning | Role.rows | Role.text | Role.speed | Role.titled,
+        Role.identity
+        | Role.work
+        | Role.learning
+        | Role.rows
+        | Role.text
+        | Role.speed
+        | Role.titled,
         shown=5,
     )
     dataset: TextConfig = key(
         MISSING,
         "rows that are tuned on",
-        Role.identity | Role.work | Role.content | Role.learning | Role.rows | Role.text | Role.speed | Role.titled,
+        Role.identity
+        | Role.work
+        | Role.content
+        | Role.learning
+        | Role.rows
+        | Role.text
+        | Role.speed
+        | Role.titled,
         shown=0,
     )
     model: DecoderConfig = key(
         MISSING,
         "what is tuned",
-        Role.identity | Role.work | Role.content | Role.learning | Role.memory | Role.speed | Role.text | Role.titled,
+        Role.identity
+        | Role.work
+        | Role.content
+        | Role.learning
+        | Role.memory
+        | Role.speed
+        | Role.text
+        | Role.titled,
         shown=2,
     )
     tokenizer: TokenizerConfig = key(
         MISSING,
         "what turns text into tokens",
-        Role.identity | Role.work | Role.content | Role.learning | Role.rows | Role.text | Role.speed,
+        Role.identity
+        | Role.work
+        | Role.content
+        | Role.learning
+        | Role.rows
+        | Role.text
+        | Role.speed,
     )
     precision: PrecisionConfig = key(
         MISSING,
-        "number format of weights, activations and gradients; bf16_mixed: fp32 weights, products in bf16 (engine=trl)",
+        "number format of weights, activations and gradients; bf16_mixed: fp32 weights, products in"
+        " bf16 (engine=trl)",
         Role.identity | Role.learning | Role.memory | Role.speed | Role.titled,
         shown=7,
         tries=Tries(("fp32", "bf16"), ("forward", "backward")),
@@ -148,20 +207,24 @@ class LlmConfig(TrainingConfig):
     )
     sharding: Sharding = key(
         Sharding.fsdp,
-        "several GPUs: fsdp shards the weights (FSDP2); fsdp_offload holds shards and optimiser in host memory; "
-        "ddp keeps all on each GPU (engine=trl)",
+        "several GPUs: fsdp shards the weights (FSDP2); fsdp_offload holds shards and optimiser in"
+        " host memory; ddp keeps all on each GPU (engine=trl)",
         Role.identity | Role.memory | Role.speed,
         since=("recipe", "fsdp"),
     )
     recipe: Recipe = key(
         Recipe.auto,
-        "torchtune: single_device, distributed, or auto: single_device on one GPU where there is one",
+        "torchtune: single_device, distributed, or auto: single_device on one GPU where there"
+        " is one",
         WAY_TO_TRAIN,
     )
-    weight_decay: float = key(0.01, "AdamW's weight decay", Role.identity | Role.learning | Role.speed, least=0)
+    weight_decay: float = key(
+        0.01, "AdamW's weight decay", Role.identity | Role.learning | Role.speed, least=0
+    )
     warmup_steps: Optional[int] = key(
         None,
-        "steps in which the learning rate rises; null takes 100, or a tenth of a run of less than 1000 steps",
+        "steps in which the learning rate rises; null takes 100, or a tenth of a run of less than"
+        " 1000 steps",
         Role.identity | Role.learning,
         least=0,
     )
@@ -186,12 +249,15 @@ class LlmConfig(TrainingConfig):
     )
     custom_sharded_layers: list[str] = key(
         list,
-        "several GPUs: parts that FSDP gathers by themselves, beside each layer: tok_embeddings, output",
+        "several GPUs: parts that FSDP gathers by themselves, beside each layer: tok_embeddings,"
+        " output",
         Role.identity | Role.memory | Role.speed,
         since=("recipe", []),
     )
     activation_checkpointing: bool = key(
-        False, "recompute activations in the backward pass, to save memory", Role.identity | Role.memory | Role.speed
+        False,
+        "recompute activations in the backward pass, to save memory",
+        Role.identity | Role.memory | Role.speed,
     )
     compile: bool = key(False, "torch.compile each layer and the loss", Role.identity | Role.speed)
     packed: bool = key(
@@ -212,33 +278,38 @@ class LlmConfig(TrainingConfig):
     )
     optimizer: OptimizerChoice = key(
         OptimizerChoice,
-        "adamw, or with states of 8 bits adamw_8bit, paged_adamw_8bit: in host memory where the GPU's is full",
+        "adamw, or with states of 8 bits adamw_8bit, paged_adamw_8bit: in host memory where the"
+        " GPU's is full",
         WAY_TO_TRAIN,
         switch="name",
         since=("weight_decay", {"name": "adamw"}),
     )
     attention: Attention = key(
         Attention.auto,
-        "engine=trl: what computes attention; auto: what transformers takes for the model; flash: FlashAttention 2",
+        "engine=trl: what computes attention; auto: what transformers takes for the model; flash:"
+        " FlashAttention 2",
         Role.identity | Role.learning | Role.memory | Role.speed,
         since=("weight_decay", "auto"),
     )
     kernels: Kernels = key(
         Kernels.torch,
-        "engine=trl: torch's own, or Liger's for norms, rotary embedding and the gated part of the MLP",
+        "engine=trl: torch's own, or Liger's for norms, rotary embedding and the gated part of"
+        " the MLP",
         Role.identity | Role.learning | Role.memory | Role.speed,
         since=("weight_decay", "torch"),
     )
     clip_grad_norm: Optional[float] = key(
         None,
-        "scale the gradients of a step down to this norm, where theirs is above it; null: leave them",
+        "scale the gradients of a step down to this norm, where theirs is above it; null: leave"
+        " them",
         Role.identity | Role.learning | Role.speed,
         above=0,
         since=("weight_decay", None),
     )
     eval_steps: Optional[int] = key(
         None,
-        "measure the held-out loss every so many steps too, and not only after each epoch; null: then alone",
+        "measure the held-out loss every so many steps too, and not only after each epoch; null:"
+        " then alone",
         Role.identity,
         least=1,
         since=("skip_steps", None),
@@ -258,8 +329,8 @@ class LlmConfig(TrainingConfig):
     )
     save: TuningSave = key(
         TuningSave.none,
-        "what is kept of the tuning in the run's folder: adapter (PEFT's form), model (all weights), "
-        "int4 (all weights, quantised), or none",
+        "what is kept of the tuning in the run's folder: adapter (PEFT's form), model (all"
+        " weights), int4 (all weights, quantised), or none",
         Role.beside,
     )
 
@@ -267,8 +338,8 @@ class LlmConfig(TrainingConfig):
         if self.precision.name not in PRECISIONS:
             raise Refusal(
                 "config.tuning-precision",
-                f"precision={self.precision.name}: method={self.method.name} has no such precision; "
-                f"it has {', '.join(PRECISIONS)}",
+                f"precision={self.precision.name}: method={self.method.name} has no such precision;"
+                f" it has {', '.join(PRECISIONS)}",
                 key="precision",
                 value=self.precision.name,
                 choices=list(PRECISIONS),
@@ -296,7 +367,8 @@ class LlmConfig(TrainingConfig):
         if longest > limit:
             raise Refusal(
                 "config.sequence-too-long",
-                f"max_seq_len={longest}: is above model.max_seq_len={limit}; use `max_seq_len={limit}` or less",
+                f"max_seq_len={longest}: is above model.max_seq_len={limit}; use"
+                f" `max_seq_len={limit}` or less",
                 key="max_seq_len",
                 value=longest,
                 most=limit,
@@ -308,7 +380,8 @@ class LlmConfig(TrainingConfig):
             if value is not None and not self.dataset.holds_out:
                 raise Refusal(
                     "config.nothing-held-out",
-                    f"{name}={value}: needs rows that are not trained on; hold some out by `dataset.split={HELD_OUT}`",
+                    f"{name}={value}: needs rows that are not trained on; hold some out by"
+                    f" `dataset.split={HELD_OUT}`",
                     key=name,
                     value=value,
                 )
@@ -335,7 +408,9 @@ class LlmConfig(TrainingConfig):
 
     @property
     def recipe_name(self) -> str:
-        """The file of torchtune's recipe: one GPU takes the single-device one where there is one; or TRL's trainer."""
+        """The file of torchtune's recipe: one GPU takes the single-device one where there is one;
+        or TRL's trainer.
+        """
         if self.engine is Engine.trl:
             return "trl_dpo" if self.method.name == "dpo" else "trl_sft"
         alone = self.world_size == 1 and self.recipe is not Recipe.distributed
@@ -355,5 +430,7 @@ class LlmConfig(TrainingConfig):
 
     @property
     def template_name(self) -> str | None:
-        """The template in force: the data set's own where none is chosen, which for conversations is none at all."""
+        """The template in force: the data set's own where none is chosen,
+        which for conversations is none at all.
+        """
         return DATASETS[self.dataset.name].template if self.template is None else self.template.name

@@ -52,11 +52,14 @@ class DecoderConfig(Group):
 
     def __post_init__(self) -> None:
         check_bounds(self, "model.")  # divisors, here
-        heads, groups, width = self.num_heads, self.num_kv_heads, self.embed_dim
+        heads = self.num_heads
+        groups = self.num_kv_heads
+        width = self.embed_dim
         if width % (2 * heads) != 0:
             raise Refusal(
                 "config.model-heads",
-                f"model.num_heads={heads}: must split model.embed_dim={width} into heads of an even width",
+                f"model.num_heads={heads}: must split model.embed_dim={width} into heads of an even"
+                " width",
                 key="model.num_heads",
                 value=heads,
                 width=width,
@@ -100,7 +103,9 @@ READ = "of config.json: leave it out"
 
 @dataclass
 class HfConfig(DecoderConfig):
-    """Any causal language model that transformers knows, with its own tokenizer; sizes are those of its config.json."""
+    """Any causal language model that transformers knows, with its own tokenizer;
+    sizes are those of its config.json.
+    """
 
     path: Optional[str] = key(
         None,
@@ -124,13 +129,15 @@ class HfConfig(DecoderConfig):
         if self.path is None:
             raise Refusal(
                 "config.hf-path-missing",
-                "model.path is not set: give the folder of a model in Hugging Face's form, `model.path=FOLDER`",
+                "model.path is not set: give the folder of a model in Hugging Face's form,"
+                " `model.path=FOLDER`",
                 key="model.path",
             )
         if self.weights not in ("own", "random"):
             raise Refusal(
                 "config.hf-weights",
-                f"model.weights={self.weights}: model=hf has only `model.weights=own` and `model.weights=random`",
+                f"model.weights={self.weights}: model=hf has only `model.weights=own` and"
+                " `model.weights=random`",
                 key="model.weights",
                 value=self.weights,
             )
@@ -138,14 +145,18 @@ class HfConfig(DecoderConfig):
         if not folder.is_dir():
             raise Refusal(
                 "config.hf-no-folder",
-                f"model.path={self.path}: no such folder; give the folder of a causal language model",
+                f"model.path={self.path}: no such folder; give the folder of a causal language"
+                " model",
                 key="model.path",
                 value=self.path,
             )
         try:
             values = loads((folder / "config.json").read_text())
             values = values.get("text_config") or values
-            sizes = {own: next(filter(None, map(values.get, names)), None) for own, names in HF_SIZES.items()}
+            sizes = {
+                own: next(filter(None, map(values.get, names)), None)
+                for own, names in HF_SIZES.items()
+            }
         except (OSError, ValueError, AttributeError):
             raise Refusal(
                 "config.hf-no-config",
@@ -154,14 +165,15 @@ class HfConfig(DecoderConfig):
                 key="model.path",
                 value=self.path,
             ) from None
-        sizes["num_kv_heads"] = sizes["num_kv_heads"] or sizes["num_heads"]  # absent where each head has its own
+        # absent where each head has its own
+        sizes["num_kv_heads"] = sizes["num_kv_heads"] or sizes["num_heads"]
         for name, value in sizes.items():
             is_size = isinstance(value, int) and value > 0
             if not is_size and (value is not None or name not in HF_OPTIONAL):
                 raise Refusal(
                     "config.hf-no-size",
-                    f"model.path={self.path}: {HF_SIZES[name][0]}={value} in config.json is no size; "
-                    "give the folder of a causal language model",
+                    f"model.path={self.path}: {HF_SIZES[name][0]}={value} in config.json is no"
+                    " size; give the folder of a causal language model",
                     key="model.path",
                     value=self.path,
                     name=HF_SIZES[name][0],

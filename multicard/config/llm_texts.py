@@ -1,10 +1,12 @@
-"""The sets of text that `tune_llm.py` tunes on: the keys of each, and properties of their rows. No torch."""
+"""The sets of text that `tune_llm.py` tunes on: the keys of each, and properties of their rows.
+No torch.
+"""
 
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Optional
 
-from multicard.config.base import Option
+from multicard.config.base import GroupOption
 from multicard.config.keys import key
 from multicard.config.roles import DATA_FILES, Role
 from multicard.messages import Refusal
@@ -16,17 +18,18 @@ ChatLoss = StrEnum("ChatLoss", ["answers", "all"])
 
 
 @dataclass
-class TextConfig(Option):
+class TextConfig(GroupOption):
     """The keys of every set of texts.
 
-    After `__post_init__`, `split` is a share in (0, 1), or None where no row is held out. `is_split_by_default`: the
-    command does not say, so that sets of too few rows hold none out in place of a refusal.
+    After `__post_init__`, `split` is a share in (0, 1), or None where no row is held out.
+    `is_split_by_default`: the command does not say, so that sets of
+    too few rows hold none out in place of a refusal.
     """
 
     split: Any = key(
         BY_DEFAULT,
-        "share of dataset.rows to hold out and to measure the loss on, in (0, 1); 0 or null holds none out; "
-        "auto: 0.1 of chat, preference and data_files, else none",
+        "share of dataset.rows to hold out and to measure the loss on, in (0, 1); 0 or null holds"
+        " none out; auto: 0.1 of chat, preference and data_files, else none",
         Role.identity | Role.work | Role.length | Role.part | Role.learning,
         since=("rows", None),
     )
@@ -39,8 +42,8 @@ class TextConfig(Option):
         if self.split is not None and not (is_number and 0 <= self.split < 1):
             raise Refusal(
                 "config.text-split",
-                f"dataset.split={self.split}: is a share of the rows; give one in (0, 1), as `dataset.split=0.1`, "
-                "or `dataset.split=0` to hold none out",
+                f"dataset.split={self.split}: is a share of the rows; give one in (0, 1), as"
+                " `dataset.split=0.1`, or `dataset.split=0` to hold none out",
                 key="dataset.split",
                 value=str(self.split),
             )
@@ -48,8 +51,8 @@ class TextConfig(Option):
         if self.split is not None and self.has_test_files:
             raise Refusal(
                 "config.split-and-test-files",
-                f"dataset.split={self.split}: dataset.test_files are held out already; leave one of them out, by "
-                "`dataset.split=0` or `dataset.test_files=null`",
+                f"dataset.split={self.split}: dataset.test_files are held out already; leave one of"
+                " them out, by `dataset.split=0` or `dataset.test_files=null`",
                 key="dataset.split",
                 value=self.split,
             )
@@ -74,7 +77,9 @@ class StoredTextConfig(TextConfig):
     """Rows of the Hugging Face hub (`source`) or of a local file (`data_files`)."""
 
     source: Optional[str] = key(
-        None, "name on the Hugging Face hub", Role.identity | Role.work | Role.input | Role.learning | Role.speed
+        None,
+        "name on the Hugging Face hub",
+        Role.identity | Role.work | Role.input | Role.learning | Role.speed,
     )
     revision: Optional[str] = key(
         None,
@@ -84,24 +89,28 @@ class StoredTextConfig(TextConfig):
     )
     data_files: Any = key(
         None,
-        "instead of the hub: .jsonl, .json, .csv, .tsv, .parquet or .arrow files: one, a list, a pattern or a folder",
+        "instead of the hub: .jsonl, .json, .csv, .tsv, .parquet or .arrow files: one, a list, a"
+        " pattern or a folder",
         DATA_FILES,
     )
     test_files: Any = key(
         None,
-        "files of rows to measure the loss on, beside those that are trained on; given as dataset.data_files",
+        "files of rows to measure the loss on, beside those that are trained on; given as"
+        " dataset.data_files",
         DATA_FILES,
         since=("data_files", None),
     )
     columns: dict[str, Optional[str]] = key(
         dict,
-        "what the columns are called, as {instruction: question, output: answer}; null leaves a column out",
+        "what the columns are called, as {instruction: question, output: answer}; null leaves a"
+        " column out",
         Role.identity | Role.work | Role.input | Role.learning | Role.rows | Role.text | Role.speed,
         since=("data_files", {}),
     )
     rows: Optional[int] = key(
         None,
-        "a random sample of so many rows, by seed, those held out by dataset.split among them; null: all",
+        "a random sample of so many rows, by seed, those held out by dataset.split among them;"
+        " null: all",
         Role.identity | Role.work | Role.length | Role.part | Role.drawn | Role.learning,
         least=1,
         shown=6,
@@ -109,12 +118,16 @@ class StoredTextConfig(TextConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, files in (("dataset.data_files", self.data_files), ("dataset.test_files", self.test_files)):
+        for name, files in (
+            ("dataset.data_files", self.data_files),
+            ("dataset.test_files", self.test_files),
+        ):
             listed = files if isinstance(files, list) else [files]
             if files is not None and not (listed and all(isinstance(file, str) for file in listed)):
                 raise Refusal(
                     "config.data-files",
-                    f"{name}={files}: is no file; give one, or a list, as `{name}=[a.jsonl,b.jsonl]`",
+                    f"{name}={files}: is no file; give one, or a list, as"
+                    f" `{name}=[a.jsonl,b.jsonl]`",
                     key=name,
                     value=str(files),
                 )
@@ -164,8 +177,11 @@ class SyntheticConfig(TextConfig):
 
 @dataclass(frozen=True)
 class DatasetFacts:
-    """Properties of a data set's rows. `template`: the one it is read by unless another is chosen; None: its rows
-    are messages already. `conversations`: they are ShareGPT's, which the template `instruct` can be put around too."""
+    """Properties of a data set's rows. `template`: the one it is read by unless another is chosen;
+    None: its rows
+    are messages already. `conversations`: they are ShareGPT's,
+    which the template `instruct` can be put around too.
+    """
 
     schema: type
     template: str | None
@@ -173,7 +189,8 @@ class DatasetFacts:
     conversations: bool = False
     has_answers: bool = True  # one answer a row, for supervised tuning
     has_pairs: bool = False  # a chosen and a rejected answer a row
-    is_of_ones_own: bool = False  # no set of the papers: a part of it is held out unless the command says otherwise
+    # no set of the papers: a part of it is held out unless the command says otherwise
+    is_of_ones_own: bool = False
 
 
 DATASETS = {
@@ -184,6 +201,11 @@ DATASETS = {
     "slimorca": DatasetFacts(StoredTextConfig, None, conversations=True),
     "chat": DatasetFacts(ChatConfig, None, is_of_ones_own=True),
     "preference": DatasetFacts(
-        StoredTextConfig, None, any_template=True, has_answers=False, has_pairs=True, is_of_ones_own=True
+        StoredTextConfig,
+        None,
+        any_template=True,
+        has_answers=False,
+        has_pairs=True,
+        is_of_ones_own=True,
     ),
 }

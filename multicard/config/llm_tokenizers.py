@@ -3,20 +3,22 @@
 from dataclasses import dataclass
 from typing import Optional
 
-from multicard.config.base import Option
+from multicard.config.base import GroupOption
 from multicard.config.keys import key
 from multicard.config.roles import DATA_FILES, MODEL_SIZE
 from multicard.messages import Refusal
 
 
 @dataclass
-class TokenizerConfig(Option):
+class TokenizerConfig(GroupOption):
     """The keys of every tokenizer; those with more extend it."""
 
 
 @dataclass
 class EmbeddedTokenizerConfig(TokenizerConfig):
-    """A byte-level BPE trained on the run's own text; `vocab_size` counts the merges and bytes, not special tokens."""
+    """A byte-level BPE trained on the run's own text; `vocab_size` counts the merges and bytes,
+    not special tokens.
+    """
 
     vocab_size: int = key(
         2048,
@@ -80,7 +82,8 @@ class Qwen25TokenizerConfig(TokenizerConfig):
         if self.merges_file is None:
             raise Refusal(
                 "config.tokenizer-qwen-merges",
-                "tokenizer.merges_file is not set: give Qwen 2.5's merges.txt, `tokenizer.merges_file=FILE`",
+                "tokenizer.merges_file is not set: give Qwen 2.5's merges.txt,"
+                " `tokenizer.merges_file=FILE`",
                 key="tokenizer.merges_file",
             )
 

@@ -1,4 +1,6 @@
-"""Overrides as they are pasted into a shell: quoted where the shell or Hydra would read them otherwise."""
+"""Overrides as they are pasted into a shell: quoted where the
+shell or Hydra would read them otherwise.
+"""
 
 import re
 import shlex
@@ -11,14 +13,16 @@ from hydra.errors import HydraException
 
 Written = str | Path | bool | int | float | None
 
-PLAIN = re.compile(r"[\w./:@%+-]+", re.ASCII)  # texts that Hydra reads without quotes; other letters it refuses
+# texts that Hydra reads without quotes; other letters it refuses
+PLAIN = re.compile(r"[\w./:@%+-]+", re.ASCII)
 # Texts that Hydra reads as something else: nothing, a truth value, or a number
 NO_TEXT = re.compile(
     r"null|true|false|[+-]?(?:inf|nan|(?=[._]*\d)[\d_]*\.?[\d_]*(?:e[+-]?[\d_]+)?)",
     re.IGNORECASE,
 )
 INTERPOLATION = re.compile(r"(\\*)\$\{")  # OmegaConf's; a backslash before it makes it text
-ESCAPED = re.compile(r"[\\()\[\]{}:=, \t]")  # in a name within braces, which Hydra reads without quotes alone
+# in a name within braces, which Hydra reads without quotes alone
+ESCAPED = re.compile(r"[\\()\[\]{}:=, \t]")
 
 
 def override(key: str, value: Written | Sequence[str] | Mapping[str, str | None]) -> str:
@@ -27,20 +31,27 @@ def override(key: str, value: Written | Sequence[str] | Mapping[str, str | None]
     Names of a mapping must be `typeable`.
     """
     if isinstance(value, Mapping):
-        pairs = [f"{ESCAPED.sub(_escaped, name)}: {_written(inner)}" for name, inner in value.items()]
+        pairs = [
+            f"{ESCAPED.sub(_escaped, name)}: {_written(inner)}" for name, inner in value.items()
+        ]
         return shlex.quote(f"{key}={{{', '.join(pairs)}}}")
     if isinstance(value, Sequence) and not isinstance(value, str):
         parts = list(map(_written, value))
         inner = f"{key}=[{','.join(parts)}]"
-        is_plain = all(map(PLAIN.fullmatch, parts))  # brackets without letters to match are left alone
+        # brackets without letters to match are left alone
+        is_plain = all(map(PLAIN.fullmatch, parts))
         return inner if is_plain else shlex.quote(inner)
     return shlex.quote(f"{key}={_written(value)}")
 
 
 def typeable(name: str) -> bool:
-    """True of a name that can be written within braces: Hydra reads neither quotes there, nor letters beyond ASCII."""
+    """True of a name that can be written within braces: Hydra reads neither quotes there,
+    nor letters beyond ASCII.
+    """
     try:
-        read = OverridesParser.create().parse_overrides([f"key={{{ESCAPED.sub(_escaped, name)}: null}}"])
+        read = OverridesParser.create().parse_overrides(
+            [f"key={{{ESCAPED.sub(_escaped, name)}: null}}"]
+        )
     except HydraException:
         return False
     return read[0].value() == {name: None}

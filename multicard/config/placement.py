@@ -12,7 +12,9 @@ CROWDED = "more CPU ranks than cores: they took turns"
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a run's ranks go: the device type, the collectives' backend, the processes a node, and the nodes."""
+    """Where a run's ranks go: the device type, the collectives' backend, the processes a node,
+    and the nodes.
+    """
 
     device: str
     backend: str
@@ -40,8 +42,8 @@ def require_nodes(config: RunConfig, nodes: int) -> None:
     if config.nodes != nodes:
         raise Refusal(
             "placement.nodes",
-            f"nodes={config.nodes}: the run has {nodes}; submit it with `hydra/launcher=submitit_slurm`, "
-            "or use `nodes=1`",
+            f"nodes={config.nodes}: the run has {nodes}; submit it with"
+            " `hydra/launcher=submitit_slurm`, or use `nodes=1`",
             key="nodes",
             value=config.nodes,
             nodes=nodes,
@@ -49,7 +51,8 @@ def require_nodes(config: RunConfig, nodes: int) -> None:
 
 
 def place(config: RunConfig, cuda_devices: int, nodes: int = 1) -> Placement:
-    """Decide device and backend on a machine with `cuda_devices` visible CUDA devices, one of the run's `nodes`.
+    """Decide device and backend on a machine with `cuda_devices` visible CUDA devices,
+    one of the run's `nodes`.
 
     Raises:
         Refusal: what this machine cannot do.
@@ -75,8 +78,9 @@ def place(config: RunConfig, cuda_devices: int, nodes: int = 1) -> Placement:
     if oversubscribed and not config.oversubscribe:
         raise Refusal(
             "placement.too-few-gpus",
-            f"gpus={config.gpus}: {cuda_devices} CUDA device(s) are visible; use `gpus={cuda_devices}` or fewer, "
-            "`device=cpu`, or `oversubscribe=true` to try the code (never for figures)",
+            f"gpus={config.gpus}: {cuda_devices} CUDA device(s) are visible; use"
+            f" `gpus={cuda_devices}` or fewer, `device=cpu`, or `oversubscribe=true` to try the"
+            " code (never for figures)",
             key="gpus",
             value=config.gpus,
             visible=cuda_devices,
@@ -95,7 +99,8 @@ def place(config: RunConfig, cuda_devices: int, nodes: int = 1) -> Placement:
     if backend is Backend.nccl and oversubscribed:
         raise Refusal(
             "placement.nccl-oversubscribed",
-            "backend=nccl: two of its ranks cannot share a GPU; use `backend=gloo` or `backend=auto`",
+            "backend=nccl: two of its ranks cannot share a GPU; use `backend=gloo` or"
+            " `backend=auto`",
             key="backend",
         )
     return Placement(str(device), str(backend), config.processes, oversubscribed, nodes)

@@ -31,10 +31,12 @@ class PriceConfig:
 
 
 def gpu_hour(config: Mapping[str, Any], gpu: str | None) -> float | None:
-    """The price of a GPU for an hour: the configuration's, else the table's; None where neither has one.
+    """The price of a GPU for an hour: the configuration's, else the table's;
+    None where neither has one.
 
     Args:
-        gpu: its name as NVML has it. A line of the table is of the GPUs that have all its words; that with most counts.
+        gpu: its name as NVML has it. A line of the table is of the GPUs that have all its words;
+            that with most counts.
 
     Raises:
         ValueError: a table that cannot be read, or a price that is none.
@@ -44,7 +46,11 @@ def gpu_hour(config: Mapping[str, Any], gpu: str | None) -> float | None:
     if price is not None:
         return price if _is_price(price) else None
     words = _words(gpu or "")
-    fitting = [(len(name), price) for name, price in _table().items() if name <= words and "," not in (gpu or "")]
+    fitting = [
+        (len(name), price)
+        for name, price in _table().items()
+        if name <= words and "," not in (gpu or "")
+    ]
     return max(fitting)[1] if fitting else None
 
 
@@ -61,7 +67,10 @@ def _read(file: Path) -> dict[frozenset[str], float]:
         prices = strict_yaml.read(file)
     except (OSError, ValueError) as error:
         raise Refusal(
-            "prices.unreadable", f"{file}: cannot be read ({error})", file=str(file), reason=str(error)
+            "prices.unreadable",
+            f"{file}: cannot be read ({error})",
+            file=str(file),
+            reason=str(error),
         ) from None
     if not isinstance(prices, dict):
         raise _no_prices(file, repr(prices))
@@ -74,7 +83,8 @@ def _read(file: Path) -> dict[frozenset[str], float]:
 def _no_prices(file: Path, content: str) -> Refusal:
     return Refusal(
         "prices.no-price",
-        f"{file}: {content} is no price of an hour; write a GPU and a number above 0 on each line, as H100: 2.49",
+        f"{file}: {content} is no price of an hour; write a GPU and a number above 0 on each line,"
+        " as H100: 2.49",
         file=str(file),
         content=content,
     )

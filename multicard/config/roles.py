@@ -4,10 +4,12 @@ from enum import Flag, auto
 
 
 class Role(Flag):
-    """The roles of a key. Each entry of a schema names its own: `key(default, "description", Role.identity | ...)`.
+    """The roles of a key. Each entry of a schema names its own: `key(default, "description",
+    Role.identity | ...)`.
 
-    Whoever needs "all keys that ..." asks `schema.keys(role)`, and keeps no list. A role is declared where it is true
-    of some value of the key. Exactly one of the first two is true of each key:
+    Whoever needs "all keys that ..." asks `schema.keys(role)`, and keeps no list. A role is
+    declared where it is true of some value of the key.
+    Exactly one of the first two is true of each key:
 
     identity: part of a cell's identity: it changes what is measured.
     beside: of the command or its job alone: the same cell, whatever its value.
@@ -15,17 +17,23 @@ class Role(Flag):
     What else changes with it; all of these are of keys with `identity`:
 
     learning: may change accuracy or loss. `gpus` is one, as `batch_size` is a rank's.
-    memory: the tensors of a step depend on it, otherwise than through the sizes of the data and the number of ranks.
+    memory: the tensors of a step depend on it, otherwise than through the sizes of the data and the
+    number of ranks.
     speed: may change how long a step takes. Not how many there are: that is `length`.
     length: how much is trained or evaluated: epochs, limits, steps.
     part: of those, which of the data a run meets.
     drawn: of those, with which the seed decides which.
-    work: says what work was done. Times of other work are not compared; all other keys are ways to do the same.
+    work: says what work was done. Times of other work are not compared; all other keys are ways to
+    do the same.
     content: other values may bring other data, of which records have the fingerprint.
-    place: where data lie. Their fingerprint replaces it: runs on the same data at two places measured the same. Not
-        `dataset.source` or `dataset.revision`, which say what the data are, nor `model.path`, which names a model.
-    input: where data come from, by place or by name, and by which columns: a refusal that begins with such a key is of
-        every cell that reads the same data. It holds `dataset.source` and `dataset.columns` beside all places, so it
+    place: where data lie. Their fingerprint replaces it: runs on the same data at two places
+    measured the same. Not
+        `dataset.source` or `dataset.revision`, which say what the data are, nor `model.path`, which
+        names a model.
+    input: where data come from, by place or by name, and by which columns: a refusal that begins
+    with such a key is of
+        every cell that reads the same data. It holds `dataset.source` and `dataset.columns` beside
+        all places, so it
         must not be taken for `place`: runs on different data would count as repetitions.
     rows: the number of rows or packed sequences of a text set follows from it.
     text: the lengths of its rows do, or the model's vocabulary.
@@ -36,19 +44,22 @@ class Role(Flag):
     option: the name of a group's option. It has the roles of its group too.
     repetition: tells repetitions of one setting apart: neither an axis nor a change of accuracy.
     ranks: the number of ranks is their product.
-    follows: follows from `global_batch_size` where that is set, so that the number of ranks changes no training.
+    follows: follows from `global_batch_size` where that is set, so that the number of ranks changes
+    no training.
     observes: has a run observed, by steps after its end or by a profiler, and changes nothing else.
     forecast: of predictions, and of probes that feed them: says nothing of a run.
     sweeps: of several cells or runs: means nothing in the command of a single one.
     once: of one command: left out of one that measures the same again.
-    trial: ends early, for a measurement, what would go on by itself: left out of a command that is to train.
+    trial: ends early, for a measurement, what would go on by itself: left out of a command that is
+    to train.
     one_value: takes one value for all cells of a sweep.
     planned: a plan sets it for its jobs.
 
     How it is shown:
 
     titled: named above a table where all of its runs agree.
-    defining: an experiment's file that sets it is of this value alone; in other keys its runs may differ.
+    defining: an experiment's file that sets it is of this value alone;
+    in other keys its runs may differ.
     """
 
     identity = auto()
@@ -85,7 +96,8 @@ class Role(Flag):
 
 
 # Roles of many keys, by what such keys are
-WAY_TO_TRAIN = Role.identity | Role.learning | Role.memory | Role.speed  # the same model on the same data
+# the same model on the same data
+WAY_TO_TRAIN = Role.identity | Role.learning | Role.memory | Role.speed
 MODEL_SIZE = WAY_TO_TRAIN | Role.work
 DATA_FILES = Role.identity | Role.place | Role.input | Role.content | Role.learning | Role.speed
 
@@ -130,7 +142,11 @@ EXCLUDED = {
 def problem(roles: Role) -> str | None:
     """What makes no sense in a combination of roles; None for one that does."""
     if Role.option in roles:  # the others are those of its group
-        return None if roles is Role.option else "names an option has the roles of its group, and no others"
+        return (
+            None
+            if roles is Role.option
+            else "names an option has the roles of its group, and no others"
+        )
     if (Role.identity in roles) == (Role.beside in roles):
         return "is either identity or beside"
     for role, implied in IMPLIED.items():

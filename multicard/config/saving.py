@@ -1,4 +1,6 @@
-"""What a run keeps of what it trained: the values of `save`, and refusals of runs that train nothing to its end."""
+"""What a run keeps of what it trained: the values of `save`,
+and refusals of runs that train nothing to its end.
+"""
 
 from enum import StrEnum
 
@@ -22,7 +24,7 @@ def require_whole_training(config: TrainingConfig, save: Save | TuningSave) -> N
     if config.race.figure is not None:
         raise Refusal(
             "config.save-race",
-            f"save={save}: race={config.race.figure} trains most cells in part; use `save=none`, and "
-            "`multicard best FOLDER --train` once it has ended",
+            f"save={save}: race={config.race.figure} trains most cells in part; use `save=none`,"
+            " and `multicard best FOLDER --train` once it has ended",
             key="save",
         )

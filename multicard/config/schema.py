@@ -1,6 +1,8 @@
-"""All keys of all schemas, and what they mean: every question about keys is asked here, and no list of them is kept.
+"""All keys of all schemas, and what they mean: every question about keys is asked here,
+and no list of them is kept.
 
-Keys are named as they are typed: "batch_size", "dataset.image_size", and a group by its name, "dataset". A group's keys
+Keys are named as they are typed: "batch_size", "dataset.image_size", and a group by its name,
+"dataset". A group's keys
 are those of all of its options: of the schema's own class and of all that extend it.
 """
 
@@ -23,7 +25,8 @@ AXES = {"vision": vision.AXES, "llm": llm.AXES, "script": script.AXES}  # by kin
 class Older:
     """A key of older records that no schema has any more.
 
-    roles: what it meant. words: the values that it could have, of a key that was part of what was measured.
+    roles: what it meant. words: the values that it could have, of a key that was part of what was
+    measured.
     as_now: that of runs that did what all runs do now; None of a key that was no part of it.
     """
 
@@ -44,7 +47,8 @@ OF_HYDRA = {
     "experiment": Role.beside | Role.one_value | Role.planned,
     "hydra": Role.beside | Role.once | Role.planned,
 }
-UNKNOWN = Role.identity | Role.speed  # of a key that no schema has: a run with another value is another one
+# of a key that no schema has: a run with another value is another one
+UNKNOWN = Role.identity | Role.speed
 CONFIG = "config."  # begins the column of a key that is called as a figure is: `config.steps`
 
 
@@ -67,7 +71,9 @@ class Entry:
 
 
 def entries(schema: type, prefix: str = "") -> Iterator[Entry]:
-    """Each key of a schema, and of its groups' options; one that several options have comes once for each."""
+    """Each key of a schema, and of its groups' options;
+    one that several options have comes once for each.
+    """
     for field in fields(schema):
         yield Entry(f"{prefix}{field.name}", prefix.rstrip("."), field.metadata)
     for field in fields(schema):
@@ -95,7 +101,9 @@ def _entries() -> dict[str, list[Entry]]:
 
 @remembered
 def _declared() -> dict[str, Role]:
-    """The roles of each key, those of all its entries together; the name of an option has those of its group."""
+    """The roles of each key, those of all its entries together;
+    the name of an option has those of its group.
+    """
     declared = {name: older.roles for name, older in OLDER.items()} | OF_HYDRA
     for name, own in _entries().items():
         roles = Role(0)
@@ -114,7 +122,8 @@ def _declared() -> dict[str, Role]:
 def of(name: str) -> Role:
     """The roles of a key, or of the key of a column of runs.
 
-    A key that no schema has (of older records, or of options whose module is not imported) has those of its group.
+    A key that no schema has (of older records, or of options whose
+    module is not imported) has those of its group.
     """
     declared, name = _declared(), key_of(name)
     group = name.partition(".")[0]
@@ -129,7 +138,9 @@ def keys(role: Role) -> tuple[str, ...]:
 
 @remembered
 def own(schema: type, role: Role) -> tuple[str, ...]:
-    """The keys and groups of one schema that have all of these roles there, without the keys within groups."""
+    """The keys and groups of one schema that have all of these roles there,
+    without the keys within groups.
+    """
     return tuple(field.name for field in fields(schema) if role in field.metadata["roles"])
 
 
@@ -142,7 +153,9 @@ def beside() -> frozenset[str]:
 @remembered
 def without(role: Role) -> frozenset[str]:
     """The keys that are part of a cell's identity and do not have this role."""
-    return frozenset(name for name, roles in _declared().items() if Role.identity in roles and role not in roles)
+    return frozenset(
+        name for name, roles in _declared().items() if Role.identity in roles and role not in roles
+    )
 
 
 # ---- keys of older records
@@ -158,7 +171,9 @@ def nested_without_older(config: Mapping[str, Any]) -> dict[str, Any]:
     kept = dict(config)
     for group, own in config.items():
         if isinstance(own, dict):
-            kept[group] = {key: value for key, value in own.items() if not _is_as_now(f"{group}.{key}", value)}
+            kept[group] = {
+                key: value for key, value in own.items() if not _is_as_now(f"{group}.{key}", value)
+            }
     return kept
 
 
@@ -170,7 +185,9 @@ def _is_as_now(name: str, value: Any) -> bool:
 
 
 def key_of(column: str) -> str:
-    """The key of a column of runs: an axis has dropped its group, so "image_size" is "dataset.image_size"."""
+    """The key of a column of runs: an axis has dropped its group,
+    so "image_size" is "dataset.image_size".
+    """
     return _axes().get(column) or column.removeprefix(CONFIG)
 
 
@@ -191,8 +208,9 @@ def _axes() -> dict[str, str]:
 
 @remembered
 def since() -> dict[str, list[tuple[str, Any]]]:
-    """The keys that came later. With each the keys that were there before, one for each schema that it came to, and
-    the value of what earlier runs did."""
+    """The keys that came later. With each the keys that were there before, one for each schema that
+    it came to, and the value of what earlier runs did.
+    """
     found: dict[str, list[tuple[str, Any]]] = {}
     for name, own in _entries().items():
         group, dot, _ = name.rpartition(".")
@@ -208,7 +226,9 @@ def since() -> dict[str, list[tuple[str, Any]]]:
 
 
 def switches(schema: type) -> dict[str, str]:
-    """The key of a schema that the name of a group sets by itself: `predict=true` is `predict.enabled=true`."""
+    """The key of a schema that the name of a group sets by
+    itself: `predict=true` is `predict.enabled=true`.
+    """
     keys = {field.name: field.metadata.get("switch") for field in fields(schema)}
     return {name: f"{name}.{key}" for name, key in keys.items() if key is not None}
 
@@ -224,7 +244,9 @@ def shown() -> list[str]:
 
 
 def place(name: str) -> float:
-    """The place of a key among those that a subtitle names; behind them all where it is not one of them."""
+    """The place of a key among those that a subtitle names;
+    behind them all where it is not one of them.
+    """
     return _given("shown").get(name, math.inf)
 
 
@@ -246,7 +268,11 @@ def tries(kind: str, phase: str) -> list[str]:
 def values_to_try(kind: str) -> dict[str, Tries]:
     """What to try of each key of a kind of runs."""
     (schema,) = (schema for schema in SCHEMAS if schema.kind == kind)
-    return {field.name: field.metadata["tries"] for field in fields(schema) if field.metadata["tries"] is not None}
+    return {
+        field.name: field.metadata["tries"]
+        for field in fields(schema)
+        if field.metadata["tries"] is not None
+    }
 
 
 @remembered

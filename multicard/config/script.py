@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, ClassVar, Optional  # OmegaConf reads Optional[...] on every Python that it supports
+
+# OmegaConf reads Optional[...] on every Python that it supports
+from typing import Any, ClassVar, Optional
 
 from multicard.config.base import ProfileName, RunConfig, WindowConfig
 from multicard.config.keys import key
@@ -15,7 +17,7 @@ STYLE = "style"  # the key of `args` that says how the others reach the script
 Style = StrEnum("Style", ["argparse", "equals", "hydra", "env"])
 
 
-class Launch(StrEnum):
+class ScriptLaunch(StrEnum):
     """What starts a script on one GPU."""
 
     torchrun = "torchrun"
@@ -47,12 +49,12 @@ class ScriptConfig(RunConfig):
         "words between the script and its args, as they are: subcommands, positionals, flags",
         Role.identity | Role.learning | Role.memory | Role.speed,
     )
-    launch: Launch = key(
-        Launch.torchrun,
+    launch: ScriptLaunch = key(
+        ScriptLaunch.torchrun,
         "how a script on one GPU is started: torchrun sets RANK and the like; python does not, "
         "for scripts that take them for several GPUs",
         Role.identity | Role.speed,
-        since=("words", Launch.torchrun),
+        since=("words", ScriptLaunch.torchrun),
     )
     steps: Optional[int] = key(
         None,
@@ -61,7 +63,10 @@ class ScriptConfig(RunConfig):
         least=1,
     )
     warmup_steps: int = key(
-        5, "first steps that step_s and samples_per_s leave out; they are recorded and marked", Role.identity, least=0
+        5,
+        "first steps that step_s and samples_per_s leave out; they are recorded and marked",
+        Role.identity,
+        least=0,
     )
 
     def __post_init__(self) -> None:
@@ -76,7 +81,8 @@ class ScriptConfig(RunConfig):
         if style not in styles:
             raise Refusal(
                 "config.script-style",
-                f"args.style={style}: choose one of {', '.join(styles)}; `words=[WORD,...]` takes any others",
+                f"args.style={style}: choose one of {', '.join(styles)}; `words=[WORD,...]` takes"
+                " any others",
                 key="args.style",
                 value=style,
                 choices=styles,
@@ -84,28 +90,31 @@ class ScriptConfig(RunConfig):
         if self.diagnose:
             raise Refusal(
                 "config.script-diagnose",
-                "diagnose=true: cannot leave out parts of a script's steps; data_s and step_s have its data and time; "
-                "use `profile=kineto profile.window=start`",
+                "diagnose=true: cannot leave out parts of a script's steps; data_s and step_s have"
+                " its data and time; use `profile=kineto profile.window=start`",
                 key="diagnose",
             )
         from_start = isinstance(self.profile, WindowConfig) and self.profile.from_start
         if self.profile.name is not ProfileName.none and not from_start:
             raise Refusal(
                 "config.script-window",
-                "profile.window=after: a script takes no steps after its own; use `profile.window=start`",
+                "profile.window=after: a script takes no steps after its own; use"
+                " `profile.window=start`",
                 key="profile.window",
             )
         figure = self.race.figure
         if figure is not None and self.steps is None:
             raise Refusal(
                 "config.script-race-length",
-                f"race={figure}: compares full runs of a known length; set their steps, as `steps=200`",
+                f"race={figure}: compares full runs of a known length; set their steps, as"
+                " `steps=200`",
                 key="race",
                 value=figure,
             )
         if figure == "images_per_s":
             raise Refusal(
                 "config.script-race-figure",
-                "race=images_per_s: a script tells no images; use `race=samples_per_s` or `race=tokens_per_s`",
+                "race=images_per_s: a script tells no images; use `race=samples_per_s` or"
+                " `race=tokens_per_s`",
                 key="race",
             )

@@ -1,4 +1,6 @@
-"""YAML that others may have written: plain values, each key once, neither nested beyond reason nor an alias bomb."""
+"""YAML that others may have written: plain values, each key once,
+neither nested beyond reason nor an alias bomb.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -7,10 +9,13 @@ import yaml
 
 from multicard.messages import Message, Refusal
 
-MOST_VALUES, DEEPEST = 100_000, 100  # of a file; values behind an alias count each time
+# of a file; values behind an alias count each time
+MOST_VALUES = 100_000
+DEEPEST = 100
 
 
-_Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the former where PyYAML was built with libyaml
+# the former where PyYAML was built with libyaml
+_Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _Loader(_Base):
@@ -18,7 +23,9 @@ class _Loader(_Base):
         names = set[str]()
         for key, _ in node.value:
             if str(key.value) in names:
-                problem = Message("yaml.duplicate-key", f"found duplicate key {key.value}", name=str(key.value))
+                problem = Message(
+                    "yaml.duplicate-key", f"found duplicate key {key.value}", name=str(key.value)
+                )
                 raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
             names.add(str(key.value))
         return super().construct_mapping(node, deep)
@@ -61,7 +68,8 @@ def _check_size(text: str) -> None:
             anchored[event.anchor] = 1
             counts[-1] = anchor, count + 1
         elif isinstance(event, yaml.AliasEvent):
-            counts[-1] = anchor, count + anchored.get(event.anchor, MOST_VALUES)  # all of them where it holds itself
+            # all of them where it holds itself
+            counts[-1] = anchor, count + anchored.get(event.anchor, MOST_VALUES)
         if len(counts) > DEEPEST:
             problem = Message("yaml.too-deep", f"is nested more than {DEEPEST} deep", most=DEEPEST)
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)

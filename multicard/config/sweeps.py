@@ -1,8 +1,10 @@
-"""Options of sweeps beyond their axes: repetition, predictions with the probes that feed them, and races.
+"""Options of sweeps beyond their axes: repetition,
+predictions with the probes that feed them, and races.
 
-Hydra takes no `repeat.error` beside `repeat=3`: a key is either a value or a group. So the others are `repeat_...`, and
-`predict=true`, `probe=true` and `race=images_per_s` are read as `predict.enabled=true`, `probe.enabled=true` and
-`race.figure=images_per_s` (`multicard.cli.command_line`). No key of this file changes what is measured.
+Hydra takes no `repeat.error` beside `repeat=3`: a key is either a value or a group. So the others
+are `repeat_...`, and `predict=true`, `probe=true` and `race=images_per_s` are read as
+`predict.enabled=true`, `probe.enabled=true` and `race.figure=images_per_s`
+(`multicard.cli.command_line`). No key of this file changes what is measured.
 """
 
 import re
@@ -17,7 +19,9 @@ from multicard.messages import Refusal
 
 AUTO = "auto"
 LEAST_AUTO = 2  # one run does not show how runs differ
-SHUFFLED, TYPED = "shuffled", "typed"  # values of `order`, beside a seed
+# values of `order`, beside a seed
+SHUFFLED = "shuffled"
+TYPED = "typed"
 RACED = ("images_per_s", "samples_per_s", "tokens_per_s")  # figures of a race, as they are typed
 UNITS = {"MB": 10**6, "MiB": 2**20, "GB": 10**9, "GiB": 2**30}
 
@@ -35,7 +39,10 @@ class RepeatedConfig(JobConfig):
         Role.beside | Role.sweeps | Role.one_value,
     )
     repeat_max: int = key(
-        10, "repeat=auto: most runs of a cell", Role.beside | Role.sweeps | Role.one_value, least=LEAST_AUTO
+        10,
+        "repeat=auto: most runs of a cell",
+        Role.beside | Role.sweeps | Role.one_value,
+        least=LEAST_AUTO,
     )
     repeat_disturbed: int = key(
         2,
@@ -51,7 +58,8 @@ class RepeatedConfig(JobConfig):
     )
     order: str = key(
         SHUFFLED,
-        "sweeps: order of the cells of a round: shuffled by a seed, which is recorded; typed; or that seed",
+        "sweeps: order of the cells of a round: shuffled by a seed, which is recorded; typed; or"
+        " that seed",
         Role.beside | Role.sweeps | Role.one_value,
     )
 
@@ -62,9 +70,15 @@ class RepeatedConfig(JobConfig):
 
 def check_repetition(config: Any) -> None:
     """Refuse bad values of `repeat`, `repeat_error`, `repeat_max` and `order`."""
-    repeat, most = config.repeat, config.repeat_max
+    repeat = config.repeat
+    most = config.repeat_max
     if repeat != AUTO and repeats(repeat) < 1:
-        raise Refusal("config.repeat", f"repeat={repeat}: must be 1 or more, or auto", key="repeat", value=repeat)
+        raise Refusal(
+            "config.repeat",
+            f"repeat={repeat}: must be 1 or more, or auto",
+            key="repeat",
+            value=repeat,
+        )
     check_share("repeat_error", config.repeat_error)
     if most < LEAST_AUTO:
         raise Refusal(
@@ -106,7 +120,12 @@ def share(percent: str) -> float:
 def check_share(name: str, percent: str) -> None:
     """Refuse the value of a key that is no share between nothing and all."""
     if not 0 < share(percent) < 1:
-        raise Refusal("config.share", f"{name}={percent}: must be above 0% and below 100%", key=name, value=percent)
+        raise Refusal(
+            "config.share",
+            f"{name}={percent}: must be above 0% and below 100%",
+            key=name,
+            value=percent,
+        )
 
 
 Fit = StrEnum("Fit", ["warn", "refuse", "off"])
@@ -125,7 +144,9 @@ class PredictConfig:
         Role.beside | Role.forecast | Role.one_value,
     )
     memory: Optional[str] = key(
-        None, "predict for a GPU with so much memory, as 80GB or 80GiB", Role.beside | Role.forecast | Role.one_value
+        None,
+        "predict for a GPU with so much memory, as 80GB or 80GiB",
+        Role.beside | Role.forecast | Role.one_value,
     )
 
     def __post_init__(self) -> None:
@@ -153,7 +174,10 @@ class ProbeConfig:
         Role.beside | Role.forecast,
     )
     seconds: float = key(
-        60.0, "probe=true: train no longer than so many seconds, known or not", Role.beside | Role.forecast, above=0
+        60.0,
+        "probe=true: train no longer than so many seconds, known or not",
+        Role.beside | Role.forecast,
+        above=0,
     )
 
     def __post_init__(self) -> None:
@@ -178,11 +202,14 @@ def memory_bytes(text: str) -> int:
 
 @dataclass
 class RaceConfig:
-    """A race: the best of a sweep's cells by one figure, for a part of the time that all of them take."""
+    """A race: the best of a sweep's cells by one figure,
+    for a part of the time that all of them take.
+    """
 
     figure: Optional[str] = key(
         None,
-        f"race=FIGURE: find the best of a sweep's cells by it, without measuring them all: {', '.join(RACED)}",
+        "race=FIGURE: find the best of a sweep's cells by it, without measuring them all:"
+        f" {', '.join(RACED)}",
         Role.beside | Role.sweeps | Role.one_value,
     )
     confidence: float = key(
@@ -203,7 +230,8 @@ class RaceConfig:
     )
 
     def __post_init__(self) -> None:
-        figure, confidence = self.figure, self.confidence
+        figure = self.figure
+        confidence = self.confidence
         if figure is not None and figure not in RACED:
             raise Refusal(
                 "config.race-figure",
@@ -223,7 +251,8 @@ class RaceConfig:
 
 
 def refuse_race(config: Any, on_slurm: bool, batch_size: int | None) -> None:
-    """Refuse a sweep that cannot be raced, before its cells are composed: else each would be refused.
+    """Refuse a sweep that cannot be raced, before its cells
+    are composed: else each would be refused.
 
     Args:
         batch_size: `hydra.sweeper.max_batch_size`.
@@ -241,8 +270,8 @@ def refuse_race(config: Any, on_slurm: bool, batch_size: int | None) -> None:
     if on_slurm:
         raise Refusal(
             "config.race-slurm",
-            f"{race}: runs on one machine; leave out hydra/launcher=submitit_slurm, and start it within a job, "
-            "as by `srun --ntasks=1 --gpus-per-task=4 --cpus-per-task=32`",
+            f"{race}: runs on one machine; leave out hydra/launcher=submitit_slurm, and start it"
+            " within a job, as by `srun --ntasks=1 --gpus-per-task=4 --cpus-per-task=32`",
             key="race",
         )
     if batch_size is not None:
@@ -254,7 +283,9 @@ def refuse_race(config: Any, on_slurm: bool, batch_size: int | None) -> None:
         )
     if config.probe.enabled:
         raise Refusal(
-            "config.race-probe", f"{race}: its cells are probes by themselves; leave out probe=true", key="race"
+            "config.race-probe",
+            f"{race}: its cells are probes by themselves; leave out probe=true",
+            key="race",
         )
     check_raced_run(config)
 
@@ -280,7 +311,12 @@ def check_raced_run(config: Any) -> None:
         )
     profile = str(config.profile.name)
     if profile != "none":
-        raise Refusal("config.race-profile", f"{problem}; leave out profile={profile}", key="race", profile=profile)
+        raise Refusal(
+            "config.race-profile",
+            f"{problem}; leave out profile={profile}",
+            key="race",
+            profile=profile,
+        )
     if config.diagnose:
         raise Refusal("config.race-diagnose", f"{problem}; leave out diagnose=true", key="race")
 

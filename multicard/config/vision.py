@@ -1,17 +1,19 @@
 """The schema of `train_vision.py`.
 
-It includes the schemas of options; the objects of `multicard.vision` (`STRATEGIES`, `LOADERS`, `DATASETS`,
-`OPTIMIZERS`) say which option has which.
+It includes the schemas of options; the objects of `multicard.vision` (`STRATEGIES`, `LOADERS`,
+`DATASETS`, `OPTIMIZERS`) say which option has which.
 """
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar, Optional, Union  # OmegaConf reads Optional[...] on every Python that it supports
+
+# OmegaConf reads Optional[...] on every Python that it supports
+from typing import ClassVar, Optional, Union
 
 from omegaconf import MISSING
 
 from multicard.config import compilation
-from multicard.config.base import Option, PrecisionConfig, TrainingConfig
+from multicard.config.base import GroupOption, PrecisionConfig, TrainingConfig
 from multicard.config.keys import Group, Tries, key, option_name
 from multicard.config.roles import DATA_FILES, MODEL_SIZE, WAY_TO_TRAIN, Role
 from multicard.config.saving import Save, require_whole_training
@@ -28,7 +30,7 @@ class LayoutConfig(Group):
 
 
 @dataclass
-class StrategyConfig(Option):
+class StrategyConfig(GroupOption):
     """The keys of every strategy; those with more extend it."""
 
 
@@ -60,7 +62,7 @@ class DpConfig(StrategyConfig):
 
 
 @dataclass
-class LoaderConfig(Option):
+class LoaderConfig(GroupOption):
     """The keys of every loader; those with more extend it."""
 
 
@@ -68,8 +70,12 @@ class LoaderConfig(Option):
 class WorkersConfig(LoaderConfig):
     """The options of torch's `DataLoader`, with its own defaults but for `persistent_workers`."""
 
-    prefetch_factor: int = key(2, "batches that each worker loads ahead", Role.identity | Role.speed, least=1)
-    persistent_workers: bool = key(True, "keep the workers from epoch to epoch", Role.identity | Role.speed)
+    prefetch_factor: int = key(
+        2, "batches that each worker loads ahead", Role.identity | Role.speed, least=1
+    )
+    persistent_workers: bool = key(
+        True, "keep the workers from epoch to epoch", Role.identity | Role.speed
+    )
 
 
 @dataclass
@@ -85,7 +91,10 @@ class BatchedConfig(LoaderConfig):
 @dataclass
 class DaliConfig(LoaderConfig):
     threads: Optional[int] = key(
-        None, "CPU threads of a pipeline; null is the rank's share of the cores", Role.identity | Role.speed, least=1
+        None,
+        "CPU threads of a pipeline; null is the rank's share of the cores",
+        Role.identity | Role.speed,
+        least=1,
     )
     prefetch_queue_depth: int = key(
         2, "batches that a pipeline loads ahead", Role.identity | Role.memory | Role.speed, least=1
@@ -123,7 +132,9 @@ class DatasetConfig(Group):
         Role.identity | Role.work | Role.learning,
     )
     std: list[float] = key(
-        MISSING, "of the channels R, G, B; each image is divided by it", Role.identity | Role.work | Role.learning
+        MISSING,
+        "of the channels R, G, B; each image is divided by it",
+        Role.identity | Role.work | Role.learning,
     )
     augment: bool = key(
         False,
@@ -136,11 +147,14 @@ class DatasetConfig(Group):
         Role.identity | Role.work | Role.learning | Role.speed,
     )
     flip: bool = key(
-        False, "augment: mirror half of the images", Role.identity | Role.work | Role.learning | Role.speed
+        False,
+        "augment: mirror half of the images",
+        Role.identity | Role.work | Role.learning | Role.speed,
     )
     device_budget_bytes: Optional[int] = key(
         None,
-        "loader=device: a larger data set crosses batch by batch; null is a quarter of the free memory",
+        "loader=device: a larger data set crosses batch by batch; null is a quarter of the free"
+        " memory",
         Role.identity | Role.memory | Role.speed,
         least=0,
     )
@@ -150,8 +164,8 @@ class DatasetConfig(Group):
         if size < 32:
             raise Refusal(
                 "config.image-size",
-                f"dataset.image_size={size}: MobileNetV2 halves an image five times; use `dataset.image_size=32` "
-                "or more",
+                f"dataset.image_size={size}: MobileNetV2 halves an image five times; use"
+                " `dataset.image_size=32` or more",
                 key="dataset.image_size",
                 value=size,
                 least=32,
@@ -166,7 +180,10 @@ class DatasetConfig(Group):
                 )
         if min(self.std) <= 0:
             raise Refusal(
-                "config.image-std", f"dataset.std={self.std}: must be above 0", key="dataset.std", value=self.std
+                "config.image-std",
+                f"dataset.std={self.std}: must be above 0",
+                key="dataset.std",
+                value=self.std,
             )
         if not 0 < self.crop <= 1:
             raise Refusal(
@@ -203,7 +220,8 @@ COLUMNS = ("image", "label", "split")  # what `dataset.columns` of images can na
 class ImagesConfig(DatasetConfig):
     root: Optional[str] = key(
         None,
-        "folder of train/<class>/ and val/<class>/, of <class>/ alone, or of parquet files; or a .csv or .parquet",
+        "folder of train/<class>/ and val/<class>/, of <class>/ alone, or of parquet files; or a"
+        " .csv or .parquet",
         DATA_FILES,
     )
     split: Optional[float] = key(
@@ -214,14 +232,15 @@ class ImagesConfig(DatasetConfig):
     )
     parts: Optional[list[str]] = key(
         None,
-        "the parts to train and to test on, [TRAIN,TEST]; [] where folders are classes, whatever their names; "
-        "null finds parts by their names",
+        "the parts to train and to test on, [TRAIN,TEST]; [] where folders are classes, whatever"
+        " their names; null finds parts by their names",
         Role.identity | Role.work | Role.content | Role.learning | Role.speed,
         since=("skip_broken", None),
     )
     columns: dict[str, Optional[str]] = key(
         dict,
-        "what a table's columns are called, as {image: img, label: fine_label}; {split: null} does not split by one",
+        "what a table's columns are called, as {image: img, label: fine_label}; {split: null} does"
+        " not split by one",
         Role.identity | Role.work | Role.input | Role.content | Role.learning | Role.speed,
         since=("skip_broken", {}),
     )
@@ -247,23 +266,24 @@ class ImagesConfig(DatasetConfig):
         if self.skip_broken and self.cache is not CacheMode.mmap:
             raise Refusal(
                 "config.images-skip-broken",
-                f"dataset.skip_broken=true: does not go with dataset.cache={self.cache}: broken images are found "
-                "when the cache is built; use `dataset.cache=mmap`",
+                f"dataset.skip_broken=true: does not go with dataset.cache={self.cache}: broken"
+                " images are found when the cache is built; use `dataset.cache=mmap`",
                 key="dataset.skip_broken",
                 cache=self.cache,
             )
         if self.root is None:
             raise Refusal(
                 "config.images-root",
-                "dataset.root is not set: give a folder that holds train/<class>/ and val/<class>/, "
-                "`dataset.root=FOLDER`, or a .csv of paths and labels, `dataset.root=FILE`",
+                "dataset.root is not set: give a folder that holds train/<class>/ and val/<class>/,"
+                " `dataset.root=FOLDER`, or a .csv of paths and labels, `dataset.root=FILE`",
                 key="dataset.root",
             )
         if self.parts is not None and (len(self.parts) > 2 or len({*self.parts}) < len(self.parts)):
             raise Refusal(
                 "config.images-parts",
-                f"dataset.parts=[{','.join(self.parts)}]: name one part to train on and another to test on, as "
-                "`dataset.parts=[train,test]`; none where folders are classes, `dataset.parts=[]`",
+                f"dataset.parts=[{','.join(self.parts)}]: name one part to train on and another to"
+                " test on, as `dataset.parts=[train,test]`; none where folders are classes,"
+                " `dataset.parts=[]`",
                 key="dataset.parts",
                 value=self.parts,
             )
@@ -272,8 +292,8 @@ class ImagesConfig(DatasetConfig):
                 continue
             raise Refusal(
                 "config.images-columns",
-                f"dataset.columns.{name}={theirs or 'null'}: names no column that is read; name those of image, label "
-                "or split, as `'dataset.columns={label: LABEL}'`",
+                f"dataset.columns.{name}={theirs or 'null'}: names no column that is read; name"
+                " those of image, label or split, as `'dataset.columns={label: LABEL}'`",
                 key="dataset.columns",
                 value=name,
                 known=COLUMNS,
@@ -281,7 +301,8 @@ class ImagesConfig(DatasetConfig):
         if self.split is not None and not 0 < self.split < 1:
             raise Refusal(
                 "config.images-split",
-                f"dataset.split={self.split}: is a share of each class; give one in (0, 1), as `dataset.split=0.2`",
+                f"dataset.split={self.split}: is a share of each class; give one in (0, 1), as"
+                " `dataset.split=0.2`",
                 key="dataset.split",
                 value=self.split,
             )
@@ -295,7 +316,9 @@ Freeze = StrEnum("Freeze", ["none", "backbone"])
 @dataclass
 class ModelConfig(Group):
     name: str = key(
-        MISSING, "mobilenet_v2, or another classifier of torchvision or timm, as model=resnet50 sets it", Role.option
+        MISSING,
+        "mobilenet_v2, or another classifier of torchvision or timm, as model=resnet50 sets it",
+        Role.option,
     )
     width: float = key(
         1.0,
@@ -311,7 +334,8 @@ class ModelConfig(Group):
     )
     depthwise: Depthwise = key(
         Depthwise.convolution,
-        "3 x 3, 5 x 5 and 7 x 7 convolutions of each channel: convolution, or triton, kernels for layout=nhwc on CUDA",
+        "3 x 3, 5 x 5 and 7 x 7 convolutions of each channel: convolution, or triton, kernels for"
+        " layout=nhwc on CUDA",
         Role.identity | Role.memory | Role.speed,
         since=("width", "convolution"),
     )
@@ -323,7 +347,8 @@ class ModelConfig(Group):
     )
     weights_from: Optional[str] = key(
         None,
-        "which weights of the file, where it holds several, as state_dict or state_dict_ema; null takes averaged ones",
+        "which weights of the file, where it holds several, as state_dict or state_dict_ema; null"
+        " takes averaged ones",
         Role.identity | Role.work | Role.learning | Role.speed,
         since=("width", None),
     )
@@ -338,15 +363,16 @@ class ModelConfig(Group):
         if not self.weights:
             raise Refusal(
                 "config.model-weights-empty",
-                "model.weights='': is no file; use `model.weights=random`, `model.weights=pretrained` "
-                "or `model.weights=FILE`",
+                "model.weights='': is no file; use `model.weights=random`,"
+                " `model.weights=pretrained` or `model.weights=FILE`",
                 key="model.weights",
             )
         if self.weights_from is not None and self.weights in ("random", "pretrained"):
             raise Refusal(
                 "config.model-weights-from",
-                f"model.weights_from={self.weights_from}: chooses among the weights of a file, and "
-                f"model.weights={self.weights} is none; use `model.weights=FILE`, or `model.weights_from=null`",
+                f"model.weights_from={self.weights_from}: chooses among the weights of a file, and"
+                f" model.weights={self.weights} is none; use `model.weights=FILE`, or"
+                " `model.weights_from=null`",
                 key="model.weights_from",
                 weights=self.weights,
             )
@@ -366,9 +392,14 @@ class ModelConfig(Group):
 class OptimizerConfig(Group):
     name: str = option_name()
     weight_decay: float = key(
-        0.0, "factor of weight decay; decoupled with adamw", Role.identity | Role.learning | Role.speed, least=0
+        0.0,
+        "factor of weight decay; decoupled with adamw",
+        Role.identity | Role.learning | Role.speed,
+        least=0,
     )
-    fused: bool = key(False, "one kernel for all parameters", Role.identity | Role.memory | Role.speed)
+    fused: bool = key(
+        False, "one kernel for all parameters", Role.identity | Role.memory | Role.speed
+    )
 
 
 @dataclass
@@ -400,16 +431,20 @@ class SgdConfig(OptimizerConfig):
 class AdamConfig(OptimizerConfig):
     betas: list[float] = key(
         lambda: [0.9, 0.999],
-        "decay rates of the two moments, in [0, 1); schedule=onecycle takes the first from 0.95 to 0.85 and back",
+        "decay rates of the two moments, in [0, 1); schedule=onecycle takes the first from 0.95 to"
+        " 0.85 and back",
         Role.identity | Role.learning,
     )
-    eps: float = key(1e-8, "added to the denominator of a step", Role.identity | Role.learning, above=0)
+    eps: float = key(
+        1e-8, "added to the denominator of a step", Role.identity | Role.learning, above=0
+    )
 
     def __post_init__(self) -> None:
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise Refusal(
                 "config.optimizer-betas",
-                f"optimizer.betas={self.betas}: give two values in [0, 1), as `optimizer.betas=[0.9,0.999]`",
+                f"optimizer.betas={self.betas}: give two values in [0, 1), as"
+                " `optimizer.betas=[0.9,0.999]`",
                 key="optimizer.betas",
                 value=self.betas,
             )
@@ -417,7 +452,17 @@ class AdamConfig(OptimizerConfig):
 
 # The axes of a run's record, in the order of tables
 AXES = (
-    *("precision", "gpus", "nodes", "strategy", "loader", "layout", "pin_memory", "dataset", "dataset.image_size"),
+    *(
+        "precision",
+        "gpus",
+        "nodes",
+        "strategy",
+        "loader",
+        "layout",
+        "pin_memory",
+        "dataset",
+        "dataset.image_size",
+    ),
     *("model", "batch_size", "epochs", "seed", "scale"),
 )
 
@@ -460,44 +505,68 @@ class VisionConfig(TrainingConfig):
     dataset: DatasetConfig = key(
         MISSING,
         "what is trained on",
-        Role.identity | Role.work | Role.content | Role.learning | Role.memory | Role.speed | Role.titled,
+        Role.identity
+        | Role.work
+        | Role.content
+        | Role.learning
+        | Role.memory
+        | Role.speed
+        | Role.titled,
         shown=0,
     )
     model: ModelConfig = key(
         MISSING,
         "what is trained",
-        Role.identity | Role.work | Role.content | Role.learning | Role.memory | Role.speed | Role.titled,
+        Role.identity
+        | Role.work
+        | Role.content
+        | Role.learning
+        | Role.memory
+        | Role.speed
+        | Role.titled,
         shown=2,
     )
     optimizer: OptimizerConfig = key(MISSING, "how weights are updated; sets lr too", WAY_TO_TRAIN)
     schedule: Schedule = key(
-        Schedule.onecycle, "of the learning rate: onecycle, cosine or constant", Role.identity | Role.learning
+        Schedule.onecycle,
+        "of the learning rate: onecycle, cosine or constant",
+        Role.identity | Role.learning,
     )
     compile: Optional[Union[bool, str]] = key(
         False,
-        "torch.compile the model: true, or one of its modes, as reduce-overhead; null does so on CUDA alone",
+        "torch.compile the model: true, or one of its modes, as reduce-overhead; null does so on"
+        " CUDA alone",
         Role.identity | Role.speed,
     )
     cudnn_benchmark: bool = key(
         False, "let cuDNN try its convolutions and take the fastest", Role.identity | Role.speed
     )
     warmup_steps: int = key(
-        5, "first steps that step_s and images_per_s leave out; they are recorded and marked", Role.identity, least=0
+        5,
+        "first steps that step_s and images_per_s leave out; they are recorded and marked",
+        Role.identity,
+        least=0,
     )
     num_workers: Optional[int] = key(
         None,
-        "loader workers per rank, which loader=batched has as threads and loader=torch as processes; "
-        "null takes none on CPU ranks, and min(8, cores / ranks) on CUDA",
+        "loader workers per rank, which loader=batched has as threads and loader=torch as"
+        " processes; null takes none on CPU ranks, and min(8, cores / ranks) on CUDA",
         Role.identity | Role.speed,
         least=0,
         tries=Tries(("1", "2", "4"), ("data",)),
     )
     target_accuracy: Optional[float] = key(
-        None, "test accuracy, in (0, 1], to which the time is recorded; null: none", Role.identity | Role.work
+        None,
+        "test accuracy, in (0, 1], to which the time is recorded; null: none",
+        Role.identity | Role.work,
     )
-    stop_at_target: bool = key(False, "stop when target_accuracy is reached", Role.identity | Role.work | Role.learning)
+    stop_at_target: bool = key(
+        False, "stop when target_accuracy is reached", Role.identity | Role.work | Role.learning
+    )
     save: Save = key(
-        Save.none, "what is kept of the training: model, its weights, in the run's folder; or none", Role.beside
+        Save.none,
+        "what is kept of the training: model, its weights, in the run's folder; or none",
+        Role.beside,
     )
 
     @property
@@ -516,15 +585,16 @@ class VisionConfig(TrainingConfig):
         if self.model.pointwise is Pointwise.linear and self.layout.name is not LayoutName.nhwc:
             raise Refusal(
                 "config.pointwise-layout",
-                "model.pointwise=linear: reads the channels of NHWC images as a matrix; use `layout=nhwc` "
-                "or `model.pointwise=convolution`",
+                "model.pointwise=linear: reads the channels of NHWC images as a matrix; use"
+                " `layout=nhwc` or `model.pointwise=convolution`",
                 key="model.pointwise",
             )
         target = self.target_accuracy
         if target is not None and not 0 < target <= 1:
             raise Refusal(
                 "config.target-accuracy",
-                f"target_accuracy={target}: is a share; give a value in (0, 1], as `target_accuracy=0.97`",
+                f"target_accuracy={target}: is a share; give a value in (0, 1], as"
+                " `target_accuracy=0.97`",
                 key="target_accuracy",
                 value=target,
             )

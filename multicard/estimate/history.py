@@ -49,7 +49,9 @@ class PastRun:
         return tuple(sorted(observations.axes(self.setting).items()))
 
     def has_steps_of(self, axes: Mapping[str, str]) -> bool:
-        """True where its steps are those of a setting; keys that came after the run do not count."""
+        """True where its steps are those of a setting;
+        keys that came after the run do not count.
+        """
         return not observations.differences(dict(self.axes), axes)
 
     @cached_property
@@ -62,8 +64,9 @@ class PastRun:
 
     @property
     def is_raced(self) -> bool:
-        """True for a cell of a race. Its steps alone are comparable: it evaluates one batch at most, loads ahead while
-        it pauses, and starts beside others."""
+        """True for a cell of a race. Its steps alone are comparable: it evaluates one batch at
+        most, loads ahead while it pauses, and starts beside others.
+        """
         return self.record.probe is not None and self.record.probe.ended_by == "race"
 
     @property
@@ -77,7 +80,9 @@ class PastRun:
 
     @cached_property
     def left_out(self) -> str | None:
-        """The reason for which the run tells nothing about time; None where it does, even in a marked estimate."""
+        """The reason for which the run tells nothing about time; None where it does,
+        even in a marked estimate.
+        """
         record = self.record
         if record.status != "ok":
             return {"oom": "ran out of memory"}.get(record.status, record.status)
@@ -90,17 +95,22 @@ class PastRun:
 
     @cached_property
     def step_s(self) -> float | None:
-        """The mean step, by the definition of today; older records of several ranks have another."""
+        """The mean step, by the definition of today;
+        older records of several ranks have another.
+        """
         if self.record.probe is not None:
             return _positive(self.record.probe.step_s)
         steps = self.record.steps
-        is_defined = steps is not None and (steps.definition == formulas.STEP_DEFINITION or self.ranks == 1)
+        is_defined = steps is not None and (
+            steps.definition == formulas.STEP_DEFINITION or self.ranks == 1
+        )
         return _positive(steps.mean) if steps is not None and is_defined else None
 
     @property
     def step_error(self) -> float:
         """Relative standard error of `step_s`, by the steps of the run."""
-        probe, steps = self.record.probe, self.record.steps
+        probe = self.record.probe
+        steps = self.record.steps
         if probe is not None:
             return DRIFTING_ERROR if probe.half_width is None else abs(probe.half_width) / NORMAL_95
         if steps is None or not steps.std or not steps.mean or not steps.count:
@@ -109,7 +119,9 @@ class PastRun:
 
     @property
     def peak_bytes(self) -> int | None:
-        """The peak of torch's allocator in the rank that held most; None of CPU ranks, whose figure is another."""
+        """The peak of torch's allocator in the rank that held most; None of CPU ranks,
+        whose figure is another.
+        """
         peak = self.record.peak_memory_bytes
         return peak.max or None if peak is not None and peak.kind == "cuda_allocated" else None
 
@@ -126,31 +138,41 @@ class PastRun:
     def observation(self) -> StepObservation:
         """The run's mean step, where `left_out` is None."""
         commit = commit_of({"commit": self.record.commit, "changes": self.record.changes})
-        step_s, basis = self.step_s or math.nan, Basis.probed if self.is_probe else Basis.measured
+        step_s = self.step_s or math.nan
+        basis = Basis.probed if self.is_probe else Basis.measured
         told = self.setting, step_s, self.step_error, str(self.hardware), basis, commit, self.marks
         return StepObservation(*told, limits.busy_share(self.record))
 
 
 def history_folders(folder: Path) -> list[Path]:
-    """The sweeps whose records count for a run in `folder`: all in a root named `multirun`, else its own sweep."""
+    """The sweeps whose records count for a run in `folder`: all in a root named `multirun`,
+    else its own sweep.
+    """
     root = folder.parent.parent
     if root.name != ROOT:
         return [folder.parent]
     with suppress(OSError):
-        sweeps = [path for path in root.iterdir() if not path.name.startswith(".") and path.name != PUBLISHED]
+        sweeps = [
+            path
+            for path in root.iterdir()
+            if not path.name.startswith(".") and path.name != PUBLISHED
+        ]
         return sorted(path for path in sweeps if path.is_dir())
     return []
 
 
 def read(folders: Sequence[Path]) -> list[PastRun]:
-    """The newest MOST_RUNS finished runs in these sweeps' folders, the newest last; unreadable records are left out."""
+    """The newest MOST_RUNS finished runs in these sweeps' folders, the newest last;
+    unreadable records are left out.
+    """
     files = nlargest(MOST_RUNS, (file for folder in folders for file in _results(folder)))
     return [run for file in reversed(files) if (run := _run(*file)) is not None]
 
 
 def setting(config: Mapping[str, Any]) -> dict[str, str]:
-    """The settings of `comparable.measured_settings` ("group.key" to JSON text), several times as fast. Keys that came
-    after the run have the value by which it behaved."""
+    """The settings of `comparable.measured_settings` ("group.key" to JSON text), several times as
+    fast. Keys that came after the run have the value by which it behaved.
+    """
     beside = schema.beside()
     measured = flat({key: value for key, value in config.items() if key not in beside})
     for key, came_after in schema.since().items():
@@ -163,12 +185,15 @@ def setting(config: Mapping[str, Any]) -> dict[str, str]:
 
 def commit_of(git: Mapping[str, Any] | None) -> str | None:
     """The commit, with the digits of what was changed beside it; None where there is none."""
-    commit, changes = (git or {}).get("commit"), (git or {}).get("changes")
+    commit = (git or {}).get("commit")
+    changes = (git or {}).get("changes")
     return f"{commit}+{changes}" if commit and changes else commit
 
 
 def _results(folder: Path) -> Iterator[tuple[int, str, int]]:
-    """Time of writing, path and inode of each record of a sweep; hidden folders hold discarded ones."""
+    """Time of writing, path and inode of each record of a sweep;
+    hidden folders hold discarded ones.
+    """
     with suppress(OSError), scandir(folder) as entries:
         for entry in entries:
             if not entry.name.startswith("."):
@@ -180,8 +205,9 @@ def _results(folder: Path) -> Iterator[tuple[int, str, int]]:
 
 @lru_cache(maxsize=2 * MOST_RUNS)
 def _run(modified_ns: int, path: str, inode: int) -> PastRun | None:
-    """The run of a record, read once for each state of its file; None where it did not finish, cannot be read, or is
-    of a newer version."""
+    """The run of a record, read once for each state of its file; None where it did not finish,
+    cannot be read, or is of a newer version.
+    """
     del modified_ns, inode
     with suppress(OSError, ValueError, RecursionError):
         record = DECODER.decode(run_folder.read_bytes(Path(path)))

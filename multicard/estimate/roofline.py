@@ -23,10 +23,10 @@ from typing import NamedTuple
 from multicard.config.llm import Attention, LlmConfig
 from multicard.estimate.memory.facts import TextFacts
 from multicard.llm import methods, step_work
-from multicard.machine.gpu_models import Gpu
+from multicard.machine.gpu_models import GpuModel
 from multicard.messages import Message
 from multicard.records.rank_files import ModelSizes
-from multicard.records.schema_parts import Interval
+from multicard.records.schema_parts import PredictedInterval
 
 
 class Range(NamedTuple):
@@ -52,7 +52,8 @@ LAUNCH_S = {False: Range(1.5e-3, 5e-3, 16e-3), True: Range(0.4e-3, 1.5e-3, 6e-3)
 RECOMPUTED = 4 / 3  # times the launches: a third forward or backward pass of a layer
 MEMORY_SHARE = Range(0.5, 0.75, 0.95)  # of the published rate
 LINKS_SHARE = Range(0.25, 0.6, 0.9)
-BETWEEN_NODES_BYTES_PER_S = Range(3e9, 25e9, 50e9)  # of a GPU: Ethernet of 25 Gb/s to InfiniBand of 400
+# of a GPU: Ethernet of 25 Gb/s to InfiniBand of 400
+BETWEEN_NODES_BYTES_PER_S = Range(3e9, 25e9, 50e9)
 # Bytes that move for a weight in each pass, to turn NF4 into bf16: one kernel at the least, several
 # in torchao; and to simulate int4, by torch's operators in fp32. Of QAT no published step is known.
 FROM_NF4_BYTES = Range(2.5, 12.0, 60.0)
@@ -74,18 +75,19 @@ class Roofline:
         tokens_per_s: of all ranks, padding included, likewise.
     """
 
-    step_s: Interval
+    step_s: PredictedInterval
     tokens: float
     mfu: tuple[float, float]
     tokens_per_s: tuple[float, float]
 
-    def about(self, gpu: Gpu) -> Message:
+    def about(self, gpu: GpuModel) -> Message:
         """What the interval rests on."""
         least, most = self.tokens_per_s
         lowest, highest = self.mfu
         sentence = (
-            f"not measured, by the published rates of {gpu.name}: {self.tokens:,.0f} tokens a step and GPU "
-            f"at {least:,.0f} to {most:,.0f} tokens/s (MFU {100 * lowest:.2g} to {100 * highest:.2g} %)"
+            f"not measured, by the published rates of {gpu.name}: {self.tokens:,.0f} tokens a step"
+            f" and GPU at {least:,.0f} to {most:,.0f} tokens/s (MFU {100 * lowest:.2g} to"
+            f" {100 * highest:.2g} %)"
         )
         return Message(
             "estimate.roofline",
@@ -97,7 +99,9 @@ class Roofline:
         )
 
 
-def step(config: LlmConfig, gpu: Gpu, facts: TextFacts, sizes: ModelSizes) -> Roofline | Message:
+def step(
+    config: LlmConfig, gpu: GpuModel, facts: TextFacts, sizes: ModelSizes
+) -> Roofline | Message:
     """A step of a rank on a GPU, or why there is no bound: what it takes has no published rate."""
     peak = gpu.flops_per_s.get(config.formats.products)
     if peak is None:
@@ -111,12 +115,14 @@ def step(config: LlmConfig, gpu: Gpu, facts: TextFacts, sizes: ModelSizes) -> Ro
     low = _terms(config, gpu, sizes, peak, tokens.least, length.least, fast=2)
     likely = _terms(config, gpu, sizes, peak, tokens.likely, length.likely, fast=1)
     high = _terms(config, gpu, sizes, peak, tokens.most, length.most, fast=0)
-    step_s = Interval(
+    step_s = PredictedInterval(
         value=max(likely.gpu_s, likely.host_s) + likely.exchange_s / 2,
         low=max(low.gpu_s, low.host_s, low.exchange_s),
         high=max(high.gpu_s, high.host_s) + min(high.gpu_s, high.host_s) / 2 + high.exchange_s,
     )
-    slowest, fastest = tokens.most / step_s.high, tokens.least / step_s.low  # of a rank, each second
+    # of a rank, each second
+    slowest = tokens.most / step_s.high
+    fastest = tokens.least / step_s.low
     passes = methods.chosen(config).reference_passes
     return Roofline(
         step_s=step_s,
@@ -136,7 +142,13 @@ class _Terms(NamedTuple):
 
 
 def _terms(
-    config: LlmConfig, gpu: Gpu, sizes: ModelSizes, peak: float, tokens: float, length: float, fast: int
+    config: LlmConfig,
+    gpu: GpuModel,
+    sizes: ModelSizes,
+    peak: float,
+    tokens: float,
+    length: float,
+    fast: int,
 ) -> _Terms:
     """The terms of a step, at one end of their ranges or between.
 
@@ -168,7 +180,9 @@ def _terms(
 
 
 def _converted_bytes(config: LlmConfig, sizes: ModelSizes, place: int) -> float:
-    """Bytes that move as frozen weights leave NF4, or as weights simulate int4; the output does neither."""
+    """Bytes that move as frozen weights leave NF4, or as weights simulate int4;
+    the output does neither.
+    """
     method = methods.chosen(config)
     a_weight = 0.0
     if method.nf4:

@@ -1,7 +1,9 @@
-"""Measured rows that people share: `multirun/published/*.json`, written by `export` and checked by `import`.
+"""Measured rows that people share: `multirun/published/*.json`,
+written by `export` and checked by `import`.
 
-A row has what the schema knows and nothing else: numbers, words of the schema and of the options under `conf/`, public
-names of models, hardware and versions. No path, host, name, id or text of a user can be in it.
+A row has what the schema knows and nothing else: numbers, words of the schema and of the options
+under `conf/`, public names of models, hardware and versions. No path, host, name,
+id or text of a user can be in it.
 """
 
 import math
@@ -20,7 +22,7 @@ from msgspec import Meta, Struct
 from multicard.config import CONF, schema
 from multicard.estimate import history
 from multicard.estimate.observations import Basis, StepObservation
-from multicard.estimate.target import Target, cores_in_words
+from multicard.estimate.target import TargetMachine, cores_in_words
 from multicard.machine import environment
 from multicard.machine.gpu_models import product
 from multicard.messages import Refusal
@@ -34,7 +36,8 @@ LICENCE = "CC0-1.0"
 PACKAGES = ("python", "driver", *environment.PACKAGES)
 # no roles: what a row of a file has to name
 NEEDED = ("model.name", "dataset.name", "gpus")  # without them a row says nothing
-SHARED_FIGURES = [figure.name for figure in FIGURES.values() if figure.unit is not MONEY]  # prices are the user's own
+# prices are the user's own
+SHARED_FIGURES = [figure.name for figure in FIGURES.values() if figure.unit is not MONEY]
 Text = Annotated[str, Meta(pattern=r"^[\w .,:()@/+-]{1,100}$(?!\n)")]
 VERSION = r"^\d{1,9}(\.\d{1,9}){0,5}((a|b|rc|\.post|\.dev)\d{1,9})?(\+cu\d{1,4}|\+cpu)?$(?!\n)"
 LINK = r"^(NV\d{1,2}|SAME|PIX|PXB|PHB|NODE|SYS)$(?!\n)"
@@ -44,7 +47,9 @@ Value = Annotated[list[Float | Text], Meta(max_length=8)] | Text | Int | Float |
 
 
 class SharedFigure(Struct, forbid_unknown_fields=True, frozen=True):
-    """A figure of a setting over its runs. mean: of peak memory the highest; sd: null of a single run."""
+    """A figure of a setting over its runs. mean: of peak memory the highest;
+    sd: null of a single run.
+    """
 
     n: Annotated[int, Meta(ge=1, le=10_000)]
     mean: Float
@@ -52,7 +57,9 @@ class SharedFigure(Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class SharedRow(Struct, forbid_unknown_fields=True, frozen=True):
-    """A setting that was measured on one machine. Figures are those of docs/record.md, in their units."""
+    """A setting that was measured on one machine. Figures are those of docs/record.md,
+    in their units.
+    """
 
     kind: Annotated[str, Meta(pattern="^(vision|llm)$(?!\n)")]
     hardware: Annotated[Text, "names of the GPUs, or the CPU's model"]
@@ -61,7 +68,9 @@ class SharedRow(Struct, forbid_unknown_fields=True, frozen=True):
     versions: Annotated[dict[Text, Version], Meta(max_length=40)]
     settings: Annotated[dict[str, Value], Meta(max_length=200)]
     figures: Annotated[dict[str, SharedFigure], Meta(min_length=1, max_length=100)]
-    links: Annotated[list[Link], Meta(max_length=10), "between the GPUs of a node, each kind once"] = []
+    links: Annotated[
+        list[Link], Meta(max_length=10), "between the GPUs of a node, each kind once"
+    ] = []
 
     def figure(self, name: str) -> float | None:
         return self.figures[name].mean if name in self.figures else None
@@ -85,25 +94,34 @@ def decode(content: bytes) -> SharedFile:
     except RecursionError:
         raise Refusal("share.nested", "is nested too deeply") from None
     for number, row in enumerate(read.rows):
-        unknown = [key for key, value in row.settings.items() if not is_public(row.kind, key, value)]
+        unknown = [
+            key for key, value in row.settings.items() if not is_public(row.kind, key, value)
+        ]
         unknown += [name for name in row.figures if name not in SHARED_FIGURES]
         unknown += [name for name in row.versions if name not in PACKAGES]
         unknown += [key for key in NEEDED if key not in row.settings]
         if unknown:
             name = unknown[0]
-            sentence = f"rows[{number}]: {name!r} is absent, or is no key, value, figure or package of multicard"
+            sentence = (
+                f"rows[{number}]: {name!r} is absent, or is no key, value, figure or package of"
+                " multicard"
+            )
             raise Refusal("share.unknown", sentence, row=number, name=name)
     return read
 
 
 def is_public(kind: str, key: str, value: Any) -> bool:
-    """True for a setting that the schema knows, with a number, or a word that multicard or a model's package has."""
+    """True for a setting that the schema knows, with a number,
+    or a word that multicard or a model's package has.
+    """
     if key in schema.OLDER:
         return value in schema.OLDER[key].words
     keys, words = _schema(kind)
     parts = value if isinstance(value, list) else [value]
     return key in keys and all(
-        not isinstance(part, str) or part in words or (key == "model.name" and part in model_names.every())
+        not isinstance(part, str)
+        or part in words
+        or (key == "model.name" and part in model_names.every())
         for part in parts
     )
 
@@ -113,10 +131,17 @@ def _schema(kind: str) -> tuple[frozenset[str], frozenset[str]]:
     """The keys of a kind's settings, and the words that their values may be."""
     (workload,) = (workload for workload in WORKLOADS if workload.name == kind)
     types = {
-        key: [part for hint in own for part in (hint, *get_args(hint))] for key, own in known_keys(workload).items()
+        key: [part for hint in own for part in (hint, *get_args(hint))]
+        for key, own in known_keys(workload).items()
     }
-    types = {key: own for key, own in types.items() if own and not any(map(is_dataclass, own))}  # no groups
-    enums = [each for own in types.values() for each in own if isinstance(each, type) and issubclass(each, Enum)]
+    # no groups
+    types = {key: own for key, own in types.items() if own and not any(map(is_dataclass, own))}
+    enums = [
+        each
+        for own in types.values()
+        for each in own
+        if isinstance(each, type) and issubclass(each, Enum)
+    ]
     words = {str(word) for each in enums for word in each}
     for file in CONF.glob("**/*.yaml"):
         words |= {file.stem, *_strings(yaml.safe_load(file.read_text()))}
@@ -128,12 +153,20 @@ def _schema(kind: str) -> tuple[frozenset[str], frozenset[str]]:
 def _strings(content: Any) -> Iterator[str]:
     if isinstance(content, str):
         yield content
-    for part in content.values() if isinstance(content, dict) else content if isinstance(content, list) else ():
+    for part in (
+        content.values()
+        if isinstance(content, dict)
+        else content
+        if isinstance(content, list)
+        else ()
+    ):
         yield from _strings(part)
 
 
 def read(runs_folder: Path) -> list[tuple[str, SharedRow]]:
-    """The rows beside a sweep's folder, each with its file's name; what cannot be read is left out."""
+    """The rows beside a sweep's folder, each with its file's name;
+    what cannot be read is left out.
+    """
     root = runs_folder.absolute().parent
     files = sorted((root / history.PUBLISHED).glob("*.json")) if root.name == history.ROOT else []
     return [(file.stem, row) for file in files for row in _rows(file, file.stat().st_mtime_ns)]
@@ -147,14 +180,21 @@ def _rows(file: Path, modified_ns: int) -> Sequence[SharedRow]:
     return []
 
 
-def observations(rows: Sequence[tuple[str, SharedRow]], target: Target) -> list[StepObservation]:
+def observations(
+    rows: Sequence[tuple[str, SharedRow]], target: TargetMachine
+) -> list[StepObservation]:
     """The steps of rows that were measured on hardware like the target's."""
     found = list[StepObservation]()
     for name, row in rows:
-        step, cores = row.figures.get("step_s"), cores_in_words(row.cores, 1, in_job=False)
+        step = row.figures.get("step_s")
+        cores = cores_in_words(row.cores, 1, in_job=False)
         is_here = product(row.hardware) == target.hardware and target.cores in (None, cores)
         if step is not None and step.mean > 0 and is_here:
-            error = history.UNKNOWN_ERROR if step.sd is None else min(step.sd / step.mean / math.sqrt(step.n), 1.0)
+            error = (
+                history.UNKNOWN_ERROR
+                if step.sd is None
+                else min(step.sd / step.mean / math.sqrt(step.n), 1.0)
+            )
             settings = schema.without_older(row.settings)
             setting = {key: msgspec.json.encode(value).decode() for key, value in settings.items()}
             found.append(StepObservation(setting, step.mean, error, name, Basis.published))

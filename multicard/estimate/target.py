@@ -9,13 +9,15 @@ from multicard.config.base import RunConfig
 from multicard.config.job import Device, resources
 from multicard.config.sweeps import is_elsewhere, memory_bytes
 from multicard.machine import environment
-from multicard.machine.gpu_models import GPUS, Gpu, product, usable_bytes
+from multicard.machine.gpu_models import GPUS, GpuModel, product, usable_bytes
 from multicard.messages import Refusal
 from multicard.records.text_table import in_bytes
 
 
-def named(name: str, key: str = "predict.gpu") -> Gpu:
-    """The GPU that `key` names; for one that is not in the table, a Refusal lists those that are."""
+def named(name: str, key: str = "predict.gpu") -> GpuModel:
+    """The GPU that `key` names; for one that is not in the table,
+    a Refusal lists those that are.
+    """
     gpu = GPUS.get(name.strip().lower())
     if gpu is None:
         sentence = f"{key}={name}: no such GPU; choose one of {', '.join(GPUS)}"
@@ -24,18 +26,21 @@ def named(name: str, key: str = "predict.gpu") -> Gpu:
 
 
 def cores_in_words(number: int | None, ranks: int, in_job: bool) -> str:
-    """The cores of a run, which tell machines of CPU ranks apart; `in_job` each of a node's ranks has cores of its own,
-    and the run not all of the machine."""
+    """The cores of a run, which tell machines of CPU ranks apart; `in_job` each of a node's ranks
+    has cores of its own, and the run not all of the machine.
+    """
     return f"{number / ranks:g} cores a rank" if in_job and number else f"{number} cores"
 
 
 @dataclass(frozen=True)
-class Target:
+class TargetMachine:
     """Machine that a run is estimated for.
 
-    hardware: as records have it (`product`); None: not known. cores: of CPU ranks (`cores_in_words`); None of GPUs,
+    hardware: as records have it (`product`); None: not known. cores: of CPU ranks
+    (`cores_in_words`); None of GPUs,
         whose name is enough. device_type: "cuda" or "cpu".
-    gpu: the GPU's name as NVML has it. memory_bytes: of the GPU as CUDA offers it, of CPU ranks the machine's.
+    gpu: the GPU's name as NVML has it. memory_bytes: of the GPU as CUDA offers it, of CPU ranks the
+    machine's.
     gpus: their number; None of another machine.
     """
 
@@ -55,34 +60,47 @@ class Target:
         return gpu if self.memory_bytes is None else f"{gpu} of {in_bytes(self.memory_bytes)}"
 
 
-UNKNOWN_NODE = Target()  # of SLURM, whose GPUs are not known
+UNKNOWN_NODE = TargetMachine()  # of SLURM, whose GPUs are not known
 
 
-def targets(configs: Sequence[RunConfig], here: bool = False, on_slurm: bool = False) -> list[Target]:
-    """The target of each configuration: this machine, or unless it is to be `here` the GPU of `predict.gpu` and
-    `predict.memory`; `on_slurm` its nodes, whose processor is taken to be this machine's. Refuses (ValueError) as
-    `named`."""
+def targets(
+    configs: Sequence[RunConfig], here: bool = False, on_slurm: bool = False
+) -> list[TargetMachine]:
+    """The target of each configuration: this machine, or unless it is to be `here` the GPU of
+    `predict.gpu` and `predict.memory`; `on_slurm` its nodes, whose processor is taken to be this
+    machine's. Refuses (ValueError) as `named`.
+    """
     found = environment.gpus() if any(config.device is not Device.cpu for config in configs) else []
     return [_target(config, found, here, on_slurm) for config in configs]
 
 
-def _target(config: RunConfig, found: Sequence[Mapping[str, Any]], here: bool, on_slurm: bool) -> Target:
+def _target(
+    config: RunConfig, found: Sequence[Mapping[str, Any]], here: bool, on_slurm: bool
+) -> TargetMachine:
     asked = config.predict
     memory = memory_bytes(asked.memory) if asked.memory and not here else None
     if asked.gpu is not None and not here:
         gpu = named(asked.gpu)
-        return Target(gpu.name, None, "cuda", gpu.products[0], memory or gpu.memory_bytes)
+        return TargetMachine(gpu.name, None, "cuda", gpu.products[0], memory or gpu.memory_bytes)
     if config.device is not Device.cpu:
         if on_slurm and not is_elsewhere(config):
             return UNKNOWN_NODE
         names = sorted({str(gpu["name"]) for gpu in found if gpu.get("name")})
         if names:
-            sizes = [usable_bytes(gpu["name"], gpu["memory_bytes"]) for gpu in found if gpu.get("memory_bytes")]
+            sizes = [
+                usable_bytes(gpu["name"], gpu["memory_bytes"])
+                for gpu in found
+                if gpu.get("memory_bytes")
+            ]
             least = memory or min(sizes, default=None)
-            return Target(product(", ".join(names)), None, "cuda", names[0], least, len(found))
+            return TargetMachine(
+                product(", ".join(names)), None, "cuda", names[0], least, len(found)
+            )
     if memory is not None or config.device is Device.cuda:
-        return Target(memory_bytes=memory)
-    return Target(environment.cpu_model(), _cores(config, on_slurm), "cpu", None, environment.memory_bytes())
+        return TargetMachine(memory_bytes=memory)
+    return TargetMachine(
+        environment.cpu_model(), _cores(config, on_slurm), "cpu", None, environment.memory_bytes()
+    )
 
 
 def _cores(config: RunConfig, on_slurm: bool) -> str:

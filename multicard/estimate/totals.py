@@ -2,8 +2,8 @@
 
     total = step x (steps + warm-up + epochs x evaluation) + epochs x rest
 
-The deviations of independent parts add as squares. That of the mean step is the same in all steps of a run, so it does
-not average out over them.
+The deviations of independent parts add as squares. That of the mean step is the same in all steps
+of a run, so it does not average out over them.
 """
 
 import math
@@ -25,63 +25,77 @@ from multicard.estimate.scaling import CONFIDENCE
 from multicard.llm.data import held_out_rows
 from multicard.measure import repeated_runs
 from multicard.records.schema import VisionEpoch, VisionRecord
-from multicard.records.schema_parts import Interval
+from multicard.records.schema_parts import PredictedInterval
 from multicard.vision.strategy import STRATEGIES
 
 MOST_STEPS = 10**12
 # Standard deviations of logarithms, between runs alike, before there are several (`spread`)
-EVALUATION_SD, WARMUP_SD, POWER_SD = 0.05, 0.3, 0.03
+EVALUATION_SD = 0.05
+WARMUP_SD = 0.3
+POWER_SD = 0.03
 PRIOR_DEGREES = 4
-EVALUATION = Interval(0.35, 0.15, 0.8)  # an evaluated image over a trained one, where no run tells
+EVALUATION = PredictedInterval(
+    0.35, 0.15, 0.8
+)  # an evaluated image over a trained one, where no run tells
 Figure = Callable[[PastRun], float | None]
 
 
 # ---- intervals
 
 
-def exact(value: float) -> Interval:
-    return Interval(value, value, value)
+def exact(value: float) -> PredictedInterval:
+    return PredictedInterval(value, value, value)
 
 
-def summed(parts: Iterable[Interval]) -> Interval:
+def summed(parts: Iterable[PredictedInterval]) -> PredictedInterval:
     """The sum of independent parts."""
     parts = list(parts)
     value = math.fsum(part.value for part in parts)
     below = math.hypot(*(part.value - part.low for part in parts))
     above = math.hypot(*(part.high - part.value for part in parts))
-    return Interval(value, max(value - below, 0.0), value + above)
+    return PredictedInterval(value, max(value - below, 0.0), value + above)
 
 
-def product(*factors: Interval) -> Interval:
-    """The product of independent factors above 0: the deviations of their logarithms add as squares."""
+def product(*factors: PredictedInterval) -> PredictedInterval:
+    """The product of independent factors above 0: the
+    deviations of their logarithms add as squares.
+    """
     value = math.prod(factor.value for factor in factors)
     if any(factor.low <= 0 for factor in factors):
-        return Interval(value, 0.0, math.prod(factor.high for factor in factors))
+        return PredictedInterval(value, 0.0, math.prod(factor.high for factor in factors))
     below = math.hypot(*(math.log(factor.value / factor.low) for factor in factors))
     above = math.hypot(*(math.log(factor.high / factor.value) for factor in factors))
-    return Interval(value, value * math.exp(-below), value * math.exp(above))
+    return PredictedInterval(value, value * math.exp(-below), value * math.exp(above))
 
 
-def spread(values: Sequence[float], sd: float) -> Interval:
-    """The geometric mean of figures above 0, with the 90 % interval of the next one; `sd` is that of the logarithm
-    between runs, and counts as PRIOR_DEGREES of freedom beside those of `values`."""
+def spread(values: Sequence[float], sd: float) -> PredictedInterval:
+    """The geometric mean of figures above 0, with the 90 % interval of the next one; `sd` is that
+    of the logarithm between runs, and counts as
+    PRIOR_DEGREES of freedom beside those of `values`.
+    """
     logs = [math.log(value) for value in values]
-    mean, count = math.fsum(logs) / len(logs), len(logs)
+    mean = math.fsum(logs) / len(logs)
+    count = len(logs)
     degrees = PRIOR_DEGREES + count - 1
     variance = (PRIOR_DEGREES * sd**2 + math.fsum((value - mean) ** 2 for value in logs)) / degrees
-    half = repeated_runs.student_quantile(CONFIDENCE, degrees) * math.sqrt(variance * (1 + 1 / count))
+    half = repeated_runs.student_quantile(CONFIDENCE, degrees) * math.sqrt(
+        variance * (1 + 1 / count)
+    )
     half = min(half, math.log(10))
-    return Interval(math.exp(mean), math.exp(mean - half), math.exp(mean + half))
+    return PredictedInterval(math.exp(mean), math.exp(mean - half), math.exp(mean + half))
 
 
 # ---- runs alike
 
 
 class Alike:
-    """Runs of one machine and workload, by the number of settings in which they differ from one cell."""
+    """Runs of one machine and workload, by the number of
+    settings in which they differ from one cell.
+    """
 
     def __init__(self, setting: Mapping[str, str], runs: Sequence[PastRun]) -> None:
-        own, by_axes = axes(setting), dict[tuple[tuple[str, str], ...], list[PastRun]]()
+        own = axes(setting)
+        by_axes = dict[tuple[tuple[str, str], ...], list[PastRun]]()
         for run in runs:
             by_axes.setdefault(run.axes, []).append(run)
         groups = [(len(differences(dict(key), own)), group) for key, group in by_axes.items()]
@@ -92,17 +106,28 @@ class Alike:
         """The runs with the very same steps, and as many."""
         same = [run for distance, group in self._groups if distance == 0 for run in group]
         length = schema.keys(Role.length)
-        return [run for run in same if all(run.setting.get(key) == self._setting.get(key) for key in length)]
+        return [
+            run
+            for run in same
+            if all(run.setting.get(key) == self._setting.get(key) for key in length)
+        ]
 
-    def interval(self, figure: Figure, sd: float) -> Interval | None:
-        """A figure above 0 of the next run with its 90 % interval, by the nearest runs where it is known; `sd` is that
-        of its logarithm between runs, before any was repeated, and each setting that differs adds as much."""
-        nearest, values = 0, list[float]()
+    def interval(self, figure: Figure, sd: float) -> PredictedInterval | None:
+        """A figure above 0 of the next run with its 90 % interval, by the nearest runs where it is
+        known; `sd` is that of its logarithm between runs, before any was repeated,
+        and each setting that differs adds as much.
+        """
+        nearest = 0
+        values = list[float]()
         for distance, group in self._groups:
             if values and distance > nearest:
                 break
             nearest = distance
-            values += [value for run in group if (value := figure(run)) is not None and 0 < value < math.inf]
+            values += [
+                value
+                for run in group
+                if (value := figure(run)) is not None and 0 < value < math.inf
+            ]
         return spread(values, sd * (1 + nearest)) if values else None
 
 
@@ -123,7 +148,8 @@ def ranks(config: RunConfig) -> int:
 
 def length_of_images(config: VisionConfig, train: int, test: int) -> Length:
     """An epoch on `train` images, as the strategies share them (`multicard.vision.strategy`)."""
-    strategy, batch = STRATEGIES[config.strategy.name], config.rank_batch_size
+    strategy = STRATEGIES[config.strategy.name]
+    batch = config.rank_batch_size
     if strategy.shards:
         train = -(-train // ranks(config))
     batches = -(-train // batch)
@@ -131,15 +157,18 @@ def length_of_images(config: VisionConfig, train: int, test: int) -> Length:
 
 
 def length_of_rows(config: LlmConfig, rows: int) -> Length:
-    """An epoch on `rows` rows or packed sequences: torchtune drops the rest that is less than a step."""
+    """An epoch on `rows` rows or packed sequences: torchtune
+    drops the rest that is less than a step.
+    """
     batches = -(-rows // ranks(config)) // config.batch_size
     steps = batches // config.gradient_accumulation_steps
     return Length(min(steps, config.max_steps or steps))
 
 
 def length(config: RunConfig, alike: Alike, runs: Sequence[PastRun]) -> Length | None:
-    """The length of an epoch of the run, by runs of the cell, else by its data; None where neither tells. Of `runs` of
-    any settings the rows of their texts count."""
+    """The length of an epoch of the run, by runs of the cell, else by its data; None where neither
+    tells. Of `runs` of any settings the rows of their texts count.
+    """
     known = (count for run in reversed(alike.of_this_cell()) if (count := _steps_per_epoch(run)))
     steps = next((count for count in known if 0 < count < MOST_STEPS), None)
     if not isinstance(config, TrainingConfig):
@@ -163,16 +192,21 @@ def _steps_per_epoch(run: PastRun) -> int | None:
     """The steps of an epoch of a run, or of the run that a probe stands for."""
     record = run.record
     if record.probe is not None:
-        counted = record.epochs[0].steps if record.epochs and record.probe.ended_by == "run" else None
+        counted = (
+            record.epochs[0].steps if record.epochs and record.probe.ended_by == "run" else None
+        )
         return record.probe.steps_per_epoch or counted  # none an epoch of a script
     if not isinstance(record, VisionRecord):
         return record.epochs[0].steps if record.epochs else None
-    steps, epochs = _step_count(run), len(record.epochs)
+    steps = _step_count(run)
+    epochs = len(record.epochs)
     return steps // epochs if epochs and steps is not None and steps % epochs == 0 else None
 
 
 def _rows(config: LlmConfig, runs: Sequence[PastRun]) -> int | None:
-    """The labelled rows of the data set, or the sequences that they are packed into; None: not known."""
+    """The labelled rows of the data set, or the sequences that they are packed into;
+    None: not known.
+    """
     own = history.setting(plain(config))
     keys = [key for key in own if Role.rows in schema.of(key.partition(".")[0])]
     for run in reversed(runs):
@@ -180,7 +214,13 @@ def _rows(config: LlmConfig, runs: Sequence[PastRun]) -> int | None:
         if counts is None or any(run.setting.get(key) != own[key] for key in keys):
             continue
         packed = run.record.config.get("packed")  # older records do not have the sequences
-        rows = counts.sequences if packed else None if counts.read is None else counts.read - (counts.left_out or 0)
+        rows = (
+            counts.sequences
+            if packed
+            else None
+            if counts.read is None
+            else counts.read - (counts.left_out or 0)
+        )
         if rows is not None:
             return rows
     data = config.dataset
@@ -192,8 +232,12 @@ def _rows(config: LlmConfig, runs: Sequence[PastRun]) -> int | None:
 # ---- totals
 
 
-def total_s(config: RunConfig, step_s: Interval, length: Length, alike: Alike) -> Interval:
-    """Seconds of training and evaluation, as the record's `total_s`; `step_s` is the mean of the run's steps."""
+def total_s(
+    config: RunConfig, step_s: PredictedInterval, length: Length, alike: Alike
+) -> PredictedInterval:
+    """Seconds of training and evaluation, as the record's `total_s`;
+    `step_s` is the mean of the run's steps.
+    """
     epochs = getattr(config, "epochs", 1)
     steps = [exact(epochs * length.steps)]
     warmup = alike.interval(warmup_steps, WARMUP_SD)
@@ -208,8 +252,12 @@ def total_s(config: RunConfig, step_s: Interval, length: Length, alike: Alike) -
     return summed(parts)
 
 
-def energy_joules(total_s: Interval, config: RunConfig, alike: Alike) -> Interval | None:
-    """Joules of all GPUs, by the mean power of a GPU in runs alike; None where none of them has it."""
+def energy_joules(
+    total_s: PredictedInterval, config: RunConfig, alike: Alike
+) -> PredictedInterval | None:
+    """Joules of all GPUs, by the mean power of a GPU in runs alike;
+    None where none of them has it.
+    """
     power_w = alike.interval(watts_per_gpu, POWER_SD)
     return None if power_w is None else product(total_s, power_w, exact(ranks(config)))
 
@@ -218,13 +266,15 @@ def energy_joules(total_s: Interval, config: RunConfig, alike: Alike) -> Interva
 
 
 def warmup_steps(run: PastRun) -> float | None:
-    """Excess of the training over its number of mean steps, in steps; of a probe that of its first epoch, whose first
-    step the mean leaves out."""
+    """Excess of the training over its number of mean steps, in steps; of a probe that of its first
+    epoch, whose first step the mean leaves out.
+    """
     epochs = run.record.epochs
     if run.is_probe:
         trained_s, steps = (epochs[0].train_s, epochs[0].steps) if epochs else (None, None)
     else:
-        trained_s, steps = _sum(epoch.train_s for epoch in epochs), _step_count(run)
+        trained_s = _sum(epoch.train_s for epoch in epochs)
+        steps = _step_count(run)
     if trained_s is None or steps is None or not run.step_s or len(run.record.segments) > 1:
         return None
     return max(trained_s / run.step_s - steps, 1e-3)
@@ -243,7 +293,8 @@ def evaluation_share(run: PastRun) -> float | None:
 
 def rest_s(run: PastRun) -> float | None:
     """Seconds of an epoch beside training and evaluation."""
-    record, epochs = run.record, run.record.epochs
+    record = run.record
+    epochs = run.record.epochs
     trained_s = _sum(epoch.train_s for epoch in epochs)
     if run.is_probe or trained_s is None or record.total_s is None:
         return None
@@ -252,7 +303,8 @@ def rest_s(run: PastRun) -> float | None:
 
 
 def watts_per_gpu(run: PastRun) -> float | None:
-    joules, seconds = run.record.training_joules, run.record.total_s
+    joules = run.record.training_joules
+    seconds = run.record.total_s
     return joules / seconds / run.ranks if joules and seconds else None
 
 
@@ -264,4 +316,8 @@ def _step_count(run: PastRun) -> int | None:
 def _sum(values: Iterable[float | None]) -> float | None:
     """None where one of them is not known, or there are none."""
     known = list(values)
-    return None if not known or None in known else math.fsum(value for value in known if value is not None)
+    return (
+        None
+        if not known or None in known
+        else math.fsum(value for value in known if value is not None)
+    )

@@ -1,4 +1,5 @@
-"""After the measured tuning: the profiled steps and the ablations of `diagnose`. See `multicard.observe.diagnosis`.
+"""After the measured tuning: the profiled steps and the ablations of `diagnose`.
+See `multicard.observe.diagnosis`.
 
 The recipe's own loop takes these steps too, over batches that are handed to it one step at a time.
 """
@@ -18,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from multicard.config.base import WindowConfig
 from multicard.llm.batches import COUNTS, Batch, count, half, mapped
 from multicard.llm.collectives import without_exchange
-from multicard.llm.step_probe import Batches, Probe
+from multicard.llm.step_probe import MeasuredBatches, Probe
 from multicard.measure import timing
 from multicard.measure.timing import Ranges
 from multicard.observe import diagnosis
@@ -27,8 +28,13 @@ from multicard.observe.profiles.capture import Window
 
 def after_tuning(recipe: Any, probe: Probe) -> None:
     """Take the steps that `profile` and `diagnose` ask for, and write their results."""
-    config, report = probe.config, probe.report
-    window = config.profile if isinstance(config.profile, WindowConfig) and not config.profile.from_start else None
+    config = probe.config
+    report = probe.report
+    window = (
+        config.profile
+        if isinstance(config.profile, WindowConfig) and not config.profile.from_start
+        else None
+    )
     if not (window or config.diagnose):
         return
     last = report.content.epochs[-1]
@@ -41,7 +47,7 @@ def after_tuning(recipe: Any, probe: Probe) -> None:
     report.write()
 
 
-def endless(batches: Batches, epoch: int) -> Iterator[Batch]:
+def endless(batches: MeasuredBatches, epoch: int) -> Iterator[Batch]:
     """The loader's batches, epoch after epoch."""
     while True:
         batches.sampler.set_epoch(epoch)
@@ -52,17 +58,24 @@ def endless(batches: Batches, epoch: int) -> Iterator[Batch]:
 def train_on(recipe: Any, probe: Probe, batches: Iterator[Batch]) -> None:
     """Have the recipe train until `batches` end, unmeasured.
 
-    The distributed recipes' `train` would first hand all free memory back to the GPU, and allocate it again in the
+    The distributed recipes' `train` would first hand all free memory back to the GPU, and allocate
+    it again in the
     first steps: they keep it, as they do from one step to the next.
     """
-    recipe.epochs_run, recipe.total_epochs, recipe.max_steps_per_epoch = 0, 1, None
+    recipe.epochs_run = 0
+    recipe.total_epochs = 1
+    recipe.max_steps_per_epoch = None
     keep = mock.patch.object(torchtune.training, "cleanup_before_training", lambda: None)
     with keep, mock.patch.object(probe, "substitute", batches):
         recipe.train()
 
 
-def step_batches(probe: Probe, feed: Iterator[Batch], proceed: Callable[[], bool]) -> Iterator[Batch]:
-    """Batches of whole steps from `feed`, while `proceed()`, called before each step, returns True."""
+def step_batches(
+    probe: Probe, feed: Iterator[Batch], proceed: Callable[[], bool]
+) -> Iterator[Batch]:
+    """Batches of whole steps from `feed`, while `proceed()`, called before each step,
+    returns True.
+    """
     while proceed():
         for _ in range(probe.config.gradient_accumulation_steps):
             yield probe.moved(mapped(next(feed), lambda tensor: tensor))
@@ -76,7 +89,11 @@ def profiled(
 
     def counted() -> Iterator[Batch]:
         for batch in feed:
-            window.count(count(batch, probe.pad_id, probe.rank.device.type, probe.copies)[COUNTS.index("h2d_bytes")])
+            window.count(
+                count(batch, probe.pad_id, probe.rank.device.type, probe.copies)[
+                    COUNTS.index("h2d_bytes")
+                ]
+            )
             yield batch
 
     with named_phases(recipe, probe, ranges):
@@ -87,9 +104,12 @@ def profiled(
 
 @contextmanager
 def named_phases(recipe: Any, probe: Probe, ranges: Ranges) -> Iterator[None]:
-    """Mark the recipe's phases for a profiler: data (it asks for a batch), h2d (copies it), forward (calls the model,
-    to the loss), backward (to the optimiser: clipping and the counts of tokens are in it) and optimizer."""
-    batch_to_device, backward = torchtune.utils.batch_to_device, torch.Tensor.backward
+    """Mark the recipe's phases for a profiler: data (it asks for a batch), h2d (copies it), forward
+    (calls the model, to the loss), backward (to the optimiser: clipping and the counts of tokens
+    are in it) and optimizer.
+    """
+    batch_to_device = torchtune.utils.batch_to_device
+    backward = torch.Tensor.backward
 
     def marked_copy(*arguments: Any, **keywords: Any) -> None:
         ranges.open("h2d")
@@ -100,7 +120,8 @@ def named_phases(recipe: Any, probe: Probe, ranges: Ranges) -> Iterator[None]:
         backward(*arguments, **keywords)
 
     hooks = [recipe._model.register_forward_pre_hook(lambda *_: ranges.open("forward"))]
-    optimizer = getattr(recipe, "_optimizer", None)  # none where each weight steps in the backward pass
+    # none where each weight steps in the backward pass
+    optimizer = getattr(recipe, "_optimizer", None)
     if optimizer is not None:
         hooks.append(optimizer.register_step_pre_hook(lambda *_: ranges.open("optimizer")))
     with (
@@ -114,10 +135,12 @@ def named_phases(recipe: Any, probe: Probe, ranges: Ranges) -> Iterator[None]:
 
 
 def measured(recipe: Any, probe: Probe, step_s: float) -> dict[str, list[float]] | None:
-    """Times of the ablations. `alone` and `core` leave out the exchange of weights and gradients, not the recipe's
-    all-reduces of counts and losses. All take the same batches in the same order: rows differ in length, and so do
-    their steps."""
-    rank, per_step = probe.rank, probe.config.gradient_accumulation_steps
+    """Times of the ablations. `alone` and `core` leave out the exchange of weights and gradients,
+    not the recipe's all-reduces of counts and losses. All take the same batches in the same order:
+    rows differ in length, and so do their steps.
+    """
+    rank = probe.rank
+    per_step = probe.config.gradient_accumulation_steps
 
     def feed() -> Iterator[Batch]:
         return endless(recipe._dataloader, probe.config.epochs)
@@ -166,7 +189,8 @@ def measured(recipe: Any, probe: Probe, step_s: float) -> dict[str, list[float]]
         fixed = len({values.shape for values in tokens}) == 1
 
         def on_halves(count: int) -> float:
-            # what is compiled, in the round that warms up, must not replace the code for whole batches of one shape
+            # what is compiled, in the round that warms up,
+            # must not replace the code for whole batches of one shape
             with torch._dynamo.config.patch(automatic_dynamic_shapes=not fixed):
                 return core(iter(halves), count)
 

@@ -1,4 +1,6 @@
-"""The keys that change how steps compute, beside method and engine: which values go with which others. No torch."""
+"""The keys that change how steps compute, beside method and engine:
+which values go with which others. No torch.
+"""
 
 from importlib.util import find_spec
 
@@ -9,7 +11,9 @@ from multicard.messages import Refusal, install
 
 
 def check(config: LlmConfig) -> None:
-    """Refuse (ValueError) values that an engine does not have, or that would mean something else in silence."""
+    """Refuse (ValueError) values that an engine does not have,
+    or that would mean something else in silence.
+    """
     if config.formats.are_mixed:
         _check_mixed(config)
     if config.clip_grad_norm is not None:
@@ -22,7 +26,8 @@ def check(config: LlmConfig) -> None:
     if config.kernels is Kernels.liger and config.engine is Engine.torchtune:
         raise Refusal(
             "llm.torchtune-kernels",
-            "kernels=liger: patches layers of transformers, not torchtune's; use `engine=trl`, or `kernels=torch`",
+            "kernels=liger: patches layers of transformers, not torchtune's; use `engine=trl`, or"
+            " `kernels=torch`",
             key="kernels",
         )
 
@@ -53,8 +58,8 @@ def _check_paged_offload(config: LlmConfig) -> None:
     if config.offloads and config.optimizer.is_paged:
         raise Refusal(
             "llm.paged-offload",
-            "optimizer=paged_adamw_8bit: sharding=fsdp_offload holds its states on the host already; "
-            "use `optimizer=adamw_8bit`, or `sharding=fsdp`",
+            "optimizer=paged_adamw_8bit: sharding=fsdp_offload holds its states on the host"
+            " already; use `optimizer=adamw_8bit`, or `sharding=fsdp`",
             key="optimizer",
         )
 
@@ -74,8 +79,9 @@ def _check_mixed(config: LlmConfig) -> None:
     if methods.chosen(config).nf4 and is_sharded:
         raise Refusal(
             "llm.mixed-nf4-sharded",
-            f"precision={name}: FSDP cannot gather the NF4 weights of method={config.method.name} in another format; "
-            "use `sharding=ddp`, or `precision=bf16`",
+            f"precision={name}: FSDP cannot gather the NF4 weights of"
+            f" method={config.method.name} in another format; use `sharding=ddp`, or"
+            " `precision=bf16`",
             key="precision",
             value=name,
             method=config.method.name,
@@ -83,7 +89,8 @@ def _check_mixed(config: LlmConfig) -> None:
 
 
 def _check_clipping(config: LlmConfig) -> None:
-    norm, method = config.clip_grad_norm, config.method.name
+    norm = config.clip_grad_norm
+    method = config.method.name
     if config.engine is Engine.torchtune and not methods.chosen(config).clips:
         raise Refusal(
             "llm.recipe-clipping",
@@ -143,15 +150,16 @@ def _check_eight_bits(config: LlmConfig) -> None:
     if find_spec("bitsandbytes") is None:
         raise Refusal(
             "llm.no-bitsandbytes",
-            f"optimizer={name}: needs bitsandbytes; run `{install('trl')}`, or use `optimizer=adamw`",
+            f"optimizer={name}: needs bitsandbytes; run `{install('trl')}`, or use"
+            " `optimizer=adamw`",
             key="optimizer",
             value=name,
         )
     if config.optimizer_in_bwd:
         raise Refusal(
             "llm.eight-bit-in-bwd",
-            f"optimizer={name}: optimizer_in_bwd=true has an optimiser for each weight, each with tables of its own; "
-            "use `optimizer_in_bwd=false`, or `optimizer=adamw`",
+            f"optimizer={name}: optimizer_in_bwd=true has an optimiser for each weight, each with"
+            " tables of its own; use `optimizer_in_bwd=false`, or `optimizer=adamw`",
             key="optimizer",
             value=name,
         )
@@ -160,7 +168,9 @@ def _check_eight_bits(config: LlmConfig) -> None:
 def _fit_liger(placement: Placement) -> None:
     if placement.device == "cpu":
         raise Refusal(
-            "llm.liger-cpu", "kernels=liger: Triton has no code for CPU ranks; use `kernels=torch`", key="kernels"
+            "llm.liger-cpu",
+            "kernels=liger: Triton has no code for CPU ranks; use `kernels=torch`",
+            key="kernels",
         )
     if find_spec("liger_kernel") is None:
         raise Refusal(

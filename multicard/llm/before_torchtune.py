@@ -1,8 +1,11 @@
-"""Imports of a tuning rank before torchtune, whose import starts CUDA: CUDA ranks are forked with these alone."""
+"""Imports of a tuning rank before torchtune, whose import starts
+CUDA: CUDA ranks are forked with these alone.
+"""
 
 import os
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the controller has fetched what is needed; ranks open no connection
+# the controller has fetched what is needed; ranks open no connection
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
 
 import datasets  # noqa: F401

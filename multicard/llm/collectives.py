@@ -1,4 +1,6 @@
-"""Collectives of a tuning rank: the bytes that it receives while a recipe trains, and FSDP or DDP without exchange."""
+"""Collectives of a tuning rank: the bytes that it receives while a recipe trains,
+and FSDP or DDP without exchange.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +10,10 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import (
+    DefaultAllGather,
+    DefaultReduceScatter,
+)
 from torch.nn.parallel import DistributedDataParallel
 
 from multicard.measure.formulas import ring_all_reduce_bytes
@@ -17,7 +22,9 @@ KINDS = ("all_gather", "reduce_scatter", "all_reduce")
 
 
 class ReceivedBytes:
-    """Counts by kind of collective: (w - 1) / w of what is gathered or scattered, 2 (w - 1) / w of what is reduced."""
+    """Counts by kind of collective: (w - 1) / w of what is gathered or scattered,
+    2 (w - 1) / w of what is reduced.
+    """
 
     def __init__(self) -> None:
         self.bytes: dict[str, float] = dict.fromkeys(KINDS, 0)
@@ -39,10 +46,13 @@ class ReceivedBytes:
             self.bytes.update(before)
 
     def watch(self, model: torch.nn.Module) -> None:
-        """Count what FSDP gathers and scatters for `model`, or DDP reduces: all gradients after a forward pass, but
-        within `no_sync`."""
+        """Count what FSDP gathers and scatters for `model`, or DDP reduces: all gradients after a
+        forward pass, but within `no_sync`.
+        """
         counts = self.bytes
-        gradients = sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
+        gradients = sum(
+            parameter.nbytes for parameter in model.parameters() if parameter.requires_grad
+        )
 
         def reduced(ddp: DistributedDataParallel, *_: Any) -> None:
             if ddp.require_backward_grad_sync and torch.is_grad_enabled():
@@ -52,12 +62,24 @@ class ReceivedBytes:
             model.register_forward_pre_hook(reduced)
 
         class Gather(DefaultAllGather):
-            def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, *rest: Any, **more: Any) -> Any:
+            def __call__(
+                self,
+                output_tensor: torch.Tensor,
+                input_tensor: torch.Tensor,
+                *rest: Any,
+                **more: Any,
+            ) -> Any:
                 counts["all_gather"] += output_tensor.nbytes - input_tensor.nbytes
                 return super().__call__(output_tensor, input_tensor, *rest, **more)
 
         class Scatter(DefaultReduceScatter):
-            def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, *rest: Any, **more: Any) -> Any:
+            def __call__(
+                self,
+                output_tensor: torch.Tensor,
+                input_tensor: torch.Tensor,
+                *rest: Any,
+                **more: Any,
+            ) -> Any:
                 counts["reduce_scatter"] += input_tensor.nbytes - output_tensor.nbytes
                 return super().__call__(output_tensor, input_tensor, *rest, **more)
 
@@ -79,7 +101,14 @@ class ReceivedBytes:
 class OwnShards(DefaultAllGather):
     """Copies a rank's own shard, on its device, into the place of every other rank's."""
 
-    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, *_: Any, **__: Any) -> None:
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: Any,
+        *_: Any,
+        **__: Any,
+    ) -> None:
         for shard in output_tensor.view(group.size(), -1):
             if shard.data_ptr() != input_tensor.data_ptr():  # FSDP gathers in place
                 shard.copy_(input_tensor.view(-1))
@@ -94,7 +123,8 @@ class NoGradients(DefaultReduceScatter):
 
 @contextmanager
 def without_exchange(model: torch.nn.Module) -> Iterator[None]:
-    """Have ranks exchange neither weights nor gradients: their results are worthless and take as long.
+    """Have ranks exchange neither weights nor gradients:
+    their results are worthless and take as long.
 
     Call it after the measured training, whose bytes are counted no more then.
     """
@@ -109,7 +139,9 @@ def without_exchange(model: torch.nn.Module) -> Iterator[None]:
         _exchange_by(model, DefaultAllGather(), DefaultReduceScatter())
 
 
-def _exchange_by(model: torch.nn.Module, gather: DefaultAllGather, scatter: DefaultReduceScatter) -> None:
+def _exchange_by(
+    model: torch.nn.Module, gather: DefaultAllGather, scatter: DefaultReduceScatter
+) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_custom_all_gather(gather)

@@ -1,8 +1,8 @@
-"""torch.compile of the engines' layers: all of its work before training starts, so that neither time nor energy of
-training includes it.
+"""torch.compile of the engines' layers: all of its work before training starts, so that neither
+time nor energy of training includes it.
 
-torch.compile works when a model is called, and again for the backward pass and for another length of rows. The recipe's
-own loop therefore takes some steps on the first rows, which leave no trace.
+torch.compile works when a model is called, and again for the backward pass and for another length
+of rows. The recipe's own loop therefore takes some steps on the first rows, which leave no trace.
 """
 
 from collections.abc import Iterator
@@ -28,18 +28,26 @@ RECOMPILE_LIMIT = 64
 
 
 def compiles(probe: Probe) -> bool:
-    """True if anything is compiled: torchtune compiles the attention of packed rows on GPUs even without `compile`."""
+    """True if anything is compiled: torchtune compiles the attention
+    of packed rows on GPUs even without `compile`.
+    """
     return bool(probe.config.compile) or (probe.config.packed and probe.rank.device.type == "cuda")
 
 
 def compile_now(recipe: Any, probe: Probe) -> float:
-    """Have the recipe compile what its steps call: the seconds that it took. All ranks call it. What torch cannot
-    compile here is refused."""
+    """Have the recipe compile what its steps call: the seconds that it took. All ranks call it.
+    What torch cannot compile here is refused.
+    """
     device = probe.rank.device
     started_s = timing.clock_s()
     asked = probe.config.compile
     generators = [device] if device.type == "cuda" else []
-    with compile_explained(asked), limited(probe.config), unchanged(recipe), torch.random.fork_rng(generators):
+    with (
+        compile_explained(asked),
+        limited(probe.config),
+        unchanged(recipe),
+        torch.random.fork_rng(generators),
+    ):
         train_on(recipe, probe, iter(first_batches(recipe, probe)))
     for parameter in recipe._model.parameters():
         parameter.grad = None
@@ -53,7 +61,8 @@ def first_batches(recipe: Any, probe: Probe) -> list[Batch]:
 
     Where lengths differ, a second one is shorter.
     """
-    config, loader = probe.config, recipe._dataloader.loader
+    config = probe.config
+    loader = recipe._dataloader.loader
     rows = [loader.dataset[index % len(loader.dataset)] for index in range(config.batch_size)]
     if config.packed and config.engine is Engine.torchtune:
         return [probe.moved(mapped(loader.collate_fn(rows), lambda values: values))]
@@ -62,13 +71,21 @@ def first_batches(recipe: Any, probe: Probe) -> list[Batch]:
         return [probe.moved(of_rows(batch, count)) for count in (2, 1)]
 
     def cut(share: float) -> Batch:
-        return mapped(loader.collate_fn(rows), lambda values: values[:, : round(share * values.shape[1])].clone())
+        return mapped(
+            loader.collate_fn(rows),
+            lambda values: values[:, : round(share * values.shape[1])].clone(),
+        )
 
     if config.engine is Engine.torchtune:
         return [probe.moved(cut(share)) for share in LENGTHS]
-    # transformers' layers have a mask where a batch is padded, and none where no row is shorter than another
+    # transformers' layers have a mask where a batch is padded,
+    # and none where no row is shorter than another
     forms = [True, False] if probe.pairs or config.batch_size > 1 else [False]
-    return [probe.moved(filled(cut(share), probe.pad_id, padded)) for padded in forms for share in LENGTHS]
+    return [
+        probe.moved(filled(cut(share), probe.pad_id, padded))
+        for padded in forms
+        for share in LENGTHS
+    ]
 
 
 def filled(batch: Batch, pad_id: int, padded: bool) -> Batch:
@@ -87,7 +104,9 @@ def of_rows(batch: Batch, count: int) -> Batch:
     positions = batch["input_pos"]
     length = -(-positions.shape[1] // count)
     rows = torch.arange(positions.shape[1]) % length
-    return mapped(batch | {"input_pos": rows.expand_as(positions).contiguous()}, lambda values: values)
+    return mapped(
+        batch | {"input_pos": rows.expand_as(positions).contiguous()}, lambda values: values
+    )
 
 
 def graphs(probe: Probe) -> int:
@@ -97,19 +116,23 @@ def graphs(probe: Probe) -> int:
 
 @contextmanager
 def limited(config: LlmConfig) -> Iterator[None]:
-    """Let torch compile a layer as often as rows and masks need it, and raise where it would go on uncompiled, in
-    silence: layers share their code, and dynamo's own limit of 8 counts all of them together."""
+    """Let torch compile a layer as often as rows and masks need it, and raise where it would go on
+    uncompiled, in
+    silence: layers share their code, and dynamo's own limit of 8 counts all of them together.
+    """
     if not config.compile:
         yield
         return
     try:
-        with torch._dynamo.config.patch(recompile_limit=RECOMPILE_LIMIT, fail_on_recompile_limit_hit=True):
+        with torch._dynamo.config.patch(
+            recompile_limit=RECOMPILE_LIMIT, fail_on_recompile_limit_hit=True
+        ):
             yield
     except FailOnRecompileLimitHit as error:
         said = Message(
             "llm.recompile-limit",
-            f"compile=true: torch compiled a layer {RECOMPILE_LIMIT} times, and would go on without; "
-            "use `compile=false`",
+            f"compile=true: torch compiled a layer {RECOMPILE_LIMIT} times, and would go on"
+            " without; use `compile=false`",
             key="compile",
             limit=RECOMPILE_LIMIT,
         )
@@ -118,10 +141,13 @@ def limited(config: LlmConfig) -> Iterator[None]:
 
 @contextmanager
 def unchanged(recipe: Any) -> Iterator[None]:
-    """Keep weights, optimiser, schedule and counters of the recipe as they are while it takes steps."""
+    """Keep weights, optimiser, schedule and counters of the
+    recipe as they are while it takes steps.
+    """
     counters = ("epochs_run", "total_epochs", "max_steps_per_epoch", "global_step")
     before = {name: value for name, value in vars(recipe).items() if name in counters}
-    wrapper = getattr(recipe, "_optim_ckpt_wrapper", None)  # where each weight steps in the backward pass
+    # where each weight steps in the backward pass
+    wrapper = getattr(recipe, "_optim_ckpt_wrapper", None)
     optimisers = [recipe._optimizer] if wrapper is None else list(wrapper.optim_map.values())
     with ExitStack() as stack:
         for stepping in (*optimisers, getattr(recipe, "_lr_scheduler", None)):

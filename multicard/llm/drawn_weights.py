@@ -1,4 +1,6 @@
-"""torchtune's random weights in the form of transformers: with its names, and its order of a head's rows."""
+"""torchtune's random weights in the form of transformers: with its names,
+and its order of a head's rows.
+"""
 
 from typing import Any
 
@@ -12,19 +14,28 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def weights(config: LlmConfig, cfg: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """torchtune's random weights by transformers' names, and the adapters' by PEFT's, each generated when asked for."""
-    named, component = {}, {key: value for key, value in cfg["model"].items() if key != "quantize_base"}
-    own: dict[str, Any] = random_weights(component, config.seed, DTYPES[config.formats.weights], device.type)
+    """torchtune's random weights by transformers' names, and the adapters' by PEFT's,
+    each generated when asked for.
+    """
+    named = {}
+    component = {key: value for key, value in cfg["model"].items() if key != "quantize_base"}
+    own: dict[str, Any] = random_weights(
+        component, config.seed, DTYPES[config.formats.weights], device.type
+    )
     for name, weight in own.items():
-        named[models.hugging_face_name(name, adapter=".default")] = Drawn(name, weight, config)
+        named[models.hugging_face_name(name, adapter=".default")] = DrawnWeight(
+            name, weight, config
+        )
     return named
 
 
-class Drawn:
+class DrawnWeight:
     """A random weight in transformers' order, as a slice of a file: it is there once it is read."""
 
     def __init__(self, name: str, weight: RandomWeight, config: LlmConfig) -> None:
-        self.name, self.weight, self.config = name, weight, config
+        self.name = name
+        self.weight = weight
+        self.config = config
 
     def __getitem__(self, _: Any) -> torch.Tensor:
         return self.turned(self.weight.generated())

@@ -7,9 +7,10 @@ from multicard.config.llm_models import HfConfig
 from multicard.llm.method_options import LoraConfig
 from multicard.messages import Refusal, install
 
-# By engine the module with `prepared`, which yields its loop, ready to train, with the attributes of torchtune's
-# recipes, `check_built`, which counts what is trained, for held-out rows `row_losses`, `reference` and
-# `in_int4` (`held_out`), and `trained`, which names it where `save` is asked for
+# By engine the module with `prepared`, which yields its loop, ready to train, with the attributes
+# of torchtune's recipes, `check_built`, which counts what is trained, for held-out rows
+# `row_losses`, `reference` and `in_int4` (`held_out`), and `trained`,
+# which names it where `save` is asked for
 WORK = {Engine.torchtune: "multicard.llm.recipes", Engine.trl: "multicard.llm.trl.engine"}
 TRL_METHODS = ("lora", "qlora", "full", "dpo", "qat")
 
@@ -19,7 +20,8 @@ def check(config: LlmConfig) -> None:
     if config.world_size == 1 and config.sharding is not Sharding.fsdp:
         raise Refusal(
             "llm.sharding-alone",
-            f"sharding={config.sharding}: one GPU shares nothing with others; leave it out, or use `gpus=2`",
+            f"sharding={config.sharding}: one GPU shares nothing with others; leave it out, or use"
+            " `gpus=2`",
             key="sharding",
             value=config.sharding,
         )
@@ -42,12 +44,15 @@ def check(config: LlmConfig) -> None:
 def _check_torchtune(config: LlmConfig) -> None:
     if isinstance(config.model, HfConfig):
         raise Refusal(
-            "llm.torchtune-model", "model=hf: torchtune only has its own models; use `engine=trl`", key="model"
+            "llm.torchtune-model",
+            "model=hf: torchtune only has its own models; use `engine=trl`",
+            key="model",
         )
     if config.sharding is Sharding.ddp:
         raise Refusal(
             "llm.torchtune-sharding",
-            f"sharding={config.sharding}: torchtune's recipes only know FSDP2; use `engine=trl`, or `sharding=fsdp`",
+            f"sharding={config.sharding}: torchtune's recipes only know FSDP2; use `engine=trl`, or"
+            " `sharding=fsdp`",
             key="sharding",
             value=config.sharding,
         )
@@ -67,28 +72,31 @@ def _check_trl(config: LlmConfig) -> None:
         options = ", ".join(f"`method={other}`" for other in TRL_METHODS)
         raise Refusal(
             "llm.trl-method",
-            f"method={method.name}: is not built for engine=trl; use {options}, or `engine=torchtune`",
+            f"method={method.name}: is not built for engine=trl; use {options}, or"
+            " `engine=torchtune`",
             key="method",
             value=method.name,
         )
     if config.recipe is not Recipe.auto:
         raise Refusal(
             "llm.trl-recipe",
-            f"recipe={config.recipe}: is an option of torchtune; leave it out, or use `engine=torchtune`",
+            f"recipe={config.recipe}: is an option of torchtune; leave it out, or use"
+            " `engine=torchtune`",
             key="recipe",
             value=config.recipe,
         )
     if config.optimizer_in_bwd:
         raise Refusal(
             "llm.trl-optimizer-in-bwd",
-            "optimizer_in_bwd=true: TRL has no such option; leave it out, or use `engine=torchtune`",
+            "optimizer_in_bwd=true: TRL has no such option; leave it out, or use"
+            " `engine=torchtune`",
             key="optimizer_in_bwd",
         )
     if config.custom_sharded_layers:
         raise Refusal(
             "llm.trl-sharded-layers",
-            f"custom_sharded_layers={config.custom_sharded_layers}: accelerate only shards each layer, "
-            "and the rest as one; leave it out, or use `engine=torchtune`",
+            f"custom_sharded_layers={config.custom_sharded_layers}: accelerate only shards each"
+            " layer, and the rest as one; leave it out, or use `engine=torchtune`",
             key="custom_sharded_layers",
             value=list(config.custom_sharded_layers),
         )
@@ -103,7 +111,7 @@ def _check_trl(config: LlmConfig) -> None:
     if isinstance(method, LoraConfig) and method.apply_lora_to_output:
         raise Refusal(
             "llm.trl-output-adapter",
-            "method.apply_lora_to_output=true: TRL's loss reads the output's weights and skips an adapter; "
-            "leave it out, or use `engine=torchtune`",
+            "method.apply_lora_to_output=true: TRL's loss reads the output's weights and skips an"
+            " adapter; leave it out, or use `engine=torchtune`",
             key="method.apply_lora_to_output",
         )

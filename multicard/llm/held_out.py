@@ -1,8 +1,10 @@
-"""The loss of held-out rows: the same number with each engine, on any number of ranks, packed or not.
+"""The loss of held-out rows: the same number with each engine, on any number of ranks,
+packed or not.
 
-Rows are scored as they are, unpacked, each once: rank r scores the rows r, r + ranks, and so on. Ranks with fewer
-batches score a row without labels in the last, so that all call the same collectives of FSDP. Losses are summed in
-float64, in the order of the rows, whichever rank had them.
+Rows are scored as they are, unpacked, each once: rank r scores the rows r, r + ranks, and so on.
+Ranks with fewer batches score a row without labels in the last, so that all call the same
+collectives of FSDP. Losses are summed in float64, in the order of the rows,
+whichever rank had them.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,18 +35,22 @@ NO_LABELS = {
     for part, name in (("input_ids", "tokens"), ("labels", "labels"))
 }
 
-# Each row's sum of nats over its labelled tokens (rows,), in float64 on the CPU: of tokens and labels (rows, S), which
-# are not yet shifted. An engine's module has it as `row_losses`, with the recipe and the probe before them.
+# Each row's sum of nats over its labelled tokens (rows,), in float64 on the CPU: of tokens and
+# labels (rows, S), which are not yet shifted. An engine's module has it as `row_losses`,
+# with the recipe and the probe before them.
 RowLosses = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-# Within which those are the reference model's. An engine's module has it as `reference`, of the recipe.
+# Within which those are the reference model's. An engine's module has it as `reference`,
+# of the recipe.
 Reference = Callable[[], AbstractContextManager[Any]]
-# Within which the model computes as once it is quantised, by the weights that share a scale; it yields the failures of
-# `int4.computing`. An engine's module has it as `in_int4`, of the recipe.
+# Within which the model computes as once it is quantised, by the weights that share a scale; it
+# yields the failures of `int4.computing`. An engine's module has it as `in_int4`, of the recipe.
 InInt4 = Callable[[int], AbstractContextManager[list[Exception]]]
 
 
 class Engine(NamedTuple):
-    """What an evaluation asks of an engine, whose model it calls; `beta` is DPO's, None where rows are no pairs."""
+    """What an evaluation asks of an engine, whose model it calls; `beta` is DPO's,
+    None where rows are no pairs.
+    """
 
     model: torch.nn.Module
     row_losses: RowLosses
@@ -57,9 +63,10 @@ class Engine(NamedTuple):
 class Evaluated(NamedTuple):
     """An evaluation: `loss` in nats a labelled token, or the mean DPO loss of pairs.
 
-    ranked_right: share of pairs whose chosen answer has the higher reward; as before the first step both rewards are 0,
-    a tie counts as wrong. margin: mean of the chosen answer's reward minus the rejected one's. Both are None of rows
-    that are no pairs.
+    ranked_right: share of pairs whose chosen answer has the higher reward; as before the first step
+    both rewards are 0,
+    a tie counts as wrong. margin: mean of the chosen answer's reward minus the rejected one's. Both
+    are None of rows that are no pairs.
     """
 
     loss: float
@@ -79,25 +86,44 @@ class Evaluator:
         traffic: counts the training's collectives, and none of these.
     """
 
-    def __init__(self, rank: Rank, engine: Engine, rows: LabelledRows, batch_size: int, traffic: ReceivedBytes) -> None:
-        self.rank, self.engine, self.traffic = rank, engine, traffic
+    def __init__(
+        self,
+        rank: Rank,
+        engine: Engine,
+        rows: LabelledRows,
+        batch_size: int,
+        traffic: ReceivedBytes,
+    ) -> None:
+        self.rank = rank
+        self.engine = engine
+        self.traffic = traffic
         self.numbers = rows.column("row")
         self.shares = shares(len(rows), rank.world_size, rank.rank, batch_size)
-        self.rows: dict[int, Row] = {place: rows[place] for places in self.shares for place in places}
+        self.rows: dict[int, Row] = {
+            place: rows[place] for places in self.shares for place in places
+        }
         self.columns: dict[str, list[float]] = {}  # of the file of rows
         self.content = HeldOut(rows=len(rows), also_trained=sum(rows.column("is_trained")))
 
     def evaluate(self, folder: Path) -> Evaluated:
-        """Score all rows, and have rank 0 write each row's loss to the folder. All ranks call it together."""
+        """Score all rows, and have rank 0 write each row's loss to the folder.
+        All ranks call it together.
+        """
         engine = self.engine
         losses, tokens, margins = self._scores().T
         self.content.tokens = int(tokens.sum())
         counted = tokens if engine.beta is None else torch.ones_like(tokens)
-        self.columns = {"row": self.numbers, LOSS: losses.tolist(), "tokens": counted.long().tolist()}
+        self.columns = {
+            "row": self.numbers,
+            LOSS: losses.tolist(),
+            "tokens": counted.long().tolist(),
+        }
         self._write(folder)
         if engine.beta is None:
             return Evaluated(float(losses.sum() / tokens.sum()))
-        return Evaluated(float(losses.mean()), float((margins > 0).double().mean()), float(margins.mean()))
+        return Evaluated(
+            float(losses.mean()), float((margins > 0).double().mean()), float(margins.mean())
+        )
 
     def add_in_int4(self, losses: torch.Tensor, folder: Path) -> None:
         """Write each row's loss in int4 beside its own of the last evaluation."""
@@ -121,23 +147,31 @@ class Evaluator:
         return torch.zeros(len(self.numbers), 3, dtype=torch.float64)
 
     def score(self, scores: torch.Tensor, places: Sequence[int]) -> None:
-        """Write the scores of a batch into those of all rows; a batch without a row calls the model all the same."""
+        """Write the scores of a batch into those of all rows;
+        a batch without a row calls the model all the same.
+        """
         score = self._rows if self.engine.beta is None else self._pairs
         scores[places] = score([self.rows[place] for place in places])[: len(places)]
 
     def exchange(self, scores: torch.Tensor) -> None:
-        """Give each rank the scores of all. Each row is one rank's: whatever the order, its sum is exact."""
+        """Give each rank the scores of all. Each row is one rank's: whatever the order,
+        its sum is exact.
+        """
         if self.rank.world_size > 1:
             dist.all_reduce(scores)
 
     def _rows(self, rows: Sequence[Row]) -> torch.Tensor:
-        batch = padded_collate_sft([*rows] or [NO_LABEL], self.engine.pad_id, CROSS_ENTROPY_IGNORE_IDX)
+        batch = padded_collate_sft(
+            [*rows] or [NO_LABEL], self.engine.pad_id, CROSS_ENTROPY_IGNORE_IDX
+        )
         losses = self._losses(batch["tokens"], batch["labels"])
         return torch.stack([losses, labelled(batch["labels"]), torch.zeros_like(losses)], 1)
 
     def _pairs(self, pairs: Sequence[Row]) -> torch.Tensor:
         """DPO's loss of each pair, as in training, without label smoothing."""
-        tokens, labels = padded_collate_dpo([*pairs] or [NO_LABELS], self.engine.pad_id, CROSS_ENTROPY_IGNORE_IDX)
+        tokens, labels = padded_collate_dpo(
+            [*pairs] or [NO_LABELS], self.engine.pad_id, CROSS_ENTROPY_IGNORE_IDX
+        )
         own = self._losses(tokens, labels)
         with self.engine.reference():
             reference = self._losses(tokens, labels)
@@ -152,7 +186,9 @@ class Evaluator:
 
 
 def shares(count: int, ranks: int, rank: int, batch: int) -> list[list[int]]:
-    """The rows of each of a rank's batches: as many batches on every rank, the last of some without a row."""
+    """The rows of each of a rank's batches: as many batches on every rank,
+    the last of some without a row.
+    """
     own = list(range(rank, count, ranks))
     most = ceil(count / ranks)
     batches = ceil(most / batch)

@@ -1,9 +1,10 @@
 """A model computing as it would once it is quantised: int4 weights in groups, int8 activations.
 
-`method=qat` trains for that, and is judged by it: by the loss of the held-out rows so, beside the one of the simulated
-quantisation in training, and beside that of full tuning quantised afterwards. The arithmetic is torchao's, of the
-modules to which `Int8DynActInt4WeightQATQuantizer.convert` converts. Weights are quantised as a layer is called, when
-FSDP has gathered it, so that no rank holds a second model.
+`method=qat` trains for that, and is judged by it: by the loss of the held-out rows so, beside the
+one of the simulated quantisation in training, and beside that of full tuning quantised afterwards.
+The arithmetic is torchao's, of the modules to which `Int8DynActInt4WeightQATQuantizer.convert`
+converts. Weights are quantised as a layer is called, when FSDP has gathered it,
+so that no rank holds a second model.
 """
 
 import traceback
@@ -19,15 +20,17 @@ from multicard.llm import methods
 from multicard.llm.method_options import QatConfig
 
 BITS = 4
-AT_ONCE = 1 << 22  # weights of a layer, as those that are quantised together have several float32 copies meanwhile
+# weights of a layer, as those that are quantised together have several float32 copies meanwhile
+AT_ONCE = 1 << 22
 GROUPS = (256, 128, 64, 32)  # weights that share a scale; those of method=qat first
 
 
 def groupsize(config: LlmConfig, model: nn.Module) -> int | None:
-    """The weights that share a scale; None where the model is not quantised: it has adapters, or other widths.
+    """The weights that share a scale; None where the model is not quantised: it has adapters,
+    or other widths.
 
-    Full tuning has the groups that method=qat has by default, where they divide the width of each linear, else the next
-    smaller ones.
+    Full tuning has the groups that method=qat has by default, where they divide the width of each
+    linear, else the next smaller ones.
     """
     method = methods.chosen(config)
     if method.adapters or method.pairs:
@@ -46,8 +49,9 @@ def linears(model: nn.Module) -> list[nn.Linear]:
 def computing(layers: Sequence[nn.Linear], groupsize: int) -> Iterator[list[Exception]]:
     """Within, linear layers compute with int4 weights and int8 activations.
 
-    Yields the failures of a layer, at most one: from then on all compute with their weights as they are, and what they
-    compute is of no use. A rank that stopped would leave the others waiting for it in FSDP's next collective.
+    Yields the failures of a layer, at most one: from then on all compute with their weights as they
+    are, and what they compute is of no use. A rank that stopped would leave the others waiting for
+    it in FSDP's next collective.
     """
     failures: list[Exception] = []
     for layer in layers:
@@ -59,16 +63,22 @@ def computing(layers: Sequence[nn.Linear], groupsize: int) -> Iterator[list[Exce
             del layer.forward
 
 
-def _forward(layer: nn.Linear, groupsize: int, failures: list[Exception], inputs: torch.Tensor) -> torch.Tensor:
+def _forward(
+    layer: nn.Linear, groupsize: int, failures: list[Exception], inputs: torch.Tensor
+) -> torch.Tensor:
     def quantised() -> torch.Tensor:
         weight = weights(layer.weight, groupsize).to(inputs.dtype)
         return nn.functional.linear(activations(inputs), weight, layer.bias)
 
-    return unless_failed(failures, quantised, lambda: nn.functional.linear(inputs, layer.weight, layer.bias))
+    return unless_failed(
+        failures, quantised, lambda: nn.functional.linear(inputs, layer.weight, layer.bias)
+    )
 
 
 def unless_failed(
-    failures: list[Exception], quantised: Callable[[], torch.Tensor], plain: Callable[[], torch.Tensor]
+    failures: list[Exception],
+    quantised: Callable[[], torch.Tensor],
+    plain: Callable[[], torch.Tensor],
 ) -> torch.Tensor:
     """What `quantised` computes; what `plain` does once there is a failure, which is noted."""
     if not failures:
@@ -80,7 +90,9 @@ def unless_failed(
 
 
 def note(failures: list[Exception], error: Exception) -> None:
-    """Write a failure to the rank's log, and keep it without its traceback, which would hold tensors."""
+    """Write a failure to the rank's log, and keep it without its traceback,
+    which would hold tensors.
+    """
     traceback.print_exception(error)
     failures.append(error.with_traceback(None))
 
@@ -88,7 +100,8 @@ def note(failures: list[Exception], error: Exception) -> None:
 def weights(weight: torch.Tensor, groupsize: int) -> torch.Tensor:
     """Weights (out, in) as int4 says them, in groups along `in`, with one float32 scale a group.
 
-    Groups lie within rows, so that some rows at a time are quantised: beside the result they take little memory.
+    Groups lie within rows, so that some rows at a time are
+    quantised: beside the result they take little memory.
     """
     rows = max(1, AT_ONCE // weight.shape[1])
     if len(weight) <= rows:
@@ -104,8 +117,11 @@ def _quantised(weight: torch.Tensor, groupsize: int) -> torch.Tensor:
     from torchao.quantization.utils import group_quantize_tensor_symmetric
 
     whole, scales, zeros = group_quantize_tensor_symmetric(weight, BITS, groupsize, torch.float32)
-    least, most = -(2 ** (BITS - 1)), 2 ** (BITS - 1) - 1
-    return dequantize_affine(whole, (1, groupsize), scales, zeros, torch.int8, least, most, output_dtype=weight.dtype)
+    least = -(2 ** (BITS - 1))
+    most = 2 ** (BITS - 1) - 1
+    return dequantize_affine(
+        whole, (1, groupsize), scales, zeros, torch.int8, least, most, output_dtype=weight.dtype
+    )
 
 
 def activations(inputs: torch.Tensor) -> torch.Tensor:
@@ -113,4 +129,6 @@ def activations(inputs: torch.Tensor) -> torch.Tensor:
     from torchao.quantization.utils import per_token_dynamic_quant
 
     least = torch.finfo(torch.float32).eps
-    return per_token_dynamic_quant(inputs, scale_dtype=torch.float32, zero_point_dtype=torch.float32, eps=least)
+    return per_token_dynamic_quant(
+        inputs, scale_dtype=torch.float32, zero_point_dtype=torch.float32, eps=least
+    )

@@ -1,8 +1,10 @@
-"""`save=int4`: a tuned model as torchao and transformers store one with int4 weights and int8 activations.
+"""`save=int4`: a tuned model as torchao and transformers store
+one with int4 weights and int8 activations.
 
-A weight of a linear layer is three tensors: whole numbers (int8, of which int4's sixteen are used), a float32 scale a
-group, and zero points. transformers reads them by `quantization_config` in config.json, and torchao by the metadata of
-the safetensors file. What is computed is what `int4` computes, and what `Int8DynActInt4WeightQuantizer` does.
+A weight of a linear layer is three tensors: whole numbers (int8, of which int4's sixteen are used),
+a float32 scale a group, and zero points. transformers reads them by `quantization_config` in
+config.json, and torchao by the metadata of the safetensors file. What is computed is what `int4`
+computes, and what `Int8DynActInt4WeightQuantizer` does.
 """
 
 from dataclasses import dataclass
@@ -12,12 +14,14 @@ import torch
 from torch import nn
 
 from multicard.llm.int4 import AT_ONCE
-from multicard.llm.parts import Part, Stored, Trained
+from multicard.llm.parts import Stored, TensorPart, TrainedParts
 
 
 @dataclass(frozen=True)
-class QuantisedPart(Part):
-    """The weight (out, in) of a linear layer, which is written in int4, in groups of `groupsize` along `in`."""
+class QuantisedPart(TensorPart):
+    """The weight (out, in) of a linear layer, which is written in int4,
+    in groups of `groupsize` along `in`.
+    """
 
     groupsize: int = 0
 
@@ -37,28 +41,36 @@ class QuantisedPart(Part):
         return {key: torch.cat([piece[key] for piece in pieces]) for key in self.stored(name)}
 
 
-def parts(trained: Trained) -> dict[str, Part]:
-    """The parts of a model whose linear layers are quantised; ValueError where their widths have no groups."""
+def parts(trained: TrainedParts) -> dict[str, TensorPart]:
+    """The parts of a model whose linear layers are quantised;
+    ValueError where their widths have no groups.
+    """
     size = trained.groupsize
     if size is None:
         raise ValueError("no groups of weights divide the widths of its layers")
-    found: dict[str, Part] = {}
+    found: dict[str, TensorPart] = {}
     for name, part in trained.parts.items():
-        found[name] = QuantisedPart(part.tensor, part.form, size) if name in trained.linears else part
+        found[name] = (
+            QuantisedPart(part.tensor, part.form, size) if name in trained.linears else part
+        )
     return found
 
 
-def metadata(contents: dict[str, Part]) -> dict[str, str]:
-    """What torchao says in a safetensors file of its tensors: by their names, of which kind each is."""
+def metadata(contents: dict[str, TensorPart]) -> dict[str, str]:
+    """What torchao says in a safetensors file of its tensors: by their names,
+    of which kind each is.
+    """
     samples: dict[str, torch.Tensor] = {}
     for name, part in contents.items():
         samples[name] = torch.zeros(1, dtype=part.tensor.dtype)
         if isinstance(part, QuantisedPart):
-            samples[name] = _quantised(torch.zeros(1, part.groupsize, dtype=part.tensor.dtype), part.groupsize)
+            samples[name] = _quantised(
+                torch.zeros(1, part.groupsize, dtype=part.tensor.dtype), part.groupsize
+            )
     return _flat_all(samples)[1]
 
 
-def quantization_config(trained: Trained) -> dict[str, Any]:
+def quantization_config(trained: TrainedParts) -> dict[str, Any]:
     """`quantization_config` of config.json, as transformers' TorchAoConfig writes it."""
     from torchao.core.config import config_to_dict
 

@@ -1,8 +1,10 @@
-"""The held-out loss of a model as it is once quantised, at the end of a run, which no failure of it costs the run.
+"""The held-out loss of a model as it is once quantised, at the end of a run,
+which no failure of it costs the run.
 
-A rank that fails goes on calling the model as often as the others do, as FSDP's collectives are in these calls. After
-them all ranks learn that one failed, and none has a loss. Only a rank whose call was cut off within the model ends, and
-with it the others; the controller then reads from its report that the run was trained (`int4_missing`).
+A rank that fails goes on calling the model as often as the others do, as FSDP's collectives are in
+these calls. After them all ranks learn that one failed, and none has a loss. Only a rank whose call
+was cut off within the model ends, and with it the others; the controller then reads from its report
+that the run was trained (`int4_missing`).
 """
 
 from collections.abc import Iterator
@@ -33,8 +35,9 @@ class Calls:
 
 
 def measure(evaluator: Evaluator, config: LlmConfig, report: TuningReport) -> None:
-    """Add to the report the loss in int4 of a method that is quantised, or why there is none. All ranks call it
-    together; no figure of the run has its time."""
+    """Add to the report the loss in int4 of a method that is quantised, or why there is none. All
+    ranks call it together; no figure of the run has its time.
+    """
     report.content.scoring_in_int4 = True
     report.write()
     failures: list[Exception] = []
@@ -47,7 +50,9 @@ def measure(evaluator: Evaluator, config: LlmConfig, report: TuningReport) -> No
     report.write()
 
 
-def _scored(evaluator: Evaluator, groupsize: int, failures: list[Exception], folder: Path) -> InInt4Loss | None:
+def _scored(
+    evaluator: Evaluator, groupsize: int, failures: list[Exception], folder: Path
+) -> InInt4Loss | None:
     """Score all rows in int4; None on every rank where one of them fails.
 
     Args:
@@ -55,14 +60,16 @@ def _scored(evaluator: Evaluator, groupsize: int, failures: list[Exception], fol
         folder: of the run, whose file of rows gets their losses.
     """
     began_s = timing.clock_s()
-    scores, model = evaluator.no_scores(), evaluator.engine.model
+    scores = evaluator.no_scores()
+    model = evaluator.engine.model
     with evaluator.traffic.paused(), tried(model), counted(model) as calls:
         try:
             with evaluator.engine.in_int4(groupsize) as found:
                 for places in evaluator.shares:
                     evaluator.score(scores, places)
             failures += found
-        except Exception as error:  # of several libraries; whatever it is, the run itself was measured
+        # of several libraries; whatever it is, the run itself was measured
+        except Exception as error:
             if calls.begun > calls.ended and _is_sharded(model):
                 raise
             int4.note(failures, error)
@@ -92,7 +99,10 @@ def counted(model: nn.Module) -> Iterator[Calls]:
     def ends(*_: object) -> None:
         calls.ended += 1
 
-    hooks = [model.register_forward_pre_hook(begins, prepend=True), model.register_forward_hook(ends)]
+    hooks = [
+        model.register_forward_pre_hook(begins, prepend=True),
+        model.register_forward_hook(ends),
+    ]
     try:
         yield calls
     finally:

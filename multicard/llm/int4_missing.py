@@ -1,4 +1,6 @@
-"""Why a run has no held-out loss in int4, by its ranks' reports. No torch: the controller asks too."""
+"""Why a run has no held-out loss in int4, by its ranks' reports.
+No torch: the controller asks too.
+"""
 
 from pathlib import Path
 
@@ -16,7 +18,8 @@ def problem(error: Exception | Failure, rank: int) -> str:
 
 
 def explains(folder: Path, failure: Failure) -> bool:
-    """True where a failure ended a rank while it scored rows in int4, after the training: the run was measured.
+    """True where a failure ended a rank while it scored rows in int4,
+    after the training: the run was measured.
 
     Its report has the reason from then on, so that the record follows from the folder.
     """
@@ -24,6 +27,7 @@ def explains(folder: Path, failure: Failure) -> bool:
     own = next((report for report in reports if report.rank == failure.rank), None)
     if own is None or not own.scoring_in_int4 or own.held_out is None:
         return False
-    own.held_out.int4_problem, own.scoring_in_int4 = problem(failure, own.rank), False
+    own.held_out.int4_problem = problem(failure, own.rank)
+    own.scoring_in_int4 = False
     rank_files.write(folder, own)
     return True

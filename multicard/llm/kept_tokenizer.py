@@ -1,7 +1,7 @@
 """The tokenizer of a tuning run in Hugging Face's form, beside what it kept.
 
-torchtune's tokenizers come from files of other forms: those of Llama 3 from tiktoken's, which have ranks of tokens and
-no merges, and Qwen 2.5's from vocab.json and merges.txt.
+torchtune's tokenizers come from files of other forms: those of Llama 3 from tiktoken's, which have
+ranks of tokens and no merges, and Qwen 2.5's from vocab.json and merges.txt.
 """
 
 import base64
@@ -16,22 +16,39 @@ from multicard.config.llm_models import HfConfig
 from multicard.config.llm_texts import ChatConfig
 from multicard.config.llm_tokenizers import Llama3TokenizerConfig, Qwen25TokenizerConfig
 from multicard.llm.data import chat
-from multicard.llm.data.tokenizer import FILE, LLAMA3_VOCABULARY, PATTERN, SPECIAL, byte_level_alphabet, of_folder
+from multicard.llm.data.tokenizer import (
+    FILE,
+    LLAMA3_VOCABULARY,
+    PATTERN,
+    SPECIAL,
+    byte_level_alphabet,
+    of_folder,
+)
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 SETTINGS = "tokenizer_config.json"
 # Of a folder in Hugging Face's form, what its tokenizer is made of, and how text is generated
-COPIED = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "chat_template*")
+COPIED = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "chat_template*",
+)
 COPIED += ("generation_config.json", "*processor_config.json", "spiece.model")
-QWEN_PATTERN = (  # as Llama 3's, but for digits, each of which is a token (Qwen 2.5's tokenizer.json)
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+# as Llama 3's, but for digits, each of which is a token (Qwen 2.5's tokenizer.json)
+QWEN_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
 
 def write(config: LlmConfig, inputs: Path, place: Path) -> None:
-    """Write the run's tokenizer, and the chat template that its rows were written by, with those that have other names.
+    """Write the run's tokenizer, and the chat template that its rows were written by,
+    with those that have other names.
 
     Args:
         inputs: the run's own files, of the embedded tokenizer.
@@ -66,11 +83,14 @@ def _name_class(folder: Path, place: Path) -> None:
     transformers also looks for it in config.json, and adapters are kept without one.
     """
     name = type(of_folder(str(folder))).__name__
-    name = "PreTrainedTokenizerFast" if name == "TokenizersBackend" else name  # which transformers 4 knows too
+    # which transformers 4 knows too
+    name = "PreTrainedTokenizerFast" if name == "TokenizersBackend" else name
     stored = place / SETTINGS
     settings = json.loads(stored.read_text("utf-8")) if stored.is_file() else {}
     if str(settings.get("tokenizer_class")).removesuffix("Fast") != name.removesuffix("Fast"):
-        stored.write_text(json.dumps(settings | {"tokenizer_class": name}, indent=2) + "\n", "utf-8")
+        stored.write_text(
+            json.dumps(settings | {"tokenizer_class": name}, indent=2) + "\n", "utf-8"
+        )
 
 
 def _write_others(templates: Mapping[str, str], place: Path) -> None:
@@ -90,14 +110,19 @@ def special_numbers(config: LlmConfig, inputs: Path) -> dict[str, int]:
         from torchtune.models.llama3._tokenizer import LLAMA3_SPECIAL_TOKENS
 
         # images, which are beyond the vocabulary, are none of text's
-        return {token: number for token, number in LLAMA3_SPECIAL_TOKENS.items() if number < LLAMA3_VOCABULARY}
+        return {
+            token: number
+            for token, number in LLAMA3_SPECIAL_TOKENS.items()
+            if number < LLAMA3_VOCABULARY
+        }
     first = len(_ranks(config, inputs))
     return {token: first + place for place, token in enumerate(SPECIAL)}
 
 
 def special_ids(config: LlmConfig, inputs: Path) -> dict[str, Any]:
     """The numbers of the tokens that begin, end and pad a text, as config.json has them."""
-    numbers, settings = special_numbers(config, inputs), _settings(config)
+    numbers = special_numbers(config, inputs)
+    settings = _settings(config)
     ends = [numbers[settings["eos_token"]]]
     if "<|end_of_text|>" in numbers:
         ends.append(numbers["<|end_of_text|>"])
@@ -109,25 +134,38 @@ def special_ids(config: LlmConfig, inputs: Path) -> dict[str, Any]:
 
 def _settings(config: LlmConfig) -> dict[str, Any]:
     """What tokenizer_config.json says. An answer ends with `eos_token`."""
-    own: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    own: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+    }
     own["model_max_length"] = config.model.max_seq_len
     if isinstance(config.tokenizer, Qwen25TokenizerConfig):
         return own | {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
-    own |= {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>", "pad_token": "<|finetune_right_pad_id|>"}
+    own |= {
+        "bos_token": "<|begin_of_text|>",
+        "eos_token": "<|eot_id|>",
+        "pad_token": "<|finetune_right_pad_id|>",
+    }
     return own
 
 
 def _ranks(config: LlmConfig, inputs: Path) -> dict[bytes, int]:
     """Tokens and their ranks, of a file in tiktoken's form."""
     own = config.tokenizer
-    path = Path(str(own.path)) if isinstance(own, Llama3TokenizerConfig) else inputs / "tokenizer.tiktoken"
+    path = (
+        Path(str(own.path))
+        if isinstance(own, Llama3TokenizerConfig)
+        else inputs / "tokenizer.tiktoken"
+    )
     lines = path.expanduser().read_text().splitlines()
     pairs = (line.split() for line in lines if line)
     return {base64.b64decode(token): int(rank) for token, rank in pairs}
 
 
 def _of_ranks(ranks: dict[bytes, int], special: dict[str, int]) -> "Tokenizer":
-    """The tokenizer of tiktoken's ranks. Each way to make a token of two others is a merge, in the token's rank."""
+    """The tokenizer of tiktoken's ranks. Each way to make a token of two others is a merge,
+    in the token's rank.
+    """
     from tokenizers import Tokenizer, models, processors
 
     characters = {byte: character for character, byte in byte_level_alphabet().items()}
@@ -147,7 +185,9 @@ def _of_ranks(ranks: dict[bytes, int], special: dict[str, int]) -> "Tokenizer":
     _add(tokenizer, special)
     begin = "<|begin_of_text|>"
     tokenizer.post_processor = processors.TemplateProcessing(  # pyright: ignore[reportAttributeAccessIssue]
-        single=f"{begin} $A", pair=f"{begin} $A {begin} $B", special_tokens=[(begin, special[begin])]
+        single=f"{begin} $A",
+        pair=f"{begin} $A {begin} $B",
+        special_tokens=[(begin, special[begin])],
     )
     return tokenizer
 
@@ -178,4 +218,6 @@ def _add(tokenizer: "Tokenizer", special: dict[str, int]) -> None:
     from tokenizers import AddedToken
 
     in_order = sorted(special, key=special.__getitem__)
-    tokenizer.add_tokens([AddedToken(token, normalized=False, special=token.startswith("<|")) for token in in_order])
+    tokenizer.add_tokens(
+        [AddedToken(token, normalized=False, special=token.startswith("<|")) for token in in_order]
+    )

@@ -1,4 +1,5 @@
-"""Rows of text that can be learnt from: those whose answer `max_seq_len` cut away altogether are left out.
+"""Rows of text that can be learnt from: those whose answer
+`max_seq_len` cut away altogether are left out.
 
 A batch of such rows alone has no label, and its loss, a mean over none, is NaN.
 """
@@ -28,18 +29,24 @@ Turn = Mapping[str, str]  # ShareGPT's: `from` (system, human, gpt) and `value`
 pc: Any = pyarrow.compute  # makes its functions as it is imported
 
 SCANNED_ROWS = 100_000  # at a time
-# Most tokens that a row has beside one for each byte of its text: the template's text, and each message's header
-AROUND_ROW, AROUND_TEXT = 1024, 16
+# Most tokens that a row has beside one for each byte of its text: the template's text,
+# and each message's header
+AROUND_ROW = 1024
+AROUND_TEXT = 16
 
 
 class LabelledRows(Dataset[dict[str, Any]]):
-    """torchtune's rows without those that have no label left; refused (ValueError) where no row has one.
+    """torchtune's rows without those that have no label left;
+    refused (ValueError) where no row has one.
 
-    The first token of a row has no label: nothing in the row predicts it, and in a pack it stands behind another row.
-    torchtune's recipes count labels before they shift them, and weigh batches and ranks by these counts.
+    The first token of a row has no label: nothing in the row predicts it, and in a pack it stands
+    behind another row. torchtune's recipes count labels before they shift them,
+    and weigh batches and ranks by these counts.
 
-    read, cut, left_out, broken, equal, last_alone: the record's `text_rows`. ignored: the record's, by name.
-    model_limit: the most tokens that the model reads, which a remedy must not exceed; None: any number.
+    read, cut, left_out, broken, equal, last_alone: the record's `text_rows`. ignored: the record's,
+    by name.
+    model_limit: the most tokens that the model reads, which a remedy must not exceed;
+    None: any number.
     """
 
     def __init__(
@@ -53,15 +60,20 @@ class LabelledRows(Dataset[dict[str, Any]]):
         is_held_out: bool = False,
         model_limit: int | None = None,
     ) -> None:
-        self._rows, limit = rows, tokenizer.max_seq_len
-        self.broken, self.equal, self.last_alone = broken, equal, last_alone
+        self._rows = rows
+        limit = tokenizer.max_seq_len
+        self.broken = broken
+        self.equal = equal
+        self.last_alone = last_alone
         self.ignored = dict(ignored or {})
         self._kept: Sequence[int] = range(len(rows))
-        self.read, self.cut = len(rows), 0
+        self.read = len(rows)
+        self.cut = 0
         unlabelled = set()
         for number in np.flatnonzero(most_tokens(rows._data) > limit).tolist() if limit else ():
             row = rows[number]
-            answers, is_cut = labels(row), False
+            answers = labels(row)
+            is_cut = False
             if max(map(len, answers)) == limit:
                 with mock.patch.object(tokenizer, "max_seq_len", None):  # the whole row
                     is_cut = max(map(len, labels(rows[number]))) > limit
@@ -102,8 +114,8 @@ def dataset(
     model_limit: int | None = None,
     **arguments: Any,
 ) -> LabelledRows | PackedDataset:
-    """The component of torchtune's configuration: `builder`'s rows, those without a label left out before they are
-    packed.
+    """The component of torchtune's configuration: `builder`'s rows, those without a label left out
+    before they are packed.
 
     Args:
         builder: torchtune's data set, by its path; it takes the other arguments.
@@ -113,12 +125,15 @@ def dataset(
         model_limit: the most tokens that the model reads; None: any number.
     """
     read = _get_component_from_path(builder)(tokenizer, **arguments)
-    rows = LabelledRows(read, tokenizer, broken, equal, last_alone, ignored, is_held_out, model_limit)
+    rows = LabelledRows(
+        read, tokenizer, broken, equal, last_alone, ignored, is_held_out, model_limit
+    )
     return PackedDataset(rows, max_seq_len=tokenizer.max_seq_len) if packed else rows
 
 
 def _cut_off(rows: Any, tokenizer: Any, model_limit: int | None, is_held_out: bool) -> Refusal:
-    """The refusal of rows that are all cut before anything of them can be learnt, at the tokenizer's `max_seq_len`.
+    """The refusal of rows that are all cut before anything of them can be learnt,
+    at the tokenizer's `max_seq_len`.
 
     Args:
         model_limit: the most tokens that the model reads; None: any number.
@@ -128,13 +143,15 @@ def _cut_off(rows: Any, tokenizer: Any, model_limit: int | None, is_held_out: bo
         longest = max(len(answer) for number in range(len(rows)) for answer in labels(rows[number]))
     length = longest if model_limit is None else min(longest, model_limit)
     with mock.patch.object(tokenizer, "max_seq_len", length):
-        can_be_learnt = length > limit and any(_can_be_learnt(rows[number]) for number in range(len(rows)))
+        can_be_learnt = length > limit and any(
+            _can_be_learnt(rows[number]) for number in range(len(rows))
+        )
     if not can_be_learnt:
         return Refusal(
             "llm.answers-beyond-model",
-            f"model.max_seq_len={model_limit}: the model reads no more tokens, and the answers, or differences of "
-            f"pairs, of all {len(rows)} {'held-out ' if is_held_out else ''}rows are behind them. Shorten what stands "
-            "before, or take a model that reads more",
+            f"model.max_seq_len={model_limit}: the model reads no more tokens, and the answers, or"
+            f" differences of pairs, of all {len(rows)} {'held-out ' if is_held_out else ''}rows"
+            " are behind them. Shorten what stands before, or take a model that reads more",
             key="model.max_seq_len",
             value=model_limit,
             rows=len(rows),
@@ -143,8 +160,9 @@ def _cut_off(rows: Any, tokenizer: Any, model_limit: int | None, is_held_out: bo
     if is_held_out:
         return Refusal(
             "llm.held-out-cut-off",
-            f"max_seq_len={limit}: leaves no answer, or of pairs no difference, in any of the {len(rows)} "
-            f"held-out rows; use `max_seq_len={length}`, or `dataset.split=0 dataset.test_files=null` to hold none out",
+            f"max_seq_len={limit}: leaves no answer, or of pairs no difference, in any of the"
+            f" {len(rows)} held-out rows; use `max_seq_len={length}`, or `dataset.split=0"
+            " dataset.test_files=null` to hold none out",
             key="max_seq_len",
             value=limit,
             rows=len(rows),
@@ -152,8 +170,8 @@ def _cut_off(rows: Any, tokenizer: Any, model_limit: int | None, is_held_out: bo
         )
     return Refusal(
         "llm.answers-cut-off",
-        f"max_seq_len={limit}: leaves no answer, or of pairs no difference, in any of the {len(rows)} rows; "
-        f"use `max_seq_len={length}`",
+        f"max_seq_len={limit}: leaves no answer, or of pairs no difference, in any of the"
+        f" {len(rows)} rows; use `max_seq_len={length}`",
         key="max_seq_len",
         value=limit,
         rows=len(rows),
@@ -167,7 +185,9 @@ def _rows_of(data: Any) -> Any:
 
 
 def ignored(data: Any) -> list[Ignored]:
-    """The record's `ignored`, of what `dataset` returned: columns, keys of messages and files that were not read."""
+    """The record's `ignored`, of what `dataset` returned: columns,
+    keys of messages and files that were not read.
+    """
     return [Ignored(what, count) for what, count in _rows_of(data).ignored.items()]
 
 
@@ -175,7 +195,10 @@ def counts(data: Any) -> dict[str, Any]:
     """The record's `text_rows`, of what `dataset` returned."""
     packed = isinstance(data, PackedDataset)
     rows = _rows_of(data)
-    own = {name: getattr(rows, name) for name in ("read", "cut", "left_out", "broken", "equal", "last_alone")}
+    own = {
+        name: getattr(rows, name)
+        for name in ("read", "cut", "left_out", "broken", "equal", "last_alone")
+    }
     return own | {"sequences": len(data) if packed else None}
 
 
@@ -185,7 +208,9 @@ def labels(row: Mapping[str, Any]) -> list[Sequence[int]]:
 
 
 def _are_equal(row: Mapping[str, Any]) -> bool:
-    """True of a pair whose answers have the same tokens: they differ after the place where both were cut."""
+    """True of a pair whose answers have the same tokens: they
+    differ after the place where both were cut.
+    """
     names = ("chosen_input_ids", "rejected_input_ids")
     return "labels" not in row and list(row[names[0]]) == list(row[names[1]])
 
@@ -201,39 +226,51 @@ def bears_loss(answer: Sequence[int]) -> bool:
 
 
 def most_tokens(rows: Any) -> np.ndarray:
-    """The most tokens that each row of a `datasets.Dataset` can have, without tokenizing it: a token is a byte or more.
+    """The most tokens that each row of a `datasets.Dataset` can have,
+    without tokenizing it: a token is a byte or more.
 
     Works on columns: C4_200M has 18 million rows.
     """
     tables = rows.with_format("arrow").iter(batch_size=SCANNED_ROWS) if len(rows) else ()
-    sizes = (sum(text_bytes(column.combine_chunks()) for column in table.columns) for table in tables)
+    sizes = (
+        sum(text_bytes(column.combine_chunks()) for column in table.columns) for table in tables
+    )
     return AROUND_ROW + np.concatenate([np.empty(0, np.int64), *sizes])
 
 
 def text_bytes(values: pa.Array) -> np.ndarray:
     """Bytes of all text in each value, with `AROUND_TEXT` for each text; 0 for numbers."""
     if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
-        return pc.fill_null(pc.add(pc.binary_length(values), AROUND_TEXT), 0).to_numpy(zero_copy_only=False)
+        return pc.fill_null(pc.add(pc.binary_length(values), AROUND_TEXT), 0).to_numpy(
+            zero_copy_only=False
+        )
     if pa.types.is_struct(values.type):
-        return sum((text_bytes(field) for field in values.flatten()), np.zeros(len(values), np.int64))
+        return sum(
+            (text_bytes(field) for field in values.flatten()), np.zeros(len(values), np.int64)
+        )
     if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
-        ends = np.cumsum(pc.fill_null(pc.list_value_length(values), 0).to_numpy(zero_copy_only=False))
+        ends = np.cumsum(
+            pc.fill_null(pc.list_value_length(values), 0).to_numpy(zero_copy_only=False)
+        )
         sums = np.concatenate([[0], np.cumsum(text_bytes(values.flatten()))])
         return np.diff(sums[ends], prepend=0)
     return np.zeros(len(values), np.int64)
 
 
 class ConversationToAlpaca(AlpacaToMessages):
-    """torchtune's messages of a row with `conversations`, in Alpaca's template. The prompt is learnt too, as Alpaca's
-    is by default."""
+    """torchtune's messages of a row with `conversations`, in Alpaca's template. The prompt is
+    learnt too, as Alpaca's is by default.
+    """
 
     def __call__(self, sample: Mapping[str, Any]) -> Mapping[str, Any]:
         return super().__call__(instruction(sample["conversations"]))
 
 
 def instruction(turns: Sequence[Turn]) -> dict[str, str]:
-    """Alpaca's columns of a conversation of one question and one answer: the system's text is the instruction and the
-    question its input; without such a text the question is the instruction. Several questions are refused."""
+    """Alpaca's columns of a conversation of one question and one answer: the system's text is the
+    instruction and the question its input; without such a text the question is the instruction.
+    Several questions are refused.
+    """
     said = {turn["from"]: turn["value"] for turn in turns}
     if len(said) < len(turns):
         raise Refusal(
@@ -241,21 +278,32 @@ def instruction(turns: Sequence[Turn]) -> dict[str, str]:
             "template=instruct: a conversation has several questions; leave it out",
             key="template",
         )
-    system, question = said.get("system"), said["human"]
-    asked = {"instruction": system, "input": question} if system else {"instruction": question, "input": ""}
+    system = said.get("system")
+    question = said["human"]
+    asked = (
+        {"instruction": system, "input": question}
+        if system
+        else {"instruction": question, "input": ""}
+    )
     return asked | {"output": said["gpt"]}
 
 
 def conversations(tokenizer: Any, *, source: str, **arguments: Any) -> SFTDataset:
-    """Rows for torchtune's recipes, as its own builders make them; `arguments` are `datasets.load_dataset`'s."""
+    """Rows for torchtune's recipes, as its own builders make them;
+    `arguments` are `datasets.load_dataset`'s.
+    """
     transform = ConversationToAlpaca(train_on_input=True)
-    return SFTDataset(source=source, message_transform=transform, model_transform=tokenizer, **arguments)
+    return SFTDataset(
+        source=source, message_transform=transform, model_transform=tokenizer, **arguments
+    )
 
 
 def chat_tokens(tokenizer: Any, sample: Mapping[str, Any]) -> dict[str, Any]:
-    """The tokens of a conversation's `pieces`, special tokens read as such, and a mask of those that have no character
-    with loss."""
-    pieces, texts = sample["pieces"], [piece["content"] for piece in sample["pieces"]]
+    """The tokens of a conversation's `pieces`, special tokens read as such, and a mask of those
+    that have no character with loss.
+    """
+    pieces = sample["pieces"]
+    texts = [piece["content"] for piece in sample["pieces"]]
     if isinstance(tokenizer, FolderTokenizer):
         tokens, spans = tokenizer.encode("".join(texts))
         letters = np.repeat([piece["learnt"] for piece in pieces], [*map(len, texts)])
@@ -270,22 +318,30 @@ def chat_tokens(tokenizer: Any, sample: Mapping[str, Any]) -> dict[str, Any]:
         tokens = tokenizer.encode("".join(texts), add_bos=False, add_eos=False)
         special = {token: name for name, token in tokenizer.special_tokens.items()}
         sizes = [len(special.get(token) or tokenizer.decoder[token]) for token in tokens]
-    learnt = [np.full(len(text.encode()), piece["learnt"]) for text, piece in zip(texts, pieces, strict=True)]
+    learnt = [
+        np.full(len(text.encode()), piece["learnt"])
+        for text, piece in zip(texts, pieces, strict=True)
+    ]
     mask = ~np.logical_or.reduceat(np.concatenate(learnt), [0, *np.cumsum(sizes)[:-1].tolist()])
     return {"tokens": tokens[: tokenizer.max_seq_len], "mask": mask[: tokenizer.max_seq_len]}
 
 
 def chats(tokenizer: Any, *, source: str, **arguments: Any) -> SFTDataset:
-    """The rows of `dataset=chat`, which are pieces of text; `arguments` as those of `conversations`."""
+    """The rows of `dataset=chat`, which are pieces of text;
+    `arguments` as those of `conversations`.
+    """
     transform: Any = partial(chat_tokens, tokenizer)
     return SFTDataset(source=source, message_transform=None, model_transform=transform, **arguments)  # pyright: ignore[reportArgumentType]
 
 
 class LastAnswers(ChosenRejectedToMessages):
-    """torchtune's messages of a pair, the assistant's turns of the history that both answers share masked."""
+    """torchtune's messages of a pair, the assistant's turns of
+    the history that both answers share masked.
+    """
 
     def __call__(self, sample: Mapping[str, Any]) -> Mapping[str, Any]:
-        chosen, rejected = sample["chosen"], sample["rejected"]
+        chosen = sample["chosen"]
+        rejected = sample["rejected"]
         history = pairs_of_rows.shared(chosen, rejected, min(len(chosen), len(rejected)) - 1)
         pair = super().__call__(sample)
         for messages in pair.values():
@@ -295,21 +351,27 @@ class LastAnswers(ChosenRejectedToMessages):
 
 
 def pairs(tokenizer: Any, *, source: str, **arguments: Any) -> PreferenceDataset:
-    """Pairs for torchtune's recipes, as its own builder makes them; `arguments` are `datasets.load_dataset`'s."""
-    return PreferenceDataset(source=source, message_transform=LastAnswers(), tokenizer=tokenizer, **arguments)
+    """Pairs for torchtune's recipes, as its own builder makes them;
+    `arguments` are `datasets.load_dataset`'s.
+    """
+    return PreferenceDataset(
+        source=source, message_transform=LastAnswers(), tokenizer=tokenizer, **arguments
+    )
 
 
 class ChatPairs(Dataset[dict[str, Any]]):
     """Pairs of answers, each in pieces of text; `arguments` are `datasets.load_dataset`'s."""
 
     def __init__(self, tokenizer: Any, *, source: str, **arguments: Any) -> None:
-        self._data, self._tokenizer = load_dataset(source, **arguments), tokenizer
+        self._data = load_dataset(source, **arguments)
+        self._tokenizer = tokenizer
 
     def __len__(self) -> int:
         return len(self._data)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        row, stored = {}, self._data[index]
+        row = {}
+        stored = self._data[index]
         for name in pairs_of_rows.CHOICES:  # held-out rows have others beside them
             encoded = chat_tokens(self._tokenizer, {"pieces": stored[name]})
             labels = np.where(encoded["mask"], CROSS_ENTROPY_IGNORE_IDX, encoded["tokens"])

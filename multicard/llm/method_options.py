@@ -10,17 +10,23 @@ from multicard.config.roles import WAY_TO_TRAIN, Role
 from multicard.messages import Refusal
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "output_proj")
-ALL_LINEAR = "all-linear"  # PEFT's word for every linear of the layers; the output layer is none of them
+# PEFT's word for every linear of the layers; the output layer is none of them
+ALL_LINEAR = "all-linear"
 FEED_FORWARD = ("mlp.w1", "mlp.w2", "mlp.w3")
 
 
 @dataclass
 class LoraConfig(MethodConfig):
-    """Low-rank adapters (Hu et al., 2021) beside the named linears; `rslora`: Kalajdzievski, 2023, arXiv:2312.03732."""
+    """Low-rank adapters (Hu et al., 2021) beside the named linears; `rslora`: Kalajdzievski, 2023,
+    arXiv:2312.03732.
+    """
 
     lora_rank: int = key(8, "rank of the adapters", WAY_TO_TRAIN, least=1)
     lora_alpha: float = key(
-        16.0, "adapters are scaled by lora_alpha / lora_rank", Role.identity | Role.learning, above=0
+        16.0,
+        "adapters are scaled by lora_alpha / lora_rank",
+        Role.identity | Role.learning,
+        above=0,
     )
     rslora: bool = key(
         False,
@@ -52,11 +58,16 @@ class LoraConfig(MethodConfig):
         named = self.lora_attn_modules
         if isinstance(named, str):  # as PEFT takes it, and one layer without brackets
             self.lora_attn_modules = [named]
-        elif not isinstance(named, list) or not named or not all(isinstance(name, str) for name in named):
+        elif (
+            not isinstance(named, list)
+            or not named
+            or not all(isinstance(name, str) for name in named)
+        ):
             raise Refusal(
                 "llm.no-adapted-layers",
-                f"method.lora_attn_modules={named}: name one or more layers, for example "
-                f"`method.lora_attn_modules=[{ATTENTION[0]}]` or `method.lora_attn_modules={ALL_LINEAR}`",
+                f"method.lora_attn_modules={named}: name one or more layers, for example"
+                f" `method.lora_attn_modules=[{ATTENTION[0]}]` or"
+                f" `method.lora_attn_modules={ALL_LINEAR}`",
                 key="method.lora_attn_modules",
             )
         self._check_all_linear()
@@ -68,16 +79,17 @@ class LoraConfig(MethodConfig):
         if others:
             raise Refusal(
                 "llm.all-linear-and-others",
-                f"method.lora_attn_modules={self.lora_attn_modules}: {ALL_LINEAR} names {', '.join(others)} too; "
-                f"use `method.lora_attn_modules={ALL_LINEAR}`",
+                f"method.lora_attn_modules={self.lora_attn_modules}: {ALL_LINEAR} names"
+                f" {', '.join(others)} too; use `method.lora_attn_modules={ALL_LINEAR}`",
                 key="method.lora_attn_modules",
                 others=others,
             )
         if not self.apply_lora_to_mlp:
             raise Refusal(
                 "llm.all-linear-without-mlp",
-                f"method.apply_lora_to_mlp=false: method.lora_attn_modules={ALL_LINEAR} adapts these layers too; "
-                f"use `method.apply_lora_to_mlp=true`, or `method.lora_attn_modules=[{','.join(ATTENTION)}]`",
+                f"method.apply_lora_to_mlp=false: method.lora_attn_modules={ALL_LINEAR} adapts"
+                " these layers too; use `method.apply_lora_to_mlp=true`, or"
+                f" `method.lora_attn_modules=[{','.join(ATTENTION)}]`",
                 key="method.apply_lora_to_mlp",
             )
 
@@ -99,7 +111,9 @@ class LoraConfig(MethodConfig):
 
 @dataclass
 class DpoConfig(LoraConfig):
-    """Direct preference optimisation (Rafailov et al., 2023) of the adapters; the base model is the reference."""
+    """Direct preference optimisation (Rafailov et al., 2023) of the adapters;
+    the base model is the reference.
+    """
 
     beta: float = key(
         0.1,
@@ -111,7 +125,9 @@ class DpoConfig(LoraConfig):
 
 @dataclass
 class QatConfig(MethodConfig):
-    """All weights, with int4 weights in groups of `groupsize` and int8 activations simulated in each linear."""
+    """All weights, with int4 weights in groups of `groupsize` and
+    int8 activations simulated in each linear.
+    """
 
     groupsize: int = key(
         256,

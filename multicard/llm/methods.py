@@ -1,4 +1,6 @@
-"""The tuning methods: what they add to torchtune's configuration, and what they refuse. No torch."""
+"""The tuning methods: what they add to torchtune's configuration, and what they refuse.
+No torch.
+"""
 
 import math
 from collections.abc import Callable
@@ -31,18 +33,20 @@ class Method:
 
     Fields:
         schema: its options, as under `conf/method/`.
-        adapters: LoRA adapters are trained and the model's weights are frozen; otherwise all weights are trained.
-            FSDP reduces the gradients of what is trained, and gathers all weights.
+        adapters: LoRA adapters are trained and the model's weights are frozen; otherwise all
+            weights are trained. FSDP reduces the gradients of what is trained, and gathers all
+            weights.
         nf4: the frozen weights are held, and gathered, in NF4.
         fake_quantised: the linears simulate quantisation.
         pairs: it reads a chosen and a rejected answer a row, which cannot be packed.
-        reference_passes: forward passes of a frozen reference model a step: FSDP gathers the weights for each, as it
-            does for the forward and the backward pass.
+        reference_passes: forward passes of a frozen reference model a step: FSDP gathers the
+            weights for each, as it does for the forward and the backward pass.
         compiles, compiles_distributed: torchtune's recipes take `compile`.
         optimizer_in_bwd: the recipes take it.
         scheduled: the recipe has a learning-rate schedule.
         clips: the recipes take `clip_grad_norm`.
-        builder_arguments: what the builder of the model takes for it, from its options, beside those of the adapters.
+        builder_arguments: what the builder of the model takes for it, from its options, beside
+            those of the adapters.
         components: what it adds to torchtune's configuration, from its options.
         check: refuses what torchao would pass over in silence, or break on during the run.
     """
@@ -64,7 +68,13 @@ class Method:
 
 
 def dpo_loss(options: DpoConfig) -> dict[str, Any]:
-    return {"loss": {"_component_": "torchtune.rlhf.loss.DPOLoss", "beta": options.beta, "label_smoothing": 0}}
+    return {
+        "loss": {
+            "_component_": "torchtune.rlhf.loss.DPOLoss",
+            "beta": options.beta,
+            "label_smoothing": 0,
+        }
+    }
 
 
 def qat_quantizer(options: QatConfig) -> dict[str, Any]:
@@ -73,7 +83,9 @@ def qat_quantizer(options: QatConfig) -> dict[str, Any]:
 
 
 def check_groups(config: LlmConfig) -> None:
-    """Refuse a group size that does not divide the width of every linear: torchao would skip the others."""
+    """Refuse a group size that does not divide the width of
+    every linear: torchao would skip the others.
+    """
     assert isinstance(config.method, QatConfig)
     groupsize = config.method.groupsize
     widths = {name: shape[1] for name, shape in models.linears(config.model).items()}
@@ -94,27 +106,36 @@ def check_groups(config: LlmConfig) -> None:
 
 def check_nf4(config: LlmConfig) -> None:
     """Refuse weights that NF4 cannot hold, or that torchtune would not quantise."""
-    method, model, ranks = config.method, config.model, config.world_size
+    method = config.method
+    model = config.model
+    ranks = config.world_size
     assert isinstance(method, LoraConfig)
-    if config.engine is Engine.trl:  # bitsandbytes quantises weights of any size, on one rank under FSDP too
+    # bitsandbytes quantises weights of any size, on one rank under FSDP too
+    if config.engine is Engine.trl:
         return
     if ranks == 1 and config.distributed:
         raise Refusal(
             "llm.nf4-distributed-alone",
-            "recipe=distributed: torchtune's FSDP on one GPU cannot hold the NF4 weights of method=qlora; "
-            "use `recipe=auto`, or `gpus=2`",
+            "recipe=distributed: torchtune's FSDP on one GPU cannot hold the NF4 weights of"
+            " method=qlora; use `recipe=auto`, or `gpus=2`",
             key="recipe",
         )
     shapes = models.linears(model)
-    plain = [] if models.family(model).quantizes_all else [name for name in shapes if name not in adapted(method)]
+    plain = (
+        []
+        if models.family(model).quantizes_all
+        else [name for name in shapes if name not in adapted(method)]
+    )
     if plain:
-        wanted = {f"lora_attn_modules=[{','.join(ATTENTION)}]": not {*ATTENTION} <= {*method.attention}}
+        wanted = {
+            f"lora_attn_modules=[{','.join(ATTENTION)}]": not {*ATTENTION} <= {*method.attention}
+        }
         wanted["apply_lora_to_mlp=true"] = not method.apply_lora_to_mlp
         remedy = " ".join(f"method.{word}" for word, is_lacking in wanted.items() if is_lacking)
         raise Refusal(
             "llm.nf4-without-adapters",
-            f"method=qlora: torchtune only quantises linears of model={model.name} that have an adapter, "
-            f"and {', '.join(plain)} have none; use `{remedy}`",
+            f"method=qlora: torchtune only quantises linears of model={model.name} that have an"
+            f" adapter, and {', '.join(plain)} have none; use `{remedy}`",
             key="method",
             model=model.name,
             plain=plain,
@@ -128,8 +149,9 @@ def check_nf4(config: LlmConfig) -> None:
         listed = ", ".join(f"{name} ({weights})" for name, weights in uneven.items())
         raise Refusal(
             "llm.nf4-blocks",
-            f"method=qlora: NF4 needs the weights of each layer to be a multiple of {NF4_BLOCK} x {ranks} rank(s), "
-            f"unlike {listed} of model={model.name}; use fewer GPUs, `method=lora`, or other sizes",
+            f"method=qlora: NF4 needs the weights of each layer to be a multiple of {NF4_BLOCK} x"
+            f" {ranks} rank(s), unlike {listed} of model={model.name}; use fewer GPUs,"
+            " `method=lora`, or other sizes",
             key="method",
             model=model.name,
             block=NF4_BLOCK,
@@ -173,13 +195,17 @@ def recipe_file(name: str) -> Path:
 
 def check_recipes(options: MethodConfig) -> None:
     """Refuse recipes that torchtune does not have."""
-    for kind, name in (("single_device", options.single_device), ("distributed", options.distributed)):
+    for kind, name in (
+        ("single_device", options.single_device),
+        ("distributed", options.distributed),
+    ):
         if name is None or (name.endswith(f"_{kind}") and recipe_file(name).is_file()):
             continue
         recipes = sorted(path.stem for path in recipe_file("x").parent.glob(f"*_{kind}.py"))
         raise Refusal(
             "llm.no-such-recipe",
-            f"method.{kind}={name}: torchtune has no such recipe; leave it out, or use one of {', '.join(recipes)}",
+            f"method.{kind}={name}: torchtune has no such recipe; leave it out, or use one of"
+            f" {', '.join(recipes)}",
             key=f"method.{kind}",
             value=name,
             recipes=recipes,
@@ -191,7 +217,9 @@ def chosen(config: LlmConfig) -> Method:
 
 
 def compiles(config: LlmConfig) -> bool:
-    """True where the engine takes `compile` with the method: TRL where its layers are plain linears with adapters."""
+    """True where the engine takes `compile` with the method: TRL
+    where its layers are plain linears with adapters.
+    """
     method = chosen(config)
     if config.engine is Engine.trl:
         return not method.nf4 and not method.fake_quantised
@@ -206,7 +234,8 @@ def adapted(options: LoraConfig) -> list[str]:
 
 def adapter_parameters(config: LlmConfig, vocabulary: int) -> int | None:
     """rank x (in + out) of each linear that has an adapter; None for a method without adapters."""
-    options, model = config.method, config.model
+    options = config.method
+    model = config.model
     if not isinstance(options, LoraConfig):
         return None
     shapes = models.linears(model)
@@ -217,7 +246,9 @@ def adapter_parameters(config: LlmConfig, vocabulary: int) -> int | None:
 
 def model_component(config: LlmConfig, vocabulary: int) -> dict[str, Any]:
     """torchtune's builder of the model, with the method's adapters, and its arguments."""
-    model, options, family = config.model, config.method, models.family(config.model)
+    model = config.model
+    options = config.method
+    family = models.family(config.model)
     component: dict[str, Any] = {"_component_": f"{family.package}.{family.name}"}
     if isinstance(options, LoraConfig):
         component = {
@@ -226,7 +257,9 @@ def model_component(config: LlmConfig, vocabulary: int) -> dict[str, Any]:
             "apply_lora_to_mlp": options.apply_lora_to_mlp,
             "apply_lora_to_output": options.apply_lora_to_output,
             "lora_rank": options.lora_rank,
-            "lora_alpha": options.scale * options.lora_rank if options.rslora else options.lora_alpha,
+            "lora_alpha": (
+                options.scale * options.lora_rank if options.rslora else options.lora_alpha
+            ),
             "lora_dropout": options.lora_dropout,
             "quantize_base": chosen(config).nf4,
         }
@@ -235,7 +268,9 @@ def model_component(config: LlmConfig, vocabulary: int) -> dict[str, Any]:
 
 
 def check(config: LlmConfig) -> None:
-    """Refuse (ValueError) options that the method's recipe refuses, or would pass over in silence."""
+    """Refuse (ValueError) options that the method's recipe refuses,
+    or would pass over in silence.
+    """
     _check_layers(config)
     check_recipes(config.method)
     _check_recipe_options(config)
@@ -262,7 +297,8 @@ def _check_layers(config: LlmConfig) -> None:
 
 
 def _check_recipe_options(config: LlmConfig) -> None:
-    method, name = chosen(config), config.method.name
+    method = chosen(config)
+    name = config.method.name
     if config.recipe is Recipe.single_device and config.world_size > 1:
         raise Refusal(
             "llm.recipe-of-one-gpu",
@@ -294,7 +330,8 @@ def _check_recipe_options(config: LlmConfig) -> None:
     if config.optimizer_in_bwd and not method.optimizer_in_bwd:
         raise Refusal(
             "llm.recipe-optimizer-in-bwd",
-            f"optimizer_in_bwd=true: the recipe of method={name} has no such option; use `optimizer_in_bwd=false`",
+            f"optimizer_in_bwd=true: the recipe of method={name} has no such option; use"
+            " `optimizer_in_bwd=false`",
             key="optimizer_in_bwd",
             method=name,
         )
@@ -302,8 +339,8 @@ def _check_recipe_options(config: LlmConfig) -> None:
     if config.optimizer_in_bwd and accumulated > 1:
         raise Refusal(
             "llm.accumulation-in-bwd",
-            f"gradient_accumulation_steps={accumulated}: optimizer_in_bwd=true steps after each batch; "
-            "use `gradient_accumulation_steps=1`, or `optimizer_in_bwd=false`",
+            f"gradient_accumulation_steps={accumulated}: optimizer_in_bwd=true steps after each"
+            " batch; use `gradient_accumulation_steps=1`, or `optimizer_in_bwd=false`",
             key="gradient_accumulation_steps",
             value=accumulated,
         )
@@ -311,8 +348,8 @@ def _check_recipe_options(config: LlmConfig) -> None:
     if not method.scheduled and config.warmup_steps not in (None, PAPERS_WARMUP):
         raise Refusal(
             "llm.recipe-warmup",
-            f"warmup_steps={config.warmup_steps}: the recipe of method={name} keeps its learning rate; "
-            "use `warmup_steps=null`",
+            f"warmup_steps={config.warmup_steps}: the recipe of method={name} keeps its learning"
+            " rate; use `warmup_steps=null`",
             key="warmup_steps",
             value=config.warmup_steps,
             method=name,
@@ -321,34 +358,44 @@ def _check_recipe_options(config: LlmConfig) -> None:
 
 def _check_save(config: LlmConfig) -> None:
     """What is kept is what the method trains."""
-    save, name, method = config.save, config.method.name, chosen(config)
+    save = config.save
+    name = config.method.name
+    method = chosen(config)
     if save is TuningSave.adapter and not method.adapters:
         raise Refusal(
             "llm.save-no-adapter",
-            f"save=adapter: method={name} trains all weights, and has no adapters; use `save=model`",
+            f"save=adapter: method={name} trains all weights, and has no adapters; use"
+            " `save=model`",
             key="save",
             method=name,
         )
     if save is TuningSave.model and method.adapters:
         raise Refusal(
             "llm.save-adapter-alone",
-            f"save=model: method={name} trains adapters beside a model that stays as it was; use `save=adapter`",
+            f"save=model: method={name} trains adapters beside a model that stays as it was; use"
+            " `save=adapter`",
             key="save",
             method=name,
         )
     if save is TuningSave.int4 and method.adapters:
         raise Refusal(
             "llm.save-int4-adapter",
-            f"save=int4: method={name} trains adapters, which are not quantised; use `save=adapter`",
+            f"save=int4: method={name} trains adapters, which are not quantised; use"
+            " `save=adapter`",
             key="save",
             method=name,
         )
     model = config.model
-    if save is TuningSave.adapter and method.nf4 and isinstance(model, HfConfig) and model.folder is None:
+    if (
+        save is TuningSave.adapter
+        and method.nf4
+        and isinstance(model, HfConfig)
+        and model.folder is None
+    ):
         raise Refusal(
             "llm.save-random-nf4",
-            "save=adapter: the base has random weights, of which the run only has their NF4; use `save=none`, "
-            "`model.weights=own`, or `method=lora`",
+            "save=adapter: the base has random weights, of which the run only has their NF4; use"
+            " `save=none`, `model.weights=own`, or `method=lora`",
             key="save",
             method=name,
         )
@@ -356,7 +403,8 @@ def _check_save(config: LlmConfig) -> None:
 
 def _check_tied(config: LlmConfig) -> None:
     """The output of such a model is its embeddings."""
-    name, apart = config.model.name, config.custom_sharded_layers
+    name = config.model.name
+    apart = config.custom_sharded_layers
     if apart:
         raise Refusal(
             "llm.tied-sharded-layers",
@@ -377,8 +425,10 @@ def _check_tied(config: LlmConfig) -> None:
 
 
 def _check_dataset(config: LlmConfig) -> None:
-    data, name = config.dataset.name, config.method.name
-    facts, pairs = DATASETS[data], chosen(config).pairs
+    data = config.dataset.name
+    name = config.method.name
+    facts = DATASETS[data]
+    pairs = chosen(config).pairs
     if pairs and not facts.has_pairs:
         others = [other for other in sorted(DATASETS) if DATASETS[other].has_pairs]
         options = " or ".join(f"`dataset={other}`" for other in others)
@@ -395,7 +445,8 @@ def _check_dataset(config: LlmConfig) -> None:
         options = " or ".join(f"`method={other}`" for other in others)
         raise Refusal(
             "llm.dataset-of-pairs",
-            f"dataset={data}: holds pairs, which method={name} cannot read; use {options}, or another dataset",
+            f"dataset={data}: holds pairs, which method={name} cannot read; use {options}, or"
+            " another dataset",
             key="dataset",
             value=data,
             method=name,

@@ -1,7 +1,8 @@
-"""Writes what was tuned into a run's folder, once all that is timed is over. Works on all ranks; rank 0 writes.
+"""Writes what was tuned into a run's folder, once all that is timed is over. Works on all ranks;
+rank 0 writes.
 
-No rank ever holds the whole of a sharded model: tensors are gathered, written and let go one by one. A tensor of a
-layer fits, as the layer's were gathered together while it trained.
+No rank ever holds the whole of a sharded model: tensors are gathered, written and let go one by
+one. A tensor of a layer fits, as the layer's were gathered together while it trained.
 """
 
 import json
@@ -20,9 +21,9 @@ from multicard.config.llm_models import HfConfig
 from multicard.config.saving import TuningSave
 from multicard.llm import int4_file, kept_model, kept_tokenizer, methods, models
 from multicard.llm.drawn_weights import DTYPES, weights
-from multicard.llm.kept_model import About
+from multicard.llm.kept_model import TunedModelInfo
 from multicard.llm.method_options import QatConfig
-from multicard.llm.parts import Part, Trained
+from multicard.llm.parts import TensorPart, TrainedParts
 from multicard.measure import timing
 from multicard.messages import Message
 from multicard.ranks.process import Rank, max_over_ranks
@@ -31,27 +32,39 @@ from multicard.records.schema_parts import SavedModel
 
 # Types of tensors as safetensors names them
 TYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64"}
-TYPES |= {torch.int64: "I64", torch.int32: "I32", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL"}
+TYPES |= {
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}
 
 
 class WeightFile:
     """A safetensors file that is written tensor by tensor, in the order of `parts`."""
 
-    def __init__(self, path: Path, parts: Mapping[str, Part], metadata: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, path: Path, parts: Mapping[str, TensorPart], metadata: Mapping[str, str] | None = None
+    ) -> None:
         header: dict[str, Any] = {"__metadata__": {"format": "pt", **(metadata or {})}}
         end = 0
         for name, part in parts.items():
             for stored_name, (dtype, shape) in part.stored(name).items():
                 start = end
                 end += prod(shape) * dtype.itemsize
-                header[stored_name] = {"dtype": TYPES[dtype], "shape": list(shape), "data_offsets": [start, end]}
+                header[stored_name] = {
+                    "dtype": TYPES[dtype],
+                    "shape": list(shape),
+                    "data_offsets": [start, end],
+                }
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)
         self._file = path.open("wb")
         self._file.write(len(text).to_bytes(8, "little") + text)
 
-    def add_part(self, name: str, part: Part, whole: torch.Tensor) -> None:
+    def add_part(self, name: str, part: TensorPart, whole: torch.Tensor) -> None:
         for tensor in part.written(name, whole).values():
             self.add(tensor)
 
@@ -63,16 +76,20 @@ class WeightFile:
         self._file.close()
 
 
-def _bytes(part: Part) -> int:
+def _bytes(part: TensorPart) -> int:
     return sum(prod(shape) * dtype.itemsize for dtype, shape in part.stored("").values())
 
 
 def write_weights(
-    path: Path, parts: Mapping[str, Part], is_writer: bool, metadata: Mapping[str, str] | None = None
+    path: Path,
+    parts: Mapping[str, TensorPart],
+    is_writer: bool,
+    metadata: Mapping[str, str] | None = None,
 ) -> None:
     """Gather and write tensors, one after the other.
 
-    Every rank gathers all of them, also if the writer cannot go on: its error is raised once no rank waits for it.
+    Every rank gathers all of them, also if the writer cannot go on:
+    its error is raised once no rank waits for it.
     """
     failed: Exception | None = None
     file: WeightFile | None = None
@@ -98,11 +115,18 @@ def write_weights(
         raise failed
 
 
-def keep(named: Callable[[], Trained], config: LlmConfig, cfg: dict[str, Any], rank: Rank, folder: Path) -> SavedModel:
-    """Write what was tuned into the run's folder: `adapter` or `model`, and `base` where nothing else has it.
+def keep(
+    named: Callable[[], TrainedParts],
+    config: LlmConfig,
+    cfg: dict[str, Any],
+    rank: Rank,
+    folder: Path,
+) -> SavedModel:
+    """Write what was tuned into the run's folder: `adapter` or `model`,
+    and `base` where nothing else has it.
 
-    A disk that has no room for it, or any other failure, is told in the result's `problem`, and leaves nothing behind.
-    The run stays as it was measured.
+    A disk that has no room for it, or any other failure, is told in the result's `problem`, and
+    leaves nothing behind. The run stays as it was measured.
 
     Args:
         named: gives what the engine trained.
@@ -112,17 +136,21 @@ def keep(named: Callable[[], Trained], config: LlmConfig, cfg: dict[str, Any], r
     started_s = timing.clock_s()
     place = folder / config.save
     is_writer = rank.rank == 0
-    contents: dict[Path, dict[str, Part]] = {}
-    trained: Trained | None = None
+    contents: dict[Path, dict[str, TensorPart]] = {}
+    trained: TrainedParts | None = None
     failed: Exception | None = None
     try:
         trained = named()
         if config.save is TuningSave.int4:
             trained = replace(trained, parts=int4_file.parts(trained))
         base = base_parts(trained, config, cfg, rank)
-        contents = {place: trained.parts} | ({folder / kept_model.BASE: base} if base is not None else {})
+        contents = {place: trained.parts} | (
+            {folder / kept_model.BASE: base} if base is not None else {}
+        )
         if is_writer:
-            needed_bytes = sum(_bytes(part) for parts in contents.values() for part in parts.values())
+            needed_bytes = sum(
+                _bytes(part) for parts in contents.values() for part in parts.values()
+            )
             kept.require_room(folder, needed_bytes)
     except Exception as error:  # of several libraries; whatever it is, the run itself was measured
         failed = error
@@ -131,7 +159,9 @@ def keep(named: Callable[[], Trained], config: LlmConfig, cfg: dict[str, Any], r
     elif trained is not None:
         for target, parts in contents.items():
             try:
-                _write_folder(target, parts, trained, config, cfg, is_writer, is_base=target != place)
+                _write_folder(
+                    target, parts, trained, config, cfg, is_writer, is_base=target != place
+                )
             except Exception as error:
                 failed = failed or error
     spent_s = timing.clock_s() - started_s
@@ -149,10 +179,14 @@ def keep(named: Callable[[], Trained], config: LlmConfig, cfg: dict[str, Any], r
     return SavedModel(form=form, folder=place.name, bytes=size_bytes, save_s=spent_s)
 
 
-def base_parts(trained: Trained, config: LlmConfig, cfg: dict[str, Any], rank: Rank) -> dict[str, Part] | None:
-    """The weights of an adapter's base that lie in no folder: random ones. None where there are none to write.
+def base_parts(
+    trained: TrainedParts, config: LlmConfig, cfg: dict[str, Any], rank: Rank
+) -> dict[str, TensorPart] | None:
+    """The weights of an adapter's base that lie in no folder: random ones.
+    None where there are none to write.
 
-    Those of decoders that torchtune builds follow from the seed, so that the writer draws them again.
+    Those of decoders that torchtune builds follow from the seed,
+    so that the writer draws them again.
     """
     if trained.adapter is None or config.model.folder is not None:
         return None
@@ -161,7 +195,11 @@ def base_parts(trained: Trained, config: LlmConfig, cfg: dict[str, Any], rank: R
     if rank.rank > 0:
         return {}
     own = weights(config, cfg, rank.device)
-    return {name: Part(drawn.weight, drawn.turned) for name, drawn in own.items() if ".lora_" not in name}
+    return {
+        name: TensorPart(drawn.weight, drawn.turned)
+        for name, drawn in own.items()
+        if ".lora_" not in name
+    }
 
 
 def _unfinished(target: Path) -> Path:
@@ -170,8 +208,8 @@ def _unfinished(target: Path) -> Path:
 
 def _write_folder(
     target: Path,
-    parts: dict[str, Part],
-    trained: Trained,
+    parts: dict[str, TensorPart],
+    trained: TrainedParts,
     config: LlmConfig,
     cfg: dict[str, Any],
     is_writer: bool,
@@ -221,33 +259,44 @@ def dtype_name(config: LlmConfig) -> str:
     return str(DTYPES[config.formats.weights]).removeprefix("torch.")
 
 
-def about(trained: Trained, config: LlmConfig) -> About:
-    options, folder = config.method, config.model.folder
+def about(trained: TrainedParts, config: LlmConfig) -> TunedModelInfo:
+    options = config.method
+    folder = config.model.folder
     is_adapter = trained.adapter is not None
-    return About(
+    return TunedModelInfo(
         form=str(config.save),
         reader=trained.reader,
         dtype=dtype_name(config),
-        base=str(Path(folder).expanduser().absolute()) if is_adapter and folder is not None else None,
+        base=(
+            str(Path(folder).expanduser().absolute()) if is_adapter and folder is not None else None
+        ),
         nf4=methods.chosen(config).nf4,
-        groupsize=options.groupsize if isinstance(options, QatConfig) and config.save is TuningSave.model else None,
+        groupsize=(
+            options.groupsize
+            if isinstance(options, QatConfig) and config.save is TuningSave.model
+            else None
+        ),
         tied=trained.tied,
     )
 
 
-def adapter_config(trained: Trained, config: LlmConfig, place: Path) -> dict[str, Any]:
+def adapter_config(trained: TrainedParts, config: LlmConfig, place: Path) -> dict[str, Any]:
     """PEFT's configuration of the adapters, which names their base."""
     base = kept_model.base_of(place.absolute(), about(trained, config))
     return {**(trained.adapter or {}), "base_model_name_or_path": base, "inference_mode": True}
 
 
 def model_config(config: LlmConfig, cfg: dict[str, Any], inputs: Path) -> dict[str, Any]:
-    """The config.json of all weights: that of the folder that they were read from, or of the decoder's sizes."""
+    """The config.json of all weights: that of the folder that they were read from,
+    or of the decoder's sizes.
+    """
     model = config.model
     own: dict[str, Any] = {}
     if isinstance(model, HfConfig) or model.folder is not None:
         folder = model.path if isinstance(model, HfConfig) else model.folder
-        own = json.loads((Path(str(folder)).expanduser() / kept_model.MODEL_CONFIG).read_text("utf-8"))
+        own = json.loads(
+            (Path(str(folder)).expanduser() / kept_model.MODEL_CONFIG).read_text("utf-8")
+        )
         own.pop("quantization_config", None)  # of weights that are not these
     else:
         sizes = models.hugging_face_config(model, cfg["model"]["vocab_size"])

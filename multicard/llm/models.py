@@ -1,4 +1,5 @@
-"""Families of decoders: torchtune's builders, arithmetic on a model's tensors, and pretrained weights. No torch.
+"""Families of decoders: torchtune's builders, arithmetic on a model's tensors,
+and pretrained weights. No torch.
 
 Weights are checked by their files' headers alone.
 """
@@ -9,7 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from multicard.config.llm_models import DecoderConfig, HfConfig, Llama31Config, LlamaConfig, Qwen25Config
+from multicard.config.llm_models import (
+    DecoderConfig,
+    HfConfig,
+    Llama31Config,
+    LlamaConfig,
+    Qwen25Config,
+)
 from multicard.messages import Refusal
 
 if TYPE_CHECKING:
@@ -18,7 +25,15 @@ if TYPE_CHECKING:
 Shape = tuple[int, ...]
 
 RANDOM = "random"  # model.weights
-LINEARS = ("attn.q_proj", "attn.k_proj", "attn.v_proj", "attn.output_proj", "mlp.w1", "mlp.w2", "mlp.w3")
+LINEARS = (
+    "attn.q_proj",
+    "attn.k_proj",
+    "attn.v_proj",
+    "attn.output_proj",
+    "mlp.w1",
+    "mlp.w2",
+    "mlp.w3",
+)
 SIZES = ("num_layers", "num_heads", "num_kv_heads", "embed_dim", "intermediate_dim", "max_seq_len")
 
 
@@ -31,7 +46,8 @@ class Family:
         checkpoint: torchtune's name of the checkpoints' form.
         model_type: `model_type` of the checkpoints' config.json.
         norm_eps, rope_base: epsilon of the RMS norms, and base of the rotary frequencies.
-        rope_factor: by which Llama 3.1 and 3.2 stretch the lower rotary frequencies; None: they do not.
+        rope_factor: by which Llama 3.1 and 3.2 stretch the lower rotary frequencies; None: they do
+            not.
         quantizes_all: with NF4, linears without an adapter are quantised too.
         qkv_bias: the query, key and value projections have a bias.
     """
@@ -62,7 +78,11 @@ QWEN2_5 = Family(
 )
 
 
-FAMILIES: dict[type[DecoderConfig], Family] = {LlamaConfig: LLAMA3, Llama31Config: LLAMA3_1, Qwen25Config: QWEN2_5}
+FAMILIES: dict[type[DecoderConfig], Family] = {
+    LlamaConfig: LLAMA3,
+    Llama31Config: LLAMA3_1,
+    Qwen25Config: QWEN2_5,
+}
 
 
 def family(model: DecoderConfig) -> Family:
@@ -73,7 +93,10 @@ def family(model: DecoderConfig) -> Family:
 def builder_arguments(model: DecoderConfig) -> dict[str, Any]:
     """What the builders of torchtune take, beside adapters and the vocabulary."""
     own = family(model)
-    arguments = {key: getattr(model, key) for key in SIZES} | {"norm_eps": own.norm_eps, "rope_base": own.rope_base}
+    arguments = {key: getattr(model, key) for key in SIZES} | {
+        "norm_eps": own.norm_eps,
+        "rope_base": own.rope_base,
+    }
     if own.rope_factor is not None:
         arguments["scale_factor"] = own.rope_factor
     return arguments | ({"tie_word_embeddings": model.tied} if own is QWEN2_5 else {})
@@ -81,21 +104,30 @@ def builder_arguments(model: DecoderConfig) -> dict[str, Any]:
 
 def linears(model: DecoderConfig) -> dict[str, tuple[int, int]]:
     """The weights of the linears of one layer, (out, in), as torchtune names them."""
-    width, inner, narrow = model.embed_dim, model.intermediate_dim, model.num_kv_heads * model.head_dim
+    width = model.embed_dim
+    inner = model.intermediate_dim
+    narrow = model.num_kv_heads * model.head_dim
     attention = ((width, width), (narrow, width), (narrow, width), (width, width))
-    return dict(zip(LINEARS, (*attention, (inner, width), (width, inner), (inner, width)), strict=True))
+    return dict(
+        zip(LINEARS, (*attention, (inner, width), (width, inner), (inner, width)), strict=True)
+    )
 
 
 def tensors(model: DecoderConfig, vocabulary: int) -> dict[str, Shape]:
-    """All tensors of the model without adapters, as torchtune names them. Shared embeddings count once."""
-    width, has_bias = model.embed_dim, family(model).qkv_bias
+    """All tensors of the model without adapters, as torchtune names them.
+    Shared embeddings count once.
+    """
+    width = model.embed_dim
+    has_bias = family(model).qkv_bias
     shapes: dict[str, Shape] = {"tok_embeddings.weight": (vocabulary, width)}
     for layer in range(model.num_layers):
         for name, shape in linears(model).items():
             shapes[f"layers.{layer}.{name}.weight"] = shape
             if has_bias and name in ("attn.q_proj", "attn.k_proj", "attn.v_proj"):
                 shapes[f"layers.{layer}.{name}.bias"] = shape[:1]
-        shapes[f"layers.{layer}.sa_norm.scale"] = shapes[f"layers.{layer}.mlp_norm.scale"] = (width,)
+        shapes[f"layers.{layer}.sa_norm.scale"] = shapes[f"layers.{layer}.mlp_norm.scale"] = (
+            width,
+        )
     shapes["norm.scale"] = (width,)
     if not model.tied:
         shapes["output.weight"] = (vocabulary, width)
@@ -103,40 +135,56 @@ def tensors(model: DecoderConfig, vocabulary: int) -> dict[str, Shape]:
 
 
 def flops_per_token(
-    model: DecoderConfig, vocabulary: int, length: float, adapters: int | None, reference_passes: int
+    model: DecoderConfig,
+    vocabulary: int,
+    length: float,
+    adapters: int | None,
+    reference_passes: int,
 ) -> float:
     """Floating-point operations that training on a token takes.
 
-    2 a weight for each pass over it (Kaplan et al., 2020; the embedding is looked up, biases are left out), and 4 L d s
-    for the attention of a forward pass, not halved for causality (PaLM, appendix B). A backward pass costs twice a
-    forward one, less the gradients of frozen weights. Recomputed activations are no work of the model's.
+    2 a weight for each pass over it (Kaplan et al., 2020; the embedding is looked up, biases are
+    left out), and 4 L d s for the attention of a forward pass, not halved for causality (PaLM,
+    appendix B). A backward pass costs twice a forward one, less the gradients of frozen weights.
+    Recomputed activations are no work of the model's.
 
     Args:
         length: mean over the tokens of their row's length, in tokens, padding included.
         adapters: parameters of the adapters; None where all weights are trained.
         reference_passes: forward passes of a frozen reference model a step.
     """
-    weights = model.num_layers * sum(a * b for a, b in linears(model).values()) + vocabulary * model.embed_dim
+    weights = (
+        model.num_layers * sum(a * b for a, b in linears(model).values())
+        + vocabulary * model.embed_dim
+    )
     return flops(weights, model.num_layers * model.embed_dim, length, adapters, reference_passes)
 
 
-def flops(weights: int, width: int, length: float, adapters: int | None, reference_passes: int) -> float:
-    """The same by the number of weights that products of matrices read, and the width of all layers' attention."""
+def flops(
+    weights: int, width: int, length: float, adapters: int | None, reference_passes: int
+) -> float:
+    """The same by the number of weights that products of matrices read,
+    and the width of all layers' attention.
+    """
     attention = 4 * width * length
     trained = 6 * weights if adapters is None else 4 * weights + 6 * adapters
     return trained + 3 * attention + reference_passes * (2 * weights + attention)
 
 
 def stored_shapes(place: str, key: str) -> dict[str, Shape]:
-    """The tensors that a folder's safetensors hold, by their files' headers. Refuses (ValueError) one without; `key`
-    says where the folder is."""
+    """The tensors that a folder's safetensors hold, by their files' headers. Refuses (ValueError)
+    one without; `key` says where the folder is.
+    """
     from safetensors import SafetensorError, safe_open
 
     folder = Path(place).expanduser()
     remedy = "give a folder with *.safetensors and config.json, or `model.weights=random`"
     if not folder.is_dir():
-        raise Refusal("llm.weights-absent", f"{key}={place}: no such folder; {remedy}", key=key, value=place)
-    files, shapes = sorted(folder.glob("*.safetensors")), dict[str, Shape]()
+        raise Refusal(
+            "llm.weights-absent", f"{key}={place}: no such folder; {remedy}", key=key, value=place
+        )
+    files = sorted(folder.glob("*.safetensors"))
+    shapes = dict[str, Shape]()
     if not files and any(folder.glob("*.bin")):
         raise Refusal(
             "llm.weights-pickled",
@@ -146,7 +194,9 @@ def stored_shapes(place: str, key: str) -> dict[str, Shape]:
             value=place,
         )
     if not files:
-        raise Refusal("llm.no-weights", f"{key}={place}: holds no weights; {remedy}", key=key, value=place)
+        raise Refusal(
+            "llm.no-weights", f"{key}={place}: holds no weights; {remedy}", key=key, value=place
+        )
     for path in files:
         try:
             with safe_open(path, framework="np") as file:
@@ -163,8 +213,9 @@ def stored_shapes(place: str, key: str) -> dict[str, Shape]:
 
 
 def check_weights(model: DecoderConfig, vocabulary: int) -> None:
-    """Refuse (ValueError) a checkpoint folder that does not hold this model's weights. What transformers cannot read
-    of a folder of `model=hf` it says itself, in the ranks."""
+    """Refuse (ValueError) a checkpoint folder that does not hold this model's weights. What
+    transformers cannot read of a folder of `model=hf` it says itself, in the ranks.
+    """
     if model.folder is None:
         return
     if isinstance(model, HfConfig):
@@ -173,15 +224,17 @@ def check_weights(model: DecoderConfig, vocabulary: int) -> None:
     key = "model.weights"
     shapes = stored_shapes(model.folder, key)
     _check_configuration(model, vocabulary)
-    expected = {hugging_face_name(name): shape for name, shape in tensors(model, vocabulary).items()}
+    expected = {
+        hugging_face_name(name): shape for name, shape in tensors(model, vocabulary).items()
+    }
     # computed anew; the embedding once more, which torchtune leaves out of a Qwen's weights alone
     ignored = ("rotary_emb.inv_freq", *(["lm_head.weight"] if family(model) is QWEN2_5 else []))
     unknown = [name for name in shapes if name not in expected and not name.endswith(ignored)]
     if unknown:
         raise Refusal(
             "llm.weights-unknown-tensor",
-            f"{key}={model.weights}: has a tensor {unknown[0]}, which model={model.name} does not have; "
-            "choose the model that fits, or another folder",
+            f"{key}={model.weights}: has a tensor {unknown[0]}, which model={model.name} does not"
+            " have; choose the model that fits, or another folder",
             key=key,
             value=model.weights,
             tensor=unknown[0],
@@ -191,7 +244,8 @@ def check_weights(model: DecoderConfig, vocabulary: int) -> None:
         if name not in shapes:
             raise Refusal(
                 "llm.weights-missing-tensor",
-                f"{key}={model.weights}: has no tensor {name}; fetch the whole folder, not a quantised one",
+                f"{key}={model.weights}: has no tensor {name}; fetch the whole folder, not a"
+                " quantised one",
                 key=key,
                 value=model.weights,
                 tensor=name,
@@ -199,8 +253,8 @@ def check_weights(model: DecoderConfig, vocabulary: int) -> None:
         if shapes[name] != shape:
             raise Refusal(
                 "llm.weights-shape",
-                f"{key}={model.weights}: {name} has shape {shapes[name]}, not {shape} as model={model.name}; "
-                "choose the model that fits, or another folder",
+                f"{key}={model.weights}: {name} has shape {shapes[name]}, not {shape} as"
+                f" model={model.name}; choose the model that fits, or another folder",
                 key=key,
                 value=model.weights,
                 tensor=name,
@@ -211,7 +265,8 @@ def check_weights(model: DecoderConfig, vocabulary: int) -> None:
 
 def _check_configuration(model: DecoderConfig, vocabulary: int) -> None:
     """Refuse (ValueError) a checkpoint folder whose config.json is another decoder's."""
-    key, folder = "model.weights", Path(model.weights).expanduser()
+    key = "model.weights"
+    folder = Path(model.weights).expanduser()
     try:
         values = json.loads((folder / "config.json").read_text())
         own = _facts(values)
@@ -226,8 +281,8 @@ def _check_configuration(model: DecoderConfig, vocabulary: int) -> None:
         if own[name] != value:
             raise Refusal(
                 "llm.weights-of-another-model",
-                f"{key}={model.weights}: config.json says {name} {own[name]}, not {value} as model={model.name}; "
-                "choose the model that fits, or another folder",
+                f"{key}={model.weights}: config.json says {name} {own[name]}, not {value} as"
+                f" model={model.name}; choose the model that fits, or another folder",
                 key=key,
                 value=model.weights,
                 name=name,
@@ -239,7 +294,15 @@ def _check_configuration(model: DecoderConfig, vocabulary: int) -> None:
 
 # Of config.json, what changes a decoder's answers, with transformers' values where a file has none
 HUGGING_FACE_DEFAULTS = {
-    **dict.fromkeys(("model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")),
+    **dict.fromkeys(
+        (
+            "model_type",
+            "hidden_size",
+            "intermediate_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+        )
+    ),
     **dict.fromkeys(("num_key_value_heads", "vocab_size")),
     "tie_word_embeddings": False,
     "hidden_act": "silu",
@@ -249,13 +312,17 @@ HUGGING_FACE_DEFAULTS = {
 ROPE_DEFAULTS = {
     "rope_type": "default",
     "rope_theta": 10_000,
-    **dict.fromkeys(("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")),
+    **dict.fromkeys(
+        ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    ),
 }
 
 
 def _facts(values: dict[str, Any]) -> dict[str, Any]:
-    """The facts of a config.json that decide a decoder's answers. Its rotary part is in `rope_parameters`, or before
-    transformers 5 in `rope_theta` and `rope_scaling`, whose `rope_type` was once `type`."""
+    """The facts of a config.json that decide a decoder's answers. Its rotary part is in
+    `rope_parameters`, or before transformers 5 in `rope_theta` and `rope_scaling`,
+    whose `rope_type` was once `type`.
+    """
     rope = {"rope_theta": values.get("rope_theta", ROPE_DEFAULTS["rope_theta"])}
     rope |= values.get("rope_parameters") or values.get("rope_scaling") or {}
     rope.setdefault("rope_type", rope.get("type", "default"))
@@ -266,7 +333,12 @@ def _facts(values: dict[str, Any]) -> dict[str, Any]:
 def expected_facts(model: DecoderConfig, vocabulary: int) -> dict[str, Any]:
     """The same of a decoder that torchtune builds."""
     own = family(model)
-    stretched = {"rope_type": "llama3", "factor": own.rope_factor, "low_freq_factor": 1, "high_freq_factor": 4}
+    stretched = {
+        "rope_type": "llama3",
+        "factor": own.rope_factor,
+        "low_freq_factor": 1,
+        "high_freq_factor": 4,
+    }
     stretched["original_max_position_embeddings"] = 8192
     return {
         **HUGGING_FACE_DEFAULTS,
@@ -307,10 +379,12 @@ HUGGING_FACE = {
 
 
 def hugging_face_name(name: str, adapter: str = "") -> str:
-    """Hugging Face's name of one of torchtune's tensors; of an adapter's, PEFT's below its own prefix.
+    """Hugging Face's name of one of torchtune's tensors; of an adapter's,
+    PEFT's below its own prefix.
 
     Args:
-        adapter: what PEFT has after `lora_A` in a model in memory, as ".default"; nothing in a file.
+        adapter: what PEFT has after `lora_A` in a model in memory, as ".default";
+            nothing in a file.
     """
     of_adapter = re.search(r"\.lora_([ab])\.weight$", name)
     if of_adapter is not None:
@@ -327,8 +401,9 @@ def hugging_face_name(name: str, adapter: str = "") -> str:
 def permuted(name: str, weight: "torch.Tensor", model: DecoderConfig) -> "torch.Tensor":
     """A weight (out, in) of torchtune's, with the rows of each head as transformers has them.
 
-    torchtune's rotary embedding turns pairs of neighbours, that of transformers a head's first half with its second.
-    torchtune has Qwen's as transformers. Of an adapter the second matrix (out, rank) has the rows of the heads.
+    torchtune's rotary embedding turns pairs of neighbours, that of transformers a head's first half
+    with its second. torchtune has Qwen's as transformers. Of an adapter the second matrix (out,
+    rank) has the rows of the heads.
     """
     has_heads = re.search(r"\.[qk]_proj\.(lora_b\.)?weight$", name) is not None
     if family(model) is QWEN2_5 or not has_heads:

@@ -8,14 +8,16 @@ import torch
 from torch.distributed.tensor import DTensor
 
 WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")  # in the names of parameters
-Stored = dict[str, tuple[torch.dtype, tuple[int, ...]]]  # types and shapes of a file's tensors, by their names
+# types and shapes of a file's tensors, by their names
+Stored = dict[str, tuple[torch.dtype, tuple[int, ...]]]
 
 
 @dataclass(frozen=True)
-class Part:
+class TensorPart:
     """A tensor that is to be written.
 
-    tensor: on a rank, whose part of it may be a shard; whoever reads it calls collectives, on all ranks.
+    tensor: on a rank, whose part of it may be a shard; whoever reads it calls collectives, on all
+    ranks.
     form: what the file has of the whole of it, of the same shape.
     """
 
@@ -37,11 +39,12 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedParts:
     """What an engine trained.
 
     parts: its tensors, by the names of PEFT (adapters) or of transformers (all weights).
-    others: of adapters, the tensors of the base model, where the run alone has them; by transformers' names.
+    others: of adapters, the tensors of the base model, where the run alone has them; by
+    transformers' names.
     adapter: PEFT's configuration of the adapters; None of all weights.
     reader: the class of transformers that reads the model.
     tied: the output is the embeddings.
@@ -49,8 +52,8 @@ class Trained:
     groupsize: of them, weights that share a scale once they are quantised; None where they are not.
     """
 
-    parts: dict[str, Part]
-    others: dict[str, Part]
+    parts: dict[str, TensorPart]
+    others: dict[str, TensorPart]
     adapter: dict[str, Any] | None
     tied: bool
     reader: str = "AutoModelForCausalLM"

@@ -1,4 +1,6 @@
-"""Refusals before any model is built, and the inputs of a run: rows, tokenizer and what identifies them. No torch."""
+"""Refusals before any model is built, and the inputs of a run: rows,
+tokenizer and what identifies them. No torch.
+"""
 
 import json
 from collections.abc import Mapping
@@ -9,10 +11,23 @@ from typing import Any
 from multicard.config.llm import LlmConfig
 from multicard.config.llm_models import HfConfig
 from multicard.config.llm_texts import ChatConfig, StoredTextConfig, SyntheticConfig
-from multicard.config.llm_tokenizers import EmbeddedTokenizerConfig, Llama3TokenizerConfig, Qwen25TokenizerConfig
+from multicard.config.llm_tokenizers import (
+    EmbeddedTokenizerConfig,
+    Llama3TokenizerConfig,
+    Qwen25TokenizerConfig,
+)
 from multicard.config.sweeps import starts_nothing
 from multicard.llm import axes, engines, methods, models, quantised, whole_steps
-from multicard.llm.data import chat, columns, files, held_out_rows, hub, row_sources, templates, tokenizer
+from multicard.llm.data import (
+    chat,
+    columns,
+    files,
+    held_out_rows,
+    hub,
+    row_sources,
+    templates,
+    tokenizer,
+)
 from multicard.llm.data.held_out_rows import HeldOutRows
 from multicard.messages import Message, Refusal
 from multicard.records.content import Blob, text_blob
@@ -25,10 +40,12 @@ IDENTIFYING_ROWS = 20  # of each template, which tell one version of the generat
 class Inputs:
     """Inputs of a run beside its configuration.
 
-    rows: None for a whole data set of the hub. broken, equal, ignored: what was left out of them (`LoadedRows`).
+    rows: None for a whole data set of the hub. broken, equal, ignored: what was left out of them
+    (`LoadedRows`).
     last_alone: rows with several answers, of which only the last is learnt.
     token_ranks: the embedded tokenizer's tokens, by rank; None for another tokenizer.
-    held_out: rows that are not trained on. are_trained: of each, whether it is equal to a row that is.
+    held_out: rows that are not trained on. are_trained: of each,
+    whether it is equal to a row that is.
     """
 
     rows: list[row_sources.Row] | None
@@ -43,7 +60,9 @@ class Inputs:
 
     @property
     def left(self) -> dict[str, Any]:
-        """What was left out or is not learnt, as arguments of the ranks' data set: those that say something."""
+        """What was left out or is not learnt, as arguments of the
+        ranks' data set: those that say something.
+        """
         said: dict[str, Any] = {}
         if self.broken is not None:
             said["broken"] = self.broken
@@ -70,7 +89,9 @@ def refuse(config: LlmConfig) -> None:
 
 
 def check(config: LlmConfig) -> None:
-    """See that rows, tokenizer, weights and model fit each other; a command that starts nothing fetches none."""
+    """See that rows, tokenizer, weights and model fit each other;
+    a command that starts nothing fetches none.
+    """
     data = config.dataset
     if starts_nothing(config) and isinstance(data, StoredTextConfig) and data.data_files is None:
         hub.check_source(data)
@@ -80,7 +101,9 @@ def check(config: LlmConfig) -> None:
 
 
 def prepare(config: LlmConfig) -> Inputs:
-    """Read or generate the rows, train the tokenizer, and refuse (ValueError) what does not fit the model."""
+    """Read or generate the rows, train the tokenizer,
+    and refuse (ValueError) what does not fit the model.
+    """
     identity = _identity(config)
     if identity not in _LATEST:
         tokenizer.check_files(config.tokenizer)
@@ -133,8 +156,11 @@ def _identity(config: LlmConfig) -> str:
 
 
 def _below_a_step(config: LlmConfig, loaded: row_sources.LoadedRows, needed: int) -> Refusal:
-    """The refusal of rows that fill no step, with more rows if the data have them, or else a smaller step."""
-    rows, split = loaded.rows or [], config.dataset.split
+    """The refusal of rows that fill no step, with more rows if the data have them,
+    or else a smaller step.
+    """
+    rows = loaded.rows or []
+    split = config.dataset.split
     each = config.world_size * config.gradient_accumulation_steps
     held_out = held_out_rows.size(loaded.wanted, split)
     left_out = loaded.wanted - held_out - len(rows)
@@ -164,7 +190,9 @@ def _below_a_step(config: LlmConfig, loaded: row_sources.LoadedRows, needed: int
 
 
 def notices(config: LlmConfig) -> list[Message]:
-    """What a person should know of the rows before the run starts; nothing of rows that were not read yet."""
+    """What a person should know of the rows before the run starts;
+    nothing of rows that were not read yet.
+    """
     return _NOTICES.get(_identity(config), [])
 
 
@@ -184,7 +212,8 @@ def _notices(loaded: row_sources.LoadedRows, last_alone: int) -> list[Message]:
         said.append(
             Message(
                 "llm.equal-pairs",
-                f"left out: {loaded.equal} pairs whose answers are the same; see text_rows.equal in the record",
+                f"left out: {loaded.equal} pairs whose answers are the same; see text_rows.equal in"
+                " the record",
                 pairs=loaded.equal,
             )
         )
@@ -192,8 +221,8 @@ def _notices(loaded: row_sources.LoadedRows, last_alone: int) -> list[Message]:
         said.append(
             Message(
                 "llm.last-answers-alone",
-                f"only the last answer is learnt in {last_alone} rows: the chat template rewrites an answer "
-                "once others follow; see text_rows.last_alone in the record",
+                f"only the last answer is learnt in {last_alone} rows: the chat template rewrites"
+                " an answer once others follow; see text_rows.last_alone in the record",
                 rows=last_alone,
             )
         )
@@ -201,8 +230,8 @@ def _notices(loaded: row_sources.LoadedRows, last_alone: int) -> list[Message]:
         said.append(
             Message(
                 "llm.turns-by-place",
-                f"{loaded.by_place} rows hold texts without roles, which are read as the user's and the assistant's "
-                "in turn; words that name a speaker in them are learnt as text",
+                f"{loaded.by_place} rows hold texts without roles, which are read as the user's and"
+                " the assistant's in turn; words that name a speaker in them are learnt as text",
                 rows=loaded.by_place,
             )
         )
@@ -210,8 +239,9 @@ def _notices(loaded: row_sources.LoadedRows, last_alone: int) -> list[Message]:
         said.append(
             Message(
                 "llm.answers-repeat",
-                f"the answers of {loaded.repeating} rows begin with the whole text that they answer, which is then "
-                "there twice. Give the answers alone, unless they are to repeat it",
+                f"the answers of {loaded.repeating} rows begin with the whole text that they"
+                " answer, which is then there twice. Give the answers alone, unless they are to"
+                " repeat it",
                 rows=loaded.repeating,
             )
         )
@@ -221,8 +251,9 @@ def _notices(loaded: row_sources.LoadedRows, last_alone: int) -> list[Message]:
         said.append(
             Message(
                 "llm.template-twice",
-                f"{tokens.rows} rows have tokens of the chat template in their own text ({shown}), which it writes "
-                "again. Give the text alone, or segments that are learnt as they are",
+                f"{tokens.rows} rows have tokens of the chat template in their own text ({shown}),"
+                " which it writes again. Give the text alone, or segments that are learnt as"
+                " they are",
                 rows=tokens.rows,
                 tokens=dict(tokens.within),
             )
@@ -231,35 +262,45 @@ def _notices(loaded: row_sources.LoadedRows, last_alone: int) -> list[Message]:
         said.append(
             Message(
                 "llm.answers-unended",
-                f"{tokens.unended} rows have an answer that no special token ends, so that the model does not learn "
-                "to stop. Give a chat template that writes one behind each answer",
+                f"{tokens.unended} rows have an answer that no special token ends, so that the"
+                " model does not learn to stop. Give a chat template that writes one behind each"
+                " answer",
                 rows=tokens.unended,
             )
         )
     return said
 
 
-def _of_held_out(config: LlmConfig, loaded: row_sources.LoadedRows, also_trained: int) -> list[Message]:
+def _of_held_out(
+    config: LlmConfig, loaded: row_sources.LoadedRows, also_trained: int
+) -> list[Message]:
     """What a person should know of the rows that are held out, or are not."""
     data = config.dataset
     if loaded.too_few:
         return [
             Message(
                 "llm.too-few-to-hold-out",
-                f"no row is held out: of {loaded.wanted} rows, too few would be left to train or to measure on",
+                f"no row is held out: of {loaded.wanted} rows, too few would be left to train or to"
+                " measure on",
                 key="dataset.split",
                 rows=loaded.wanted,
             )
         ]
     if loaded.held_out is None:
         return []
-    count, trained, splits = len(loaded.held_out.rows), len(loaded.rows or ()), loaded.held_out.splits
-    ways = "`dataset.split=0` trains on all" if data.split is not None else "the rows of dataset.test_files"
+    count = len(loaded.held_out.rows)
+    trained = len(loaded.rows or ())
+    splits = loaded.held_out.splits
+    ways = (
+        "`dataset.split=0` trains on all"
+        if data.split is not None
+        else "the rows of dataset.test_files"
+    )
     said = [
         Message(
             "llm.held-out",
-            f"held out: {count} rows beside {trained} that are trained on; their loss is measured after each epoch "
-            f"({ways})",
+            f"held out: {count} rows beside {trained} that are trained on; their loss is measured"
+            f" after each epoch ({ways})",
             key="dataset.split" if data.split is not None else "dataset.test_files",
             rows=count,
             trained=trained,
@@ -270,8 +311,8 @@ def _of_held_out(config: LlmConfig, loaded: row_sources.LoadedRows, also_trained
         said = [
             Message(
                 "llm.held-out-by-column",
-                f"held out: {count} rows that the column {splits.column} calls {splits.part}, beside {trained} that "
-                f"are trained on; `{remedy}` trains on rows of all splits",
+                f"held out: {count} rows that the column {splits.column} calls {splits.part},"
+                f" beside {trained} that are trained on; `{remedy}` trains on rows of all splits",
                 key="dataset.columns",
                 rows=count,
                 trained=trained,
@@ -284,8 +325,8 @@ def _of_held_out(config: LlmConfig, loaded: row_sources.LoadedRows, also_trained
         said.append(
             Message(
                 "llm.also-trained",
-                f"{also_trained} of {count} held-out rows are equal to rows that are trained on: the held-out loss is "
-                "lower than on new rows",
+                f"{also_trained} of {count} held-out rows are equal to rows that are trained on:"
+                " the held-out loss is lower than on new rows",
                 rows=also_trained,
                 held_out=count,
             )
@@ -296,24 +337,33 @@ def _of_held_out(config: LlmConfig, loaded: row_sources.LoadedRows, also_trained
 def train_tokenizer(config: LlmConfig, loaded: row_sources.LoadedRows) -> list[bytes] | None:
     """The embedded tokenizer's tokens, by rank; None for another tokenizer.
 
-    It sees held-out rows too, which tells nothing to the model: its weights are random, and a token is a token whatever
-    text it was merged from. So a split leaves the model's vocabulary as it is without one.
+    It sees held-out rows too, which tells nothing to the model: its weights are random, and a token
+    is a token whatever text it was merged from. So a split
+    leaves the model's vocabulary as it is without one.
     """
-    options, rows = config.tokenizer, loaded.rows
+    options = config.tokenizer
+    rows = loaded.rows
     if not isinstance(options, EmbeddedTokenizerConfig):
         return None
     if rows is None:
         sample = row_sources.sample(config, TOKENIZER_ROWS)
     else:
-        drawn = loaded.held_out.rows if loaded.held_out is not None and config.dataset.split is not None else []
+        drawn = (
+            loaded.held_out.rows
+            if loaded.held_out is not None and config.dataset.split is not None
+            else []
+        )
         sample = [*rows, *drawn][:TOKENIZER_ROWS]
     headers = [role for role in tokenizer.ROLES for _ in sample]
     return tokenizer.train([*row_sources.texts(config, sample), *headers], options.vocab_size)
 
 
 def model_vocabulary(config: LlmConfig, ranks: int) -> int:
-    """The model's vocabulary: the tokenizer's, unless the model fixes its own. Refuses one that is too small."""
-    needed, fixed = tokenizer.vocabulary(config.tokenizer, ranks), config.model.vocab_size
+    """The model's vocabulary: the tokenizer's, unless the model fixes its own.
+    Refuses one that is too small.
+    """
+    needed = tokenizer.vocabulary(config.tokenizer, ranks)
+    fixed = config.model.vocab_size
     if fixed is not None and fixed < needed:
         raise Refusal(
             "llm.small-vocabulary",
@@ -327,9 +377,11 @@ def model_vocabulary(config: LlmConfig, ranks: int) -> int:
 
 
 def data_parts(config: LlmConfig) -> dict[str, list[Blob]]:
-    """What identifies the data, before any sampling by rows or seed: rows, the tokenizer's files and the weights.
+    """What identifies the data, before any sampling by rows or seed: rows,
+    the tokenizer's files and the weights.
 
-    A part that the run makes itself has no blobs, nor has a data set of the hub that is not in the library's cache.
+    A part that the run makes itself has no blobs, nor has a data
+    set of the hub that is not in the library's cache.
     """
     weights: list[Blob] = []
     if config.model.folder is not None:
@@ -352,7 +404,10 @@ def data_parts(config: LlmConfig) -> dict[str, list[Blob]]:
 def _identified_rows(config: LlmConfig) -> list[Blob]:
     data = config.dataset
     if isinstance(data, SyntheticConfig):
-        rows = {name: templates.examples(name, IDENTIFYING_ROWS, seed=0) for name in sorted(templates.TEMPLATES)}
+        rows = {
+            name: templates.examples(name, IDENTIFYING_ROWS, seed=0)
+            for name in sorted(templates.TEMPLATES)
+        }
         return [text_blob("synthetic", json.dumps(rows))]
     assert isinstance(data, StoredTextConfig)
     if data.data_files is not None:

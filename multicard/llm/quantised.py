@@ -1,7 +1,8 @@
 """Checkpoints whose weights are quantised already, by their headers and config.json. No torch.
 
-transformers reads them as what they are, so that their weights stay quantised under any method: LoRA on a 4-bit
-checkpoint is QLoRA in truth, and all weights cannot be trained. They are refused, by the name of what they are.
+transformers reads them as what they are, so that their weights stay quantised under any method:
+LoRA on a 4-bit checkpoint is QLoRA in truth, and all weights cannot be trained. They are refused,
+by the name of what they are.
 """
 
 import json
@@ -13,7 +14,8 @@ from multicard.config.llm_models import HfConfig
 from multicard.messages import Refusal
 
 KEYS = ("quantization_config", "compression_config")  # of config.json
-# Types of weights, as safetensors name them, that hold no plain numbers; masks and positions may have them too
+# Types of weights, as safetensors name them, that hold no plain numbers;
+# masks and positions may have them too
 NARROW = ("U8", "I8", "F8", "F4", "I4", "U4", "I32", "F6")
 PACKED = ("weight", "weight_packed", "qweight", "_blocks")
 
@@ -27,11 +29,16 @@ def check(config: LlmConfig) -> None:
     kind = _of_configuration(folder) or _of_headers(folder)
     if kind is None:
         return
-    key, value = ("model.path", model.path) if isinstance(model, HfConfig) else ("model.weights", model.weights)
+    key, value = (
+        ("model.path", model.path)
+        if isinstance(model, HfConfig)
+        else ("model.weights", model.weights)
+    )
     raise Refusal(
         "llm.weights-quantised",
-        f"{key}={value}: its weights are quantised already ({kind}), so that method={config.method.name} would not be "
-        f"what it says; give the folder of the model before that, which method=qlora quantises itself",
+        f"{key}={value}: its weights are quantised already ({kind}), so that"
+        f" method={config.method.name} would not be what it says; give the folder of the model"
+        " before that, which method=qlora quantises itself",
         key=key,
         value=value,
         kind=kind,
@@ -46,7 +53,9 @@ def _of_configuration(folder: Path) -> str | None:
         parts = [values, *(part for part in values.values() if isinstance(part, dict))]
     except (OSError, ValueError, AttributeError):
         return None  # refused elsewhere
-    found: list[dict[str, Any]] = [part[key] for part in parts for key in KEYS if isinstance(part.get(key), dict)]
+    found: list[dict[str, Any]] = [
+        part[key] for part in parts for key in KEYS if isinstance(part.get(key), dict)
+    ]
     if not found:
         return None
     said = found[0]
@@ -60,7 +69,9 @@ def _of_configuration(folder: Path) -> str | None:
 
 
 def _of_headers(folder: Path) -> str | None:
-    """The type of the first weight that holds no plain numbers; None where all do, or cannot be read."""
+    """The type of the first weight that holds no plain numbers; None where all do,
+    or cannot be read.
+    """
     from safetensors import SafetensorError, safe_open
 
     for path in sorted(folder.glob("*.safetensors")):

@@ -23,8 +23,8 @@ from torchtune.modules.peft import disable_adapter
 from multicard.config.llm import LlmConfig
 from multicard.llm import batches, int4, labelled_rows, methods, models, torchtune_config
 from multicard.llm.method_options import LoraConfig
-from multicard.llm.parts import Part, Trained, own_name
-from multicard.llm.step_probe import Batches, Probe
+from multicard.llm.parts import TensorPart, TrainedParts, own_name
+from multicard.llm.step_probe import MeasuredBatches, Probe
 from multicard.messages import Message, Refusal
 from multicard.records.schema_parts import TextRows
 
@@ -39,12 +39,14 @@ def prepared(probe: Probe, cfg: dict[str, Any], run_cfg: DictConfig) -> Iterator
         cfg: as in torchtune.yaml, which is written anew where the warm-up differs.
         run_cfg: with which the recipe is run.
     """
-    config, rank = probe.config, probe.rank
+    config = probe.config
+    rank = probe.rank
 
     def on_schedule(scheduler: DictConfig, steps: int) -> DictConfig:
         warmup = torchtune_config.warmup_steps(config, steps)
         probe.report.content.warmup_steps = warmup
-        if scheduler["num_warmup_steps"] != warmup and rank.rank == 0:  # the number of steps was not known, or is less
+        # the number of steps was not known, or is less
+        if scheduler["num_warmup_steps"] != warmup and rank.rank == 0:
             cfg["lr_scheduler"]["num_warmup_steps"] = warmup
             torchtune_config.write_yaml(config, cfg, probe.report.folder)
         scheduler["num_warmup_steps"] = warmup
@@ -65,31 +67,43 @@ def load(name: str) -> tuple[ModuleType, type]:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    (recipe,) = (c for c in vars(module).values() if inspect.isclass(c) and c.__module__ == module.__name__)
+    (recipe,) = (
+        c for c in vars(module).values() if inspect.isclass(c) and c.__module__ == module.__name__
+    )
     return module, recipe
 
 
-def measured(recipe: type, probe: Probe, on_schedule: Callable[[DictConfig, int], DictConfig]) -> type:
+def measured(
+    recipe: type, probe: Probe, on_schedule: Callable[[DictConfig, int], DictConfig]
+) -> type:
     """The recipe with measured batches, and with nothing saved at the end of an epoch."""
 
-    class Measured(recipe):
+    class MeasuredRecipe(recipe):
         def _setup_data(self, *arguments: Any, **keywords: Any) -> Any:
             result = super()._setup_data(*arguments, **keywords)
             *sampler, loader = result if isinstance(result, tuple) else (result,)
             loader.pin_memory = probe.config.pin_memory  # read when the loader is iterated
             if probe.config.packed:
                 loader.collate_fn = batches.counted(loader.collate_fn)
-            elif "output" in probe.config.custom_sharded_layers and (chunks := self._model.num_output_chunks):
-                loader.collate_fn = batches.evened(loader.collate_fn, chunks, self._tokenizer.pad_id)
+            elif "output" in probe.config.custom_sharded_layers and (
+                chunks := self._model.num_output_chunks
+            ):
+                loader.collate_fn = batches.evened(
+                    loader.collate_fn, chunks, self._tokenizer.pad_id
+                )
             note(loader, probe, self._tokenizer.pad_id)
-            measured = Batches(loader, probe)
+            measured = MeasuredBatches(loader, probe)
             return (*sampler, measured) if sampler else measured
 
-        def _setup_lr_scheduler(self, cfg_lr_scheduler: Any, num_training_steps: int, last_epoch: int) -> Any:
+        def _setup_lr_scheduler(
+            self, cfg_lr_scheduler: Any, num_training_steps: int, last_epoch: int
+        ) -> Any:
             if cfg_lr_scheduler is not None:
                 cfg_lr_scheduler = on_schedule(cfg_lr_scheduler, num_training_steps)
             return super()._setup_lr_scheduler(
-                cfg_lr_scheduler=cfg_lr_scheduler, num_training_steps=num_training_steps, last_epoch=last_epoch
+                cfg_lr_scheduler=cfg_lr_scheduler,
+                num_training_steps=num_training_steps,
+                last_epoch=last_epoch,
             )
 
         def save_checkpoint(self, *_: Any, **__: Any) -> None:
@@ -101,11 +115,13 @@ def measured(recipe: type, probe: Probe, on_schedule: Callable[[DictConfig, int]
             if client is not None:
                 client.save_checkpoint = self.save_checkpoint
 
-    return Measured
+    return MeasuredRecipe
 
 
 def note(loader: Any, probe: Probe, pad_id: int) -> None:
-    """Have the probe count the loader's rows and tokens. Refuses (ValueError) less than one step."""
+    """Have the probe count the loader's rows and tokens.
+    Refuses (ValueError) less than one step.
+    """
     probe.pad_id = pad_id
     probe.report.content.text_rows = TextRows(**labelled_rows.counts(loader.dataset))
     probe.report.content.ignored = labelled_rows.ignored(loader.dataset)
@@ -113,8 +129,11 @@ def note(loader: Any, probe: Probe, pad_id: int) -> None:
 
 
 def check_steps(loader: Any, config: LlmConfig) -> None:
-    """Refuse a data set of less than one step; only the ranks know how many rows or sequences it gives."""
-    samples, accumulated = len(loader.dataset), config.gradient_accumulation_steps
+    """Refuse a data set of less than one step; only the ranks
+    know how many rows or sequences it gives.
+    """
+    samples = len(loader.dataset)
+    accumulated = config.gradient_accumulation_steps
     if len(loader) >= accumulated:
         return
     needed = config.rows_of_a_step
@@ -124,8 +143,8 @@ def check_steps(loader: Any, config: LlmConfig) -> None:
     value = config.max_seq_len if is_cut else config.batch_size
     raise Refusal(
         "llm.samples-below-a-step",
-        f"{key}={value}: gives {samples} {what}, less than one step (batch_size x gpus x gradient_accumulation_steps "
-        f"= {needed}); use more rows, or another {key}",
+        f"{key}={value}: gives {samples} {what}, less than one step (batch_size x gpus x"
+        f" gradient_accumulation_steps = {needed}); use more rows, or another {key}",
         key=key,
         value=value,
         samples=samples,
@@ -138,32 +157,54 @@ def check_steps(loader: Any, config: LlmConfig) -> None:
 def patched(module: ModuleType, device: torch.device) -> Iterator[None]:
     """Replace parts of torchtune while a recipe runs in our ranks.
 
-    Reading the memory figures must not reset the peak; on CPU, where there are none, the distributed recipes read them
-    all the same, and masks of packed rows are made for a GPU wherever there is one. The process group exists already.
+    Reading the memory figures must not reset the peak; on CPU, where there are none, the
+    distributed recipes read them all the same, and masks of packed rows are made for a GPU wherever
+    there is one. The process group exists already.
     """
     with ExitStack() as stack:
         if device.type == "cpu":
-            nothing = {"get_memory_stats": lambda **_: {}, "log_memory_stats": lambda *_, **__: None}
-            stack.enter_context(mock.patch.multiple(training, cleanup_before_training=gc.collect, **nothing))
-            stack.enter_context(mock.patch.object(attention_utils, "_SUPPORTS_FLEX_ATTENTION", False))
+            nothing = {
+                "get_memory_stats": lambda **_: {},
+                "log_memory_stats": lambda *_, **__: None,
+            }
+            stack.enter_context(
+                mock.patch.multiple(training, cleanup_before_training=gc.collect, **nothing)
+            )
+            stack.enter_context(
+                mock.patch.object(attention_utils, "_SUPPORTS_FLEX_ATTENTION", False)
+            )
             # only a GPU reads pinned memory, and without one there is none
             unpinned = partial(CPUOffloadPolicy, pin_memory=False)
-            stack.enter_context(mock.patch("torchtune.training._distributed.CPUOffloadPolicy", unpinned))
+            stack.enter_context(
+                mock.patch("torchtune.training._distributed.CPUOffloadPolicy", unpinned)
+            )
         else:
             original = training.get_memory_stats
             stack.enter_context(
-                mock.patch.object(training, "get_memory_stats", lambda device, **_: original(device, reset_stats=False))
+                mock.patch.object(
+                    training,
+                    "get_memory_stats",
+                    lambda device, **_: original(device, reset_stats=False),
+                )
             )
         if hasattr(module, "init_process_group"):
-            stack.enter_context(mock.patch.object(module, "init_process_group", lambda *_, **__: None))
+            stack.enter_context(
+                mock.patch.object(module, "init_process_group", lambda *_, **__: None)
+            )
         yield
 
 
-def row_losses(recipe: Any, probe: Probe, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """The engine's part of `held_out.RowLosses`. The model returns its logits (rows, S, vocabulary) whole, or in chunks
-    of S. One chunk is in float32 at a time: DPO's recipe, whose logits are whole, never has that of all."""
+def row_losses(
+    recipe: Any, probe: Probe, tokens: torch.Tensor, labels: torch.Tensor
+) -> torch.Tensor:
+    """The engine's part of `held_out.RowLosses`. The model returns its logits (rows, S, vocabulary)
+    whole, or in chunks
+    of S. One chunk is in float32 at a time: DPO's recipe, whose logits are whole,
+    never has that of all.
+    """
     chunks = recipe._model.num_output_chunks
-    if "output" in probe.config.custom_sharded_layers and chunks:  # gathered for each: as many on every rank
+    # gathered for each: as many on every rank
+    if "output" in probe.config.custom_sharded_layers and chunks:
         more = (0, batches.least_length(tokens.shape[1], chunks) - tokens.shape[1])
         tokens = pad(tokens, more, value=probe.pad_id)
         labels = pad(labels, more, value=CROSS_ENTROPY_IGNORE_IDX)
@@ -197,18 +238,27 @@ def join_alone(backend: str) -> None:
 
 
 def check_built(recipe: Any, config: LlmConfig) -> dict[str, int]:
-    """`parameters`, `trainable_parameters`, `parameter_bytes`, and the numbers of NF4 tensors and of linears that
-    simulate quantisation. RuntimeError: torchtune left weights as they were that the method quantises."""
+    """`parameters`, `trainable_parameters`, `parameter_bytes`, and the numbers of NF4 tensors and
+    of linears that
+    simulate quantisation. RuntimeError: torchtune left
+    weights as they were that the method quantises.
+    """
     from torchao.dtypes.nf4tensor import NF4Tensor
     from torchao.quantization.qat.linear import Int8DynActInt4WeightQATLinear
 
-    method, name = methods.chosen(config), config.method.name
+    method = methods.chosen(config)
+    name = config.method.name
     parameters = list(recipe._model.parameters())
-    nf4 = sum(isinstance(getattr(parameter, "_local_tensor", parameter), NF4Tensor) for parameter in parameters)
+    nf4 = sum(
+        isinstance(getattr(parameter, "_local_tensor", parameter), NF4Tensor)
+        for parameter in parameters
+    )
     linears = [module for module in recipe._model.modules() if isinstance(module, torch.nn.Linear)]
     fake = sum(isinstance(module, Int8DynActInt4WeightQATLinear) for module in linears)
     if method.nf4 and not nf4:
-        said = Message("llm.base-unquantised", f"method={name}: torchtune left the base weights unquantised")
+        said = Message(
+            "llm.base-unquantised", f"method={name}: torchtune left the base weights unquantised"
+        )
         raise RuntimeError(said)
     if method.fake_quantised and fake != len(linears):
         said = Message(
@@ -220,22 +270,35 @@ def check_built(recipe: Any, config: LlmConfig) -> dict[str, int]:
         raise RuntimeError(said)
     return {
         "parameters": sum(parameter.numel() for parameter in parameters),
-        "trainable_parameters": sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
+        "trainable_parameters": sum(
+            parameter.numel() for parameter in parameters if parameter.requires_grad
+        ),
         "parameter_bytes": sum(parameter.nbytes for parameter in parameters),
         "nf4_tensors": nf4,
         "fake_quantised_linears": fake,
     }
 
 
-def trained(recipe: Any, config: LlmConfig) -> Trained:
-    """What was trained, by the names of PEFT and transformers, and with their order of a head's rows."""
+def trained(recipe: Any, config: LlmConfig) -> TrainedParts:
+    """What was trained, by the names of PEFT and transformers,
+    and with their order of a head's rows.
+    """
     named = {own_name(name): tensor for name, tensor in recipe._model.named_parameters()}
     tied = config.model.tied
     if not methods.chosen(config).adapters:
-        parts = {models.hugging_face_name(name): _part(name, tensor, config) for name, tensor in named.items()}
-        layers = {own_name(name) for name, part in recipe._model.named_modules() if isinstance(part, torch.nn.Linear)}
+        parts = {
+            models.hugging_face_name(name): _part(name, tensor, config)
+            for name, tensor in named.items()
+        }
+        layers = {
+            own_name(name)
+            for name, part in recipe._model.named_modules()
+            if isinstance(part, torch.nn.Linear)
+        }
         linears = frozenset(models.hugging_face_name(f"{name}.weight") for name in layers)
-        return Trained(parts, {}, None, tied, linears=linears, groupsize=int4.groupsize(config, recipe._model))
+        return TrainedParts(
+            parts, {}, None, tied, linears=linears, groupsize=int4.groupsize(config, recipe._model)
+        )
     adapters = {name: tensor for name, tensor in named.items() if ".lora_" in name}
     parts = {
         f"base_model.model.{models.hugging_face_name(name)}": _part(name, tensor, config)
@@ -254,8 +317,8 @@ def trained(recipe: Any, config: LlmConfig) -> Trained:
         "bias": "none",
         "fan_in_fan_out": False,
     }
-    return Trained(parts, {}, adapter, tied)
+    return TrainedParts(parts, {}, adapter, tied)
 
 
-def _part(name: str, tensor: torch.Tensor, config: LlmConfig) -> Part:
-    return Part(tensor, lambda whole: models.permuted(name, whole, config.model))
+def _part(name: str, tensor: torch.Tensor, config: LlmConfig) -> TensorPart:
+    return TensorPart(tensor, lambda whole: models.permuted(name, whole, config.model))

@@ -1,7 +1,9 @@
-"""Measures a rank's steps from outside the recipe: when it asks for each batch, what is in it, what it logs.
+"""Measures a rank's steps from outside the recipe: when it asks for each batch, what is in it,
+what it logs.
 
-A step lasts from asking for its first batch to asking for the next step's. The recipes read the loss on the host at
-the end of each step, so the device has done its work by then, and the probe never waits for it.
+A step lasts from asking for its first batch to asking for the next step's. The recipes read the
+loss on the host at the end of each step, so the device has done its work by then,
+and the probe never waits for it.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -25,11 +27,12 @@ from multicard.ranks.process import Rank, as_on_rank_0
 from multicard.records.progress import Board
 from multicard.records.rank_files import CountedEpoch, LlmReport
 from multicard.records.schema_parts import Evaluation, HeldOut
-from multicard.run.rank_report import Report
+from multicard.run.rank_report import RankReportWriter
 
 REWARDS = ("rewards/chosen", "rewards/rejected", "rewards/accuracies")
 LOGGED = ("loss", "grad_norm", *REWARDS)  # of what engines log of a step
-JUDGED = ("loss", "rewards/chosen", "rewards/rejected")  # a run has diverged where one of them is not finite
+# a run has diverged where one of them is not finite
+JUDGED = ("loss", "rewards/chosen", "rewards/rejected")
 
 
 class DivergenceError(Exception):
@@ -44,7 +47,7 @@ class TargetReachedError(Exception):
     """Ends a recipe's training once the held-out loss is as low as is asked for, on all ranks."""
 
 
-class TuningReport(Report[LlmReport]):
+class TuningReport(RankReportWriter[LlmReport]):
     """The report of a rank that tunes."""
 
     def __init__(self, rank: Rank, folder: Path, config: LlmConfig) -> None:
@@ -57,7 +60,9 @@ class TuningReport(Report[LlmReport]):
         super().__init__(LlmReport, rank, folder, flags)
 
     def built(self, figures: dict[str, Any]) -> None:
-        """Add the sizes of the model and the peak of memory so far, which is reset for the training."""
+        """Add the sizes of the model and the peak of memory so far,
+        which is reset for the training.
+        """
         setup = memory.peak_memory_bytes(self.rank.device)
         self.add({**figures, "setup_peak_memory_bytes": setup, "peak_memory_bytes": setup})
         memory.reset_peak_memory(self.rank.device)
@@ -69,16 +74,22 @@ class TuningReport(Report[LlmReport]):
 
     def epoch(self, per_step: dict[str, np.ndarray], epoch_s: float, ended_s: float) -> None:
         """Add an epoch that took `epoch_s` and ended `ended_s` after the start of training."""
-        content, epoch, count = self.content, len(self.content.epochs), len(per_step["step_s"])
+        content = self.content
+        epoch = len(self.content.epochs)
+        count = len(per_step["step_s"])
         self.write_steps(epoch, per_step)
-        began_s, before_s = content.started_s or 0.0, content.epochs[-1].ended_s if epoch else 0.0
+        began_s = content.started_s or 0.0
+        before_s = content.epochs[-1].ended_s if epoch else 0.0
         content.spans_s.append((began_s + before_s, began_s + ended_s))
         content.epochs.append(CountedEpoch(epoch, epoch_s, ended_s, steps=count))
         self.peak()
         self.write()
 
-    def evaluation(self, content: HeldOut, evaluated: Evaluated, step: int, evaluate_s: float, ended_s: float) -> None:
-        """Add an evaluation of the held-out rows: after `step` steps of the run, `ended_s` after the start of training.
+    def evaluation(
+        self, content: HeldOut, evaluated: Evaluated, step: int, evaluate_s: float, ended_s: float
+    ) -> None:
+        """Add an evaluation of the held-out rows: after `step` steps of the run,
+        `ended_s` after the start of training.
 
         Losses that are not finite are null there.
         """
@@ -86,7 +97,9 @@ class TuningReport(Report[LlmReport]):
             self.content.held_out = content
         figures = [value if value is None or isfinite(value) else None for value in evaluated]
         epoch = len(self.content.epochs)
-        self.content.held_out.evaluations.append(Evaluation(epoch, step, evaluate_s, ended_s, *figures))
+        self.content.held_out.evaluations.append(
+            Evaluation(epoch, step, evaluate_s, ended_s, *figures)
+        )
 
     def peak(self) -> None:
         """Update the peak of memory since the model was built."""
@@ -98,11 +111,14 @@ class Probe:
     """Times and counts of one rank's steps, written epoch by epoch."""
 
     def __init__(self, rank: Rank, config: LlmConfig, report: TuningReport) -> None:
-        self.rank, self.config, self.report = rank, config, report
+        self.rank = rank
+        self.config = config
+        self.report = report
         self.pairs = methods.chosen(config).pairs
         self.moves = config.pin_memory and rank.device.type == "cuda"
         self.copies = 2 if self.pairs and not self.moves else 1  # of a batch, that the recipe makes
-        self.substitute: Iterator[Batch] | None = None  # batches of a pass after the run, which is not measured
+        # batches of a pass after the run, which is not measured
+        self.substitute: Iterator[Batch] | None = None
         self.ranges: Ranges | None = None
         own = Ranges(rank.device, nvtx=config.profile.name is ProfileName.nsys)
         self.window = TrainingWindow(config.profile, rank, report.folder, own)
@@ -115,7 +131,8 @@ class Probe:
         self._evaluated_at = 0  # step of the run
         self.stopped = False
         self.pad_id = -1
-        self.lr_now: Callable[[], float] = lambda: config.lr  # of the optimiser, at the time of the call
+        # of the optimiser, at the time of the call
+        self.lr_now: Callable[[], float] = lambda: config.lr
         self.lr = float("nan")  # of the step that is under way
         self.steps_per_epoch = 0
         self.started_s = 0.0
@@ -131,12 +148,15 @@ class Probe:
         self.steps_in_epoch = 0
 
     def batches(self, loader: Any) -> Iterator[Batch]:
-        """The loader's batches, timed and counted; pinned ones are copied to the device without waiting."""
+        """The loader's batches, timed and counted;
+        pinned ones are copied to the device without waiting.
+        """
         if self.substitute is not None:
             yield from self.substitute
             return
         garbage.epoch_began()
-        batches, per_step = iter(loader), self.config.gradient_accumulation_steps
+        batches = iter(loader)
+        per_step = self.config.gradient_accumulation_steps
         while True:
             if len(self.counts) % per_step == 0:
                 if self.counts and self._is_due(self.steps + 1):
@@ -164,7 +184,9 @@ class Probe:
         self.steps_in_epoch += 1
         per_step = self.config.gradient_accumulation_steps
         garbage.step_ended(self.steps)
-        self.tokens += sum(counts[COUNTS.index("non_padding")] for counts in self.counts[-per_step:])
+        self.tokens += sum(
+            counts[COUNTS.index("non_padding")] for counts in self.counts[-per_step:]
+        )
         self._post()
         if self.probing is not None:
             self.paused_s += self.probing.step_ended(self.steps)
@@ -174,8 +196,11 @@ class Probe:
         return timing.clock_s() - self.paused_s - self.evaluated_s
 
     def _post(self, evaluating: bool = False) -> None:
-        total, epoch = self.config.epochs * self.steps_per_epoch, len(self.report.content.epochs)
-        self.board.post(self.rank.rank, min(self.steps, total), total, self.tokens, epoch, self.loss, evaluating)
+        total = self.config.epochs * self.steps_per_epoch
+        epoch = len(self.report.content.epochs)
+        self.board.post(
+            self.rank.rank, min(self.steps, total), total, self.tokens, epoch, self.loss, evaluating
+        )
 
     def _is_due(self, step: int) -> bool:
         """True where the held-out loss is asked for after a step within an epoch."""
@@ -183,23 +208,32 @@ class Probe:
         return self.evaluator is not None and every is not None and step % every == 0
 
     def _evaluate(self, step: int) -> None:
-        """Measure the held-out loss after the run's step `step`, unless it is known. All ranks call it together."""
+        """Measure the held-out loss after the run's step `step`, unless it is known.
+        All ranks call it together.
+        """
         if self.evaluator is None or self._evaluated_at == step:
             return
         began_s = timing.clock_s()
         self._post(evaluating=True)
-        self.evaluated, self._evaluated_at = self.evaluator.evaluate(self.report.folder), step
+        self.evaluated = self.evaluator.evaluate(self.report.folder)
+        self._evaluated_at = step
         self._post()
         ended_s = timing.clock_s()
         self.evaluated_s += ended_s - began_s
         since_start_s = ended_s - self.paused_s - self.started_s
-        self.report.evaluation(self.evaluator.content, self.evaluated, step, ended_s - began_s, since_start_s)
+        self.report.evaluation(
+            self.evaluator.content, self.evaluated, step, ended_s - began_s, since_start_s
+        )
 
     @property
     def _is_at_target(self) -> bool:
         """True where the run is to stop, on all ranks alike: they know the same loss."""
         target = self.config.target_loss
-        return self.config.stop_at_target and self.evaluated is not None and self.evaluated.loss <= (target or 0.0)
+        return (
+            self.config.stop_at_target
+            and self.evaluated is not None
+            and self.evaluated.loss <= (target or 0.0)
+        )
 
     def moved(self, batch: Batch) -> Batch:
         """The batch, on the device where its copy need not wait for the recipe."""
@@ -210,8 +244,9 @@ class Probe:
         return mapped(batch, lambda tensor: tensor.to(self.rank.device, non_blocking=True))
 
     def log(self, payload: Mapping[str, Any]) -> None:
-        """A step's figures, as the recipe logs them on rank 0: after its schedule has gone on, so that the learning
-        rate among them is that of the next step."""
+        """A step's figures, as the recipe logs them on rank 0: after its schedule has gone on, so
+        that the learning rate among them is that of the next step.
+        """
         if self.substitute is not None:
             return
         figures = {key: float(payload[key]) for key in LOGGED if key in payload} | {"lr": self.lr}
@@ -232,7 +267,8 @@ class Probe:
         """Write the epoch, whose last step the recipe has just taken.
 
         Raises:
-            DivergenceError: on all ranks, where its last loss is not finite and the run is to stop then.
+            DivergenceError: on all ranks, where its last loss is not finite and the run is to stop
+                then.
             TargetReachedError: on all ranks, where the held-out loss is as low as is asked for.
             ProbeEndedError: on all ranks, where a probe is to stop.
         """
@@ -243,10 +279,15 @@ class Probe:
         self.report.counters.read()
         per_step = self.config.gradient_accumulation_steps
         limit = self.config.max_steps or self.steps_per_epoch
-        batches = min(len(self.counts) // per_step, limit) * per_step  # a recipe that stops early has fetched one more
+        # a recipe that stops early has fetched one more
+        batches = min(len(self.counts) // per_step, limit) * per_step
         marks = np.array([*self.requested_s, ended_s])[: batches + 1]
         waits = np.array(self.received_s[:batches]) - marks[:-1]
-        counts = np.array(self.counts[:batches], dtype=np.int64).reshape(-1, per_step, len(COUNTS)).sum(axis=1)
+        counts = (
+            np.array(self.counts[:batches], dtype=np.int64)
+            .reshape(-1, per_step, len(COUNTS))
+            .sum(axis=1)
+        )
         columns = {
             "step_s": np.diff(marks).reshape(-1, per_step).sum(axis=1),
             "data_s": waits.reshape(-1, per_step).sum(axis=1),
@@ -256,7 +297,9 @@ class Probe:
         if steps > self.steps_in_epoch:  # the recipe stopped without asking for another batch
             self._step_ended()
         for key in (*LOGGED, "lr"):  # NaN on other ranks, which log nothing
-            logged = [figures.get(key, np.nan) for figures in self.logged[:steps]] or [np.nan] * steps
+            logged = [figures.get(key, np.nan) for figures in self.logged[:steps]] or [
+                np.nan
+            ] * steps
             columns[key.replace("/", "_")] = np.array(logged)
         epoch_s = ended_s - (self.requested_s[0] if self.requested_s else ended_s)
         evaluated_before_s = self.evaluated_s
@@ -278,11 +321,12 @@ class Probe:
             raise ProbeEndedError
 
 
-class Batches:
+class MeasuredBatches:
     """The recipe's loader with measured iteration; everything else is the loader's own."""
 
     def __init__(self, loader: Any, probe: Probe) -> None:
-        self.loader, self._probe = loader, probe
+        self.loader = loader
+        self._probe = probe
 
     def __iter__(self) -> Iterator[Batch]:
         return self._probe.batches(self.loader)

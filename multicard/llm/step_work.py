@@ -62,7 +62,9 @@ def executed_flops(config: LlmConfig, sizes: ModelSizes, length: float, is_causa
 
 
 def passes(config: LlmConfig) -> int:
-    """How often a batch's products read all weights: forward, backward, recomputed, of a reference."""
+    """How often a batch's products read all weights: forward, backward, recomputed,
+    of a reference.
+    """
     return 2 + int(config.activation_checkpointing) + methods.chosen(config).reference_passes
 
 

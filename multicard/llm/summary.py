@@ -16,8 +16,15 @@ from multicard.machine.gpu_models import peak_flops_per_s
 from multicard.measure import formulas
 from multicard.records.arithmetic import Arithmetic
 from multicard.records.rank_files import LlmReport, ModelSizes, of_ended_epochs, peak_memory
-from multicard.records.schema import Epoch, LlmRecord, Loss, Rewards, TokenRates, Tokens
-from multicard.records.schema_parts import Communication, Divergence, Evaluation, HeldOut, Segment, Transfers
+from multicard.records.schema import Epoch, LlmRecord, Loss, Rewards, TokenCounts, TokenRates
+from multicard.records.schema_parts import (
+    Communication,
+    Divergence,
+    Evaluation,
+    HeldOut,
+    Segment,
+    Transfers,
+)
 from multicard.records.steps import Counted
 from multicard.run.workload import settings
 
@@ -29,7 +36,9 @@ TOKENS = {"all": "tokens", "non_padding": "non_padding", "loss_bearing": "loss_b
 
 
 def axes(config: Any, device: str) -> dict[str, Any]:
-    """The settings that runs are compared by. Takes the composed configuration of a refused run, too."""
+    """The settings that runs are compared by. Takes the
+    composed configuration of a refused run, too.
+    """
     values = settings(config, AXES)
     if isinstance(config, LlmConfig):
         values |= {"recipe": config.recipe_name, "template": config.template_name}
@@ -37,7 +46,11 @@ def axes(config: Any, device: str) -> dict[str, Any]:
 
 
 def summarise(
-    record: LlmRecord, config: LlmConfig, placement: Placement, ranks: Sequence[LlmReport], steps: Any
+    record: LlmRecord,
+    config: LlmConfig,
+    placement: Placement,
+    ranks: Sequence[LlmReport],
+    steps: Any,
 ) -> None:
     """Fill in the figures of a run, whole or cut short.
 
@@ -50,7 +63,9 @@ def summarise(
     record.epochs = epochs = [_epoch(index, ranks, table) for index in range(ended)]
     record.total_s = epochs[-1].ended_s if epochs else None
     # a run that is stopped starts anew: it is measured in one piece
-    record.segments = [Segment(steps=sum(epoch.steps or 0 for epoch in epochs), trained_s=record.total_s)]
+    record.segments = [
+        Segment(steps=sum(epoch.steps or 0 for epoch in epochs), trained_s=record.total_s)
+    ]
     record.held_out = held_out(ranks, ended)
     evaluations = [] if record.held_out is None else record.held_out.evaluations
     if evaluations:
@@ -60,7 +75,8 @@ def summarise(
     if record.training_joules is not None and record.tokens and record.tokens.non_padding:
         record.joules_per_token = record.training_joules / record.tokens.non_padding
     pairs = methods.chosen(config).pairs
-    record.loss, record.rewards = Loss(), Rewards() if pairs else UNSET
+    record.loss = Loss()
+    record.rewards = Rewards() if pairs else UNSET
     if table and len(table["loss"]):
         # rank 0 logs the loss of all
         logged = {name: column[table["rank"] == 0] for name, column in table.items()}
@@ -70,10 +86,16 @@ def summarise(
         record.divergence = record.divergence or _diverged_when_held_out(evaluations, record.epochs)
         record.rewards = _rewards(logged) if pairs else UNSET
     record.peak_memory_bytes = peak_memory(ranks, placement.device)
-    record.peak_memory_bytes.setup = max((rank.setup_peak_memory_bytes or 0 for rank in ranks), default=0) or None
-    record.peak_memory_bytes.train = max((rank.train_peak_memory_bytes or 0 for rank in ranks), default=0) or None
+    record.peak_memory_bytes.setup = (
+        max((rank.setup_peak_memory_bytes or 0 for rank in ranks), default=0) or None
+    )
+    record.peak_memory_bytes.train = (
+        max((rank.train_peak_memory_bytes or 0 for rank in ranks), default=0) or None
+    )
     source = "counted" if placement.device == "cuda" else "counted: what would cross to a device"
-    record.transfer_bytes = Transfers(h2d=int(table["h2d_bytes"].sum()) if table else 0, source=source)
+    record.transfer_bytes = Transfers(
+        h2d=int(table["h2d_bytes"].sum()) if table else 0, source=source
+    )
     record.communication_bytes = _communication(ranks)
     for name in FROM_RANK_0 if ranks else ():
         setattr(record, name, getattr(ranks[0], name))
@@ -83,8 +105,9 @@ def summarise(
 
 
 def held_out(ranks: Sequence[LlmReport], ended: int) -> HeldOut | None:
-    """The evaluations of the epochs that all ranks have ended, by the slowest rank's times; the losses are those of all
-    ranks on each. None where no rows were held out."""
+    """The evaluations of the epochs that all ranks have ended, by the slowest rank's times; the
+    losses are those of all ranks on each. None where no rows were held out.
+    """
     if not ranks or any(rank.held_out is None for rank in ranks):
         return None
     every = [rank.held_out.evaluations for rank in ranks if rank.held_out is not None]
@@ -97,20 +120,27 @@ def held_out(ranks: Sequence[LlmReport], ended: int) -> HeldOut | None:
     contents = [rank.held_out for rank in ranks if rank.held_out is not None]
     problem = next((content.int4_problem for content in contents if content.int4_problem), None)
     in_int4 = None if problem else contents[0].in_int4
-    return msgspec.structs.replace(contents[0], evaluations=merged, in_int4=in_int4, int4_problem=problem)
+    return msgspec.structs.replace(
+        contents[0], evaluations=merged, in_int4=in_int4, int4_problem=problem
+    )
 
 
 def _time_to_target_s(evaluations: Sequence[Evaluation], target: float | None) -> float | None:
-    """When the held-out loss was first as low as the target; None where it never was, or there is none."""
+    """When the held-out loss was first as low as the target; None where it never was,
+    or there is none.
+    """
     for evaluation in evaluations:
         if target is not None and evaluation.loss is not None and evaluation.loss <= target:
             return evaluation.ended_s
     return None
 
 
-def _diverged_when_held_out(evaluations: Sequence[Evaluation], epochs: Sequence[Epoch]) -> Divergence | None:
-    """Where the last held-out loss is not finite (null), the step after which the first was not; the steps' losses may
-    be finite all the same."""
+def _diverged_when_held_out(
+    evaluations: Sequence[Evaluation], epochs: Sequence[Epoch]
+) -> Divergence | None:
+    """Where the last held-out loss is not finite (null), the step after which the first was not;
+    the steps' losses may be finite all the same.
+    """
     if not evaluations or evaluations[-1].loss is not None:
         return None
     first = next(evaluation for evaluation in evaluations if evaluation.loss is None)
@@ -135,7 +165,8 @@ def _epoch(index: int, ranks: Sequence[LlmReport], table: dict[str, np.ndarray])
 
 def _rate(record: LlmRecord, table: dict[str, np.ndarray]) -> None:
     """Fill in iteration times, tokens, and tokens/s after the warm-up."""
-    record.tokens, record.tokens_per_s = Tokens(), TokenRates()
+    record.tokens = TokenCounts()
+    record.tokens_per_s = TokenRates()
     counted = Counted(record, table)
     record.iteration_s = counted.statistics()
     if not table:
@@ -151,13 +182,17 @@ def _last_tenth(values: np.ndarray) -> float:
     return float(values[-max(1, len(values) // 10) :].mean())
 
 
-def _judged(logged: dict[str, np.ndarray], ranks: int, pairs: bool) -> tuple[int, Divergence | None]:
+def _judged(
+    logged: dict[str, np.ndarray], ranks: int, pairs: bool
+) -> tuple[int, Divergence | None]:
     """The losses that are not finite; of several ranks only the loss of all together is known.
 
     DPO's rewards count too: its loss is 0 where the margin between them is infinite.
     """
     columns = ("loss", "rewards_chosen", "rewards_rejected") if pairs else ("loss",)
-    count, first = formulas.not_finite(logged, np.all([np.isfinite(logged[column]) for column in columns], axis=0))
+    count, first = formulas.not_finite(
+        logged, np.all([np.isfinite(logged[column]) for column in columns], axis=0)
+    )
     if first is None:
         return count, None
     epoch, step, rank = first
@@ -165,16 +200,23 @@ def _judged(logged: dict[str, np.ndarray], ranks: int, pairs: bool) -> tuple[int
 
 
 def _rewards(logged: dict[str, np.ndarray]) -> Rewards:
-    """DPO's implicit rewards and the share of pairs that they order rightly: means of the last tenth of the steps.
+    """DPO's implicit rewards and the share of pairs that they order
+    rightly: means of the last tenth of the steps.
 
-    torchtune's single-device recipe logs those of the last batch of each step, the distributed one the ranks' mean.
+    torchtune's single-device recipe logs those of the last batch of each step,
+    the distributed one the ranks' mean.
     """
-    chosen, rejected = _last_tenth(logged["rewards_chosen"]), _last_tenth(logged["rewards_rejected"])
-    return Rewards(chosen, rejected, _last_tenth(logged["rewards_accuracies"]), margin=chosen - rejected)
+    chosen = _last_tenth(logged["rewards_chosen"])
+    rejected = _last_tenth(logged["rewards_rejected"])
+    return Rewards(
+        chosen, rejected, _last_tenth(logged["rewards_accuracies"]), margin=chosen - rejected
+    )
 
 
 def _communication(ranks: Sequence[LlmReport]) -> Communication | None:
-    """Bytes that a rank receives in collectives while it trains, the highest of the ranks; None where none finished."""
+    """Bytes that a rank receives in collectives while it trains, the highest of the ranks;
+    None where none finished.
+    """
     counted = [rank.communication_bytes for rank in ranks if rank.communication_bytes is not None]
     if not counted:
         return None
@@ -185,32 +227,43 @@ def _communication(ranks: Sequence[LlmReport]) -> Communication | None:
 def _work(
     record: LlmRecord, config: LlmConfig, ranks: Sequence[LlmReport], table: dict[str, np.ndarray]
 ) -> tuple[float | None, float | None]:
-    """FLOPs a token (of all tokens, padding too) and the share of the devices' peak that they make."""
+    """FLOPs a token (of all tokens, padding too) and the
+    share of the devices' peak that they make.
+    """
     if not table or not table["tokens"].sum():
         return None, None
     flops = _flops_per_token(config, ranks, table["attended"], table["tokens"])
-    return flops, _share_of_peak(flops, record.tokens_per_s and record.tokens_per_s.all, config, ranks)
+    return flops, _share_of_peak(
+        flops, record.tokens_per_s and record.tokens_per_s.all, config, ranks
+    )
 
 
 def _mfu_non_padding(
     record: LlmRecord, config: LlmConfig, ranks: Sequence[LlmReport], table: dict[str, np.ndarray]
 ) -> float | None:
-    """The share of the devices' peak that the FLOPs of tokens without padding make, in rows without it."""
+    """The share of the devices' peak that the FLOPs of tokens without padding make,
+    in rows without it.
+    """
     if not table or "attended_non_padding" not in table or not table["non_padding"].sum():
         return None
     flops = _flops_per_token(config, ranks, table["attended_non_padding"], table["non_padding"])
-    return _share_of_peak(flops, record.tokens_per_s and record.tokens_per_s.non_padding, config, ranks)
+    return _share_of_peak(
+        flops, record.tokens_per_s and record.tokens_per_s.non_padding, config, ranks
+    )
 
 
 def _arithmetic(
     record: LlmRecord, config: LlmConfig, ranks: Sequence[LlmReport], table: dict[str, np.ndarray]
 ) -> Arithmetic | None:
-    """What of the median step its products and its memory's traffic take at the GPU's published rates; None where
-    these are not known. Attention counts in full."""
-    steps, rate = record.iteration_s, record.tokens_per_s and record.tokens_per_s.all
+    """What of the median step its products and its memory's traffic take at the GPU's published
+    rates; None where these are not known. Attention counts in full.
+    """
+    steps = record.iteration_s
+    rate = record.tokens_per_s and record.tokens_per_s.all
     if not table or not rate or steps is None or not steps.mean or not steps.median:
         return None
-    sizes, peak = _sizes(config, ranks[0]), peak_flops_per_s(ranks[0].device, config.formats.products)
+    sizes = _sizes(config, ranks[0])
+    peak = peak_flops_per_s(ranks[0].device, config.formats.products)
     if sizes is None or peak is None:
         return None
     gpu = gpu_models.known(ranks[0].device)
@@ -237,7 +290,8 @@ def _share_of_peak(
 def _flops_per_token(
     config: LlmConfig, ranks: Sequence[LlmReport], attended: np.ndarray, tokens: np.ndarray
 ) -> float | None:
-    """FLOPs a token whose row has the mean length; None where the model's products of matrices are not counted.
+    """FLOPs a token whose row has the mean length;
+    None where the model's products of matrices are not counted.
 
     Args:
         attended: by step, the sum over its tokens of their row's length.
@@ -250,7 +304,9 @@ def _flops_per_token(
 
 
 def _sizes(config: LlmConfig, rank: LlmReport) -> ModelSizes | None:
-    """The sizes of the model that a rank tuned; None where its products of matrices are not counted."""
+    """The sizes of the model that a rank tuned;
+    None where its products of matrices are not counted.
+    """
     if not isinstance(config.model, HfConfig):
         return step_work.of_decoder(config, rank.vocabulary)
     return rank.sizes

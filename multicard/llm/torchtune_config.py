@@ -1,4 +1,6 @@
-"""A run in torchtune's own terms: `torchtune.yaml`, and the rows and the tokenizer that it names."""
+"""A run in torchtune's own terms: `torchtune.yaml`,
+and the rows and the tokenizer that it names.
+"""
 
 import json
 from pathlib import Path
@@ -14,11 +16,12 @@ from multicard.records import run_folder
 
 
 def write(config: LlmConfig, placement: Placement, folder: Path) -> dict[str, Any]:
-    """Write rows and tokenizer to `folder/inputs`, and of its own engine torchtune's configuration to
-    `folder/torchtune.yaml`.
+    """Write rows and tokenizer to `folder/inputs`, and of its own engine torchtune's configuration
+    to `folder/torchtune.yaml`.
 
     Returns:
-        That configuration. `lr_scheduler.num_warmup_steps` is None where only torchtune will know the number of steps.
+        That configuration. `lr_scheduler.num_warmup_steps` is None
+        where only torchtune will know the number of steps.
     """
     inputs = preflight.prepare(config)
     if inputs.rows is not None:
@@ -27,7 +30,9 @@ def write(config: LlmConfig, placement: Placement, folder: Path) -> dict[str, An
     if inputs.held_out is not None:
         run_folder.write_text(held_out_file(folder), inputs.held_out.lines(inputs.are_trained))
     if inputs.token_ranks is not None:
-        run_folder.write_text(folder / "inputs" / "tokenizer.tiktoken", tokenizer.tiktoken_lines(inputs.token_ranks))
+        run_folder.write_text(
+            folder / "inputs" / "tokenizer.tiktoken", tokenizer.tiktoken_lines(inputs.token_ranks)
+        )
         special = tokenizer.special_tokens(len(inputs.token_ranks))
         run_folder.write_json(folder / "inputs" / "special_tokens.json", special)
     if isinstance(config.model, HfConfig):
@@ -44,10 +49,17 @@ def held_out_file(folder: Path) -> Path:
 
 
 def held_out_rows(cfg: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The component of the rows in `held_out_file`, which are read as those of the training and not packed."""
+    """The component of the rows in `held_out_file`,
+    which are read as those of the training and not packed.
+    """
     counts = ("broken", "equal", "ignored", "last_alone", "revision")  # of the others
     own = {name: value for name, value in cfg["dataset"].items() if name not in counts}
-    return own | {"packed": False, "is_held_out": True, "source": "json", "data_files": str(held_out_file(folder))}
+    return own | {
+        "packed": False,
+        "is_held_out": True,
+        "source": "json",
+        "data_files": str(held_out_file(folder)),
+    }
 
 
 def folder_config(config: LlmConfig, inputs: preflight.Inputs, folder: Path) -> dict[str, Any]:
@@ -56,32 +68,48 @@ def folder_config(config: LlmConfig, inputs: preflight.Inputs, folder: Path) -> 
     limit = config.max_seq_len or config.model.max_seq_len or None  # of positions without end
     own = {"_component_": "multicard.llm.data.tokenizer.FolderTokenizer", "path": config.model.path}
     rows = _dataset(config, inputs, folder)
-    rows["builder"] = f"multicard.llm.labelled_rows.{'ChatPairs' if methods.chosen(config).pairs else 'chats'}"
-    return {"model": {"vocab_size": inputs.vocabulary}, "tokenizer": own | {"max_seq_len": limit}, "dataset": rows}
+    rows["builder"] = (
+        f"multicard.llm.labelled_rows.{'ChatPairs' if methods.chosen(config).pairs else 'chats'}"
+    )
+    return {
+        "model": {"vocab_size": inputs.vocabulary},
+        "tokenizer": own | {"max_seq_len": limit},
+        "dataset": rows,
+    }
 
 
 def write_yaml(config: LlmConfig, cfg: dict[str, Any], folder: Path) -> None:
-    """Write torchtune's configuration, headed by the command that runs it from the project's root."""
+    """Write torchtune's configuration, headed by the
+    command that runs it from the project's root.
+    """
     from omegaconf import OmegaConf
 
     processes = f"--nproc_per_node {config.gpus} " if config.distributed else ""
     path = _relative_to_cwd(folder) / "torchtune.yaml"
     head = f"# PYTHONPATH=. tune run {processes}{config.recipe_name} --config {path}\n"
-    run_folder.write_text(folder / "torchtune.yaml", head + OmegaConf.to_yaml(OmegaConf.create(cfg)))
+    run_folder.write_text(
+        folder / "torchtune.yaml", head + OmegaConf.to_yaml(OmegaConf.create(cfg))
+    )
 
 
 def _relative_to_cwd(folder: Path) -> Path:
-    """The folder relative to the working directory if it lies below it, so that the record can be moved."""
+    """The folder relative to the working directory if it lies below it,
+    so that the record can be moved.
+    """
     here = Path.cwd()
     return folder.relative_to(here) if folder.is_relative_to(here) else folder
 
 
-def torchtune_config(config: LlmConfig, device: str, inputs: preflight.Inputs, folder: Path) -> dict[str, Any]:
+def torchtune_config(
+    config: LlmConfig, device: str, inputs: preflight.Inputs, folder: Path
+) -> dict[str, Any]:
     """The configuration for `tune run <recipe> --config torchtune.yaml`."""
     method = methods.chosen(config)
     model = methods.model_component(config, inputs.vocabulary)
     template = templates.chosen(config)
-    prompt_template = template and (template.pair_template if method.pairs else template.prompt_template)
+    prompt_template = template and (
+        template.pair_template if method.pairs else template.prompt_template
+    )
     cfg: dict[str, Any] = {
         "output_dir": str(folder / "tune_run"),
         "model": model,
@@ -125,7 +153,9 @@ def torchtune_config(config: LlmConfig, device: str, inputs: preflight.Inputs, f
         steps = None if rows is None else config.epochs * steps_per_epoch(config, rows)
         cfg["lr_scheduler"] = {
             "_component_": "torchtune.training.lr_schedulers.get_cosine_schedule_with_warmup",
-            "num_warmup_steps": config.warmup_steps if steps is None else warmup_steps(config, steps),
+            "num_warmup_steps": (
+                config.warmup_steps if steps is None else warmup_steps(config, steps)
+            ),
         }
     return cfg
 
@@ -140,16 +170,22 @@ def optimizer(config: LlmConfig) -> dict[str, Any]:
 
 
 def steps_per_epoch(config: LlmConfig, rows: int) -> int:
-    """Steps as the recipes count them: the sampler fills the last round; incomplete batches and accumulations are
-    dropped."""
+    """Steps as the recipes count them: the sampler fills the last round; incomplete batches and
+    accumulations are dropped.
+    """
     steps = -(-rows // config.world_size) // config.batch_size // config.gradient_accumulation_steps
     return min(steps, config.max_steps or steps)
 
 
 def warmup_steps(config: LlmConfig, total: int) -> int:
-    """Warm-up steps of the learning rate: as configured, else 100 as in the papers, or a tenth of a run shorter than
-    1000."""
-    return config.warmup_steps if config.warmup_steps is not None else min(PAPERS_WARMUP, max(1, total // 10))
+    """Warm-up steps of the learning rate: as configured, else 100 as in the papers, or a tenth of a
+    run shorter than 1000.
+    """
+    return (
+        config.warmup_steps
+        if config.warmup_steps is not None
+        else min(PAPERS_WARMUP, max(1, total // 10))
+    )
 
 
 def _dataset(config: LlmConfig, inputs: preflight.Inputs, folder: Path) -> dict[str, Any]:
@@ -175,7 +211,9 @@ def _dataset(config: LlmConfig, inputs: preflight.Inputs, folder: Path) -> dict[
     return component | {"source": "json", "data_files": str(folder / "inputs" / "rows.jsonl")}
 
 
-def _checkpointer(config: LlmConfig, model: dict[str, Any], device: str, folder: Path) -> dict[str, Any]:
+def _checkpointer(
+    config: LlmConfig, model: dict[str, Any], device: str, folder: Path
+) -> dict[str, Any]:
     model_type = models.family(config.model).checkpoint
     if config.model.weights == models.RANDOM:
         return {

@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-logging.getLogger("torchao").setLevel(logging.ERROR)  # warns of C++ extensions for another torch; none is used
+# warns of C++ extensions for another torch; none is used
+logging.getLogger("torchao").setLevel(logging.ERROR)
 import torch.distributed as dist
 import torchtune.datasets
 import torchtune.models.llama3
@@ -32,11 +33,26 @@ from torchtune import config as components
 from multicard.config.llm import LlmConfig
 from multicard.config.saving import TuningSave
 from multicard.config.sweeps import pauses
-from multicard.llm import after_tuning, compiling, engines, held_out, int4_loss, model_writer, recipes, torchtune_config
+from multicard.llm import (
+    after_tuning,
+    compiling,
+    engines,
+    held_out,
+    int4_loss,
+    model_writer,
+    recipes,
+    torchtune_config,
+)
 from multicard.llm.collectives import ReceivedBytes
 from multicard.llm.method_options import DpoConfig
-from multicard.llm.parts import Trained
-from multicard.llm.step_probe import DivergenceError, Probe, ProbeEndedError, TargetReachedError, TuningReport
+from multicard.llm.parts import TrainedParts
+from multicard.llm.step_probe import (
+    DivergenceError,
+    Probe,
+    ProbeEndedError,
+    TargetReachedError,
+    TuningReport,
+)
 from multicard.measure import garbage, memory
 from multicard.messages import Message
 from multicard.ranks.gates import Gate, Pausing, Probing
@@ -49,7 +65,8 @@ def tune(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> No
     """Run the recipe that `config` names and leave rank files and steps in `folder`.
 
     Args:
-        cfg: torchtune's configuration, as in torchtune.yaml; other engines take rows, tokenizer and weights from it.
+        cfg: torchtune's configuration, as in torchtune.yaml; other engines take rows,
+            tokenizer and weights from it.
     """
     device = rank.device
     memory.reset_peak_memory(device)
@@ -58,10 +75,14 @@ def tune(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> No
         recipes.join_alone("gloo" if device.type == "cpu" else "cuda:nccl,cpu:gloo")
 
     report = TuningReport(rank, folder, config)
-    probe, traffic = Probe(rank, config, report), ReceivedBytes()
+    probe = Probe(rank, config, report)
+    traffic = ReceivedBytes()
     cache = folder / ".datasets"
     engine = importlib.import_module(engines.WORK[config.engine])
-    with traffic.all_reduces(), engine.prepared(probe, cfg, run_configuration(cfg, cache)) as recipe:
+    with (
+        traffic.all_reduces(),
+        engine.prepared(probe, cfg, run_configuration(cfg, cache)) as recipe,
+    ):
         probe.steps_per_epoch = recipe._steps_per_epoch
         if (schedule := getattr(recipe, "_lr_scheduler", None)) is not None:
             probe.lr_now = lambda: schedule.get_last_lr()[0]
@@ -69,7 +90,9 @@ def tune(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> No
             probe.probing = probing(recipe, probe)
         elif torchtune_config.held_out_file(folder).exists():
             probe.evaluator = evaluator(recipe, probe, cfg, traffic)
-        report.built(engine.check_built(recipe, config) | {"vocabulary": cfg["model"]["vocab_size"]})
+        report.built(
+            engine.check_built(recipe, config) | {"vocabulary": cfg["model"]["vocab_size"]}
+        )
         if compiling.compiles(probe):
             report.content.compile_s = compiling.compile_now(recipe, probe)
         traffic.watch(recipe._model)
@@ -79,7 +102,9 @@ def tune(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> No
         graphs = compiling.graphs(probe)
         with compiling.limited(config):
             to_its_end = train(recipe, probe)
-        report.content.late_graphs = compiling.graphs(probe) - graphs if compiling.compiles(probe) else None
+        report.content.late_graphs = (
+            compiling.graphs(probe) - graphs if compiling.compiles(probe) else None
+        )
         report.content.communication_bytes = traffic.counted()
         report.content.eight_bit_share = eight_bit_share(recipe, config)
         report.peak()
@@ -88,12 +113,18 @@ def tune(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> No
         report.content.profile = probe.window.close() or report.content.profile
         report.write()
         if config.save is not TuningSave.none and not probe.stopped:
-            report.content.saved = kept(partial(engine.trained, recipe, config), probe, cfg, to_its_end)
+            report.content.saved = kept(
+                partial(engine.trained, recipe, config), probe, cfg, to_its_end
+            )
             report.write()
         if to_its_end and probe.evaluator is not None:
             int4_loss.measure(probe.evaluator, config, report)
         if to_its_end:
             after_tuning.after_tuning(recipe, probe)
+    _clean_up(rank, recipe, folder, cache)
+
+
+def _clean_up(rank: Rank, recipe: Any, folder: Path, cache: Path) -> None:
     if rank.rank == 0:
         shutil.rmtree(cache, ignore_errors=True)
         run_folder.remove_empty(folder / "tune_run")  # which the engines create
@@ -103,7 +134,9 @@ def tune(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> No
     garbage.end()
 
 
-def kept(trained: Callable[[], Trained], probe: Probe, cfg: dict[str, Any], to_its_end: bool) -> SavedModel:
+def kept(
+    trained: Callable[[], TrainedParts], probe: Probe, cfg: dict[str, Any], to_its_end: bool
+) -> SavedModel:
     """Write what was tuned, which is over: no figure of the run counts it."""
     config = probe.config
     if to_its_end:
@@ -114,13 +147,19 @@ def kept(trained: Callable[[], Trained], probe: Probe, cfg: dict[str, Any], to_i
 
 
 def train(recipe: Any, probe: Probe) -> bool:
-    """Measure the tuning. Returns True if it came to its end, neither diverged nor ended as a probe."""
+    """Measure the tuning. Returns True if it came to its end,
+    neither diverged nor ended as a probe.
+    """
     garbage.begin()
     probe.start()
     if probe.probing is not None:
         probe.paused_s += probe.probing.begin()
     from_start = probe.window.recording
-    with after_tuning.named_phases(recipe, probe, probe.window.ranges) if from_start else nullcontext():
+    with (
+        after_tuning.named_phases(recipe, probe, probe.window.ranges)
+        if from_start
+        else nullcontext()
+    ):
         try:
             recipe.train()
         except TargetReachedError:
@@ -130,9 +169,14 @@ def train(recipe: Any, probe: Probe) -> bool:
     return True
 
 
-def evaluator(recipe: Any, probe: Probe, cfg: dict[str, Any], traffic: ReceivedBytes) -> held_out.Evaluator:
-    """What scores the held-out rows with the recipe's model. Refuses (ValueError) rows that keep no label."""
-    config, folder = probe.config, probe.report.folder
+def evaluator(
+    recipe: Any, probe: Probe, cfg: dict[str, Any], traffic: ReceivedBytes
+) -> held_out.Evaluator:
+    """What scores the held-out rows with the recipe's model.
+    Refuses (ValueError) rows that keep no label.
+    """
+    config = probe.config
+    folder = probe.report.folder
     own = torchtune_config.held_out_rows(cfg, folder) | {"cache_dir": str(folder / ".datasets")}
     named: Any = OmegaConf.create({"tokenizer": cfg["tokenizer"], "dataset": own})
     rows = components.instantiate(named.dataset, components.instantiate(named.tokenizer))
@@ -149,7 +193,9 @@ def evaluator(recipe: Any, probe: Probe, cfg: dict[str, Any], traffic: ReceivedB
 
 
 def eight_bit_share(recipe: Any, config: LlmConfig) -> float | None:
-    """Of the values that were updated, the share whose states have 8 bits; None with optimizer=adamw."""
+    """Of the values that were updated, the share whose states have 8 bits;
+    None with optimizer=adamw.
+    """
     if not config.optimizer.has_8_bits:
         return None
     from multicard.llm import eight_bit  # it needs bitsandbytes, which comes with the extra `trl`
@@ -158,9 +204,13 @@ def eight_bit_share(recipe: Any, config: LlmConfig) -> float | None:
 
 
 def probing(recipe: Any, probe: Probe) -> Gate:
-    """The object that ends a probe, or pauses a cell of a race, which trains until the race stops it."""
+    """The object that ends a probe, or pauses a cell of a race,
+    which trains until the race stops it.
+    """
     clock = torch.device("cpu")  # the host's: recipes wait for the device in every step
-    config, rank, steps = probe.config, probe.rank, probe.steps_per_epoch
+    config = probe.config
+    rank = probe.rank
+    steps = probe.steps_per_epoch
     if not pauses(config):
         return Probing(config, rank, clock, probe.board, steps)
     recipe.total_epochs = sys.maxsize
@@ -168,7 +218,9 @@ def probing(recipe: Any, probe: Probe) -> Gate:
 
 
 def run_configuration(cfg: dict[str, Any], cache: Path) -> DictConfig:
-    """torchtune's configuration with our logger, no memory figures, and the rows' cache in the run folder."""
+    """torchtune's configuration with our logger, no memory figures,
+    and the rows' cache in the run folder.
+    """
     run_cfg = OmegaConf.create(cfg)
     run_cfg.metric_logger = {"_component_": "multicard.llm.torchtune_components.StepLog"}
     run_cfg.log_peak_memory_stats = False

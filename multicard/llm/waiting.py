@@ -1,10 +1,10 @@
 """What bounds a tuning step whose products take little of it, and what to try next. No torch.
 
-The published rates of a GPU say how long its products and the traffic of its memory take at the least.
-Where that is under a third of a step, the GPU is idle for most of it, or runs kernels that are far from
-its rates. On one GPU, in plain formats, nothing is left but the host, which launches kernels too slowly
-for so few tokens. With other ranks, or with weights that are turned from NF4, it may as well be these:
-then only ablations (`diagnose=true`) tell.
+The published rates of a GPU say how long its products and the traffic of its memory take at the
+least. Where that is under a third of a step, the GPU is idle for most of it, or runs kernels that
+are far from its rates. On one GPU, in plain formats, nothing is left but the host, which launches
+kernels too slowly for so few tokens. With other ranks, or with weights that are turned from NF4, it
+may as well be these: then only ablations (`diagnose=true`) tell.
 """
 
 from collections.abc import Iterator
@@ -85,14 +85,18 @@ def _finding(record: LlmRecord, found: Arithmetic) -> Message:
     mfu = "" if record.mfu is None else f", MFU {record.mfu:.1%}"
     if mfu and record.mfu_non_padding is not None:
         mfu += f", without padding {record.mfu_non_padding:.1%}"
-    takes = f"at its peak, products take {found.share:.0%} of a step of {found.tokens:,.0f} tokens{mfu}"
+    takes = (
+        f"at its peak, products take {found.share:.0%} of a step of {found.tokens:,.0f} tokens{mfu}"
+    )
     moved = "" if found.moved_share is None else f", and moving weights {found.moved_share:.0%}"
     says = {
         "host": f"the GPU seems to wait for the host: {takes}",
         "memory": f"each step moves all weights for few tokens: {takes}{moved}",
         "input": f"the GPU waits for batches: {takes}",
-        "unknown": f"the GPU computes little: {takes}. Whether it waits for the host, for other GPUs or for "
-        "kernels other than products is not known",
+        "unknown": (
+            f"the GPU computes little: {takes}. Whether it waits for the host, for other GPUs or"
+            " for kernels other than products is not known"
+        ),
     }
     cause = str(found.cause)
     return Message("diagnosis.gpu-waits", says[cause], cause=cause, share=found.share)
@@ -101,13 +105,18 @@ def _finding(record: LlmRecord, found: Arithmetic) -> Message:
 # ---- what to try next
 
 
-def _tries(config: LlmConfig, placement: Placement, record: LlmRecord, found: Arithmetic) -> list[str]:
+def _tries(
+    config: LlmConfig, placement: Placement, record: LlmRecord, found: Arithmetic
+) -> list[str]:
     """Overrides that are not in force, and that this configuration takes; the best first."""
     tries = list[str]()
     if found.cause == "unknown":
         tries.append(DIAGNOSE)
     more = _times_as_many(config, record)
-    for words in (_packing(config, record, more * found.tokens), _batch(config, record, found, more)):
+    for words in (
+        _packing(config, record, more * found.tokens),
+        _batch(config, record, found, more),
+    ):
         if words is not None:
             tries.append(words)
     if config.attention is Attention.eager:
@@ -121,7 +130,9 @@ def takes(config: LlmConfig, placement: Placement, words: str) -> bool:
     """True where the configuration with other values is not refused, on this machine."""
     values = {key: value for key, _, value in (word.partition("=") for word in words.split())}
     with suppress(ValueError):
-        changed = replace(config, **{key: _typed(config, key, value) for key, value in values.items()})
+        changed = replace(
+            config, **{key: _typed(config, key, value) for key, value in values.items()}
+        )
         preflight.refuse(changed)
         axes.fits(changed, placement)
         if changed.compile:
@@ -142,7 +153,8 @@ def _times_as_many(config: LlmConfig, record: LlmRecord) -> float:
     peak = weights + activations of these tokens; what does not grow with them, as gradients and the
     optimiser's states, counts as activations, so that it holds rather more.
     """
-    gpu, peak = known(record.hardware or ""), record.peak_memory_bytes
+    gpu = known(record.hardware or "")
+    peak = record.peak_memory_bytes
     if gpu is None or peak is None or not peak.max:
         return TIMES_UNKNOWN
     setup = None if peak.setup is UNSET else peak.setup
@@ -165,7 +177,8 @@ def _packing(config: LlmConfig, record: LlmRecord, most_tokens: float) -> str | 
     Args:
         most_tokens: of a rank's step, that memory holds.
     """
-    rows, trained = _rows(record), record.samples_trained
+    rows = _rows(record)
+    trained = record.samples_trained
     tokens = record.tokens.non_padding if record.tokens is not None else None
     if config.packed or methods.chosen(config).pairs or not rows or not trained or not tokens:
         return None
@@ -175,7 +188,9 @@ def _packing(config: LlmConfig, record: LlmRecord, most_tokens: float) -> str | 
         batch = min(config.batch_size, int(most_tokens / accumulated / length))
         sequences = batch * config.world_size * accumulated
         if batch >= 1 and of_an_epoch / length >= sequences * (config.skip_steps + LEAST_STEPS):
-            return packing(config, length) + (f" batch_size={batch}" if batch < config.batch_size else "")
+            return packing(config, length) + (
+                f" batch_size={batch}" if batch < config.batch_size else ""
+            )
     return None
 
 
@@ -197,11 +212,13 @@ def packing(config: LlmConfig, length: int | None = None) -> str:
 
 
 def _batch(config: LlmConfig, record: LlmRecord, found: Arithmetic, most: float) -> str | None:
-    """A larger batch: as large as its products need for a third of a step, and as memory and rows allow;
-    None where a batch of all ranks is set."""
+    """A larger batch: as large as its products need for a third of a step, and as memory and rows
+    allow; None where a batch of all ranks is set.
+    """
     if config.global_batch_size is not None:
         return None
-    wanted, times = THIRD / max(found.share, 1e-6), 1
+    wanted = THIRD / max(found.share, 1e-6)
+    times = 1
     rows = _rows(record) if not config.packed else (record.text_rows and record.text_rows.sequences)
     steps = config.skip_steps + LEAST_STEPS
     while times < wanted and 2 * times <= most:

@@ -1,6 +1,8 @@
-"""Rows that fill no whole step: they are left out of each epoch, as torchtune's recipes drop them, in both engines.
+"""Rows that fill no whole step: they are left out of each epoch, as torchtune's recipes drop them,
+in both engines.
 
-Ranks take as many rows each; where these do not divide, some rows are trained on by two ranks. No torch.
+Ranks take as many rows each; where these do not divide, some
+rows are trained on by two ranks. No torch.
 """
 
 from typing import NamedTuple
@@ -12,8 +14,10 @@ from multicard.messages import Message
 SAID_FROM = 0.01  # share of the rows
 
 
-class Epoch(NamedTuple):
-    """An epoch's rows. left_out: those of no whole step. repeated: those that two ranks train on."""
+class EpochRows(NamedTuple):
+    """An epoch's rows. left_out: those of no whole step.
+    repeated: those that two ranks train on.
+    """
 
     left_out: int
     repeated: int
@@ -30,18 +34,21 @@ class StepSize(NamedTuple):
         return self.batch * self.batches
 
 
-def epoch_of(rows: int, ranks: int, step: StepSize) -> Epoch:
-    """What of so many rows is left out, or trained on twice: `DistributedSampler` fills the ranks' last round with the
-    first rows, and only whole steps are trained."""
+def epoch_of(rows: int, ranks: int, step: StepSize) -> EpochRows:
+    """What of so many rows is left out, or trained on twice: `DistributedSampler` fills the ranks'
+    last round with the first rows, and only whole steps are trained.
+    """
     of_rank = -(-rows // ranks)
     rest = of_rank // step.batch // step.batches * step.rows
     if rest < of_rank:
-        return Epoch(rows - ranks * rest, 0)
-    return Epoch(0, ranks * of_rank - rows)
+        return EpochRows(rows - ranks * rest, 0)
+    return EpochRows(0, ranks * of_rank - rows)
 
 
 def notices(config: LlmConfig, rows: int) -> list[Message]:
-    """What a person should know of the last rows of each epoch; nothing where `max_steps` ends it before."""
+    """What a person should know of the last rows of each epoch;
+    nothing where `max_steps` ends it before.
+    """
     step = StepSize(config.batch_size, config.gradient_accumulation_steps)
     found = epoch_of(rows, config.world_size, step)
     steps = (rows - found.left_out) // config.rows_of_a_step
@@ -53,8 +60,8 @@ def notices(config: LlmConfig, rows: int) -> list[Message]:
         return [
             Message(
                 "llm.rows-repeated",
-                f"{found.repeated} of {rows} rows are trained on twice in each epoch: the {config.world_size} ranks "
-                "take as many rows each, and the rows do not divide",
+                f"{found.repeated} of {rows} rows are trained on twice in each epoch: the"
+                f" {config.world_size} ranks take as many rows each, and the rows do not divide",
                 key="gpus",
                 rows=rows,
                 repeated=found.repeated,
@@ -80,7 +87,8 @@ def _left_out(config: LlmConfig, rows: int, left_out: int, step: StepSize) -> Me
 
 
 def _remedy(config: LlmConfig, rows: int, step: StepSize) -> str | None:
-    """The overrides of the nearest step that trains on the rows, of half to twice its size; None if there is none.
+    """The overrides of the nearest step that trains on the rows, of half to twice its size;
+    None if there is none.
 
     A batch is not made larger, as memory bounds it.
     """
@@ -96,7 +104,10 @@ def _remedy(config: LlmConfig, rows: int, step: StepSize) -> str | None:
                 found.append(size)
     if not found:
         return None
-    best = min(found, key=lambda size: (_distance(size.rows, step.rows), size.batch != step.batch, -size.batch))
+    best = min(
+        found,
+        key=lambda size: (_distance(size.rows, step.rows), size.batch != step.batch, -size.batch),
+    )
     whole = config.world_size * best.rows
     if is_of_global:
         return f"global_batch_size={whole}"

@@ -16,18 +16,26 @@ def describe(config: LlmConfig) -> list[str]:
     weights = "random weights" if config.model.weights == "random" else "its own weights"
     template = [f"template {config.template_name}"] if config.template_name else []
     options = [*template, config.method.name, config.precision.name, config.recipe_name]
-    return [f"{config.model.name} ({weights}) on {config.dataset.name}", *options, f"batch {config.batch_size} a rank"]
+    return [
+        f"{config.model.name} ({weights}) on {config.dataset.name}",
+        *options,
+        f"batch {config.batch_size} a rank",
+    ]
 
 
 def advise(config: LlmConfig, placement: Placement, bound: str) -> str:
     """The option to try next where a run is bound by `bound`."""
-    on_cuda, method = placement.device == "cuda", methods.chosen(config)
+    on_cuda = placement.device == "cuda"
+    method = methods.chosen(config)
     compiles = on_cuda and methods.compiles(config) and not config.compile
-    packs, packing = not config.packed and not method.pairs, waiting.packing(config)
+    packs = not config.packed and not method.pairs
+    packing = waiting.packing(config)
     options = {
         "input": [(packing, packs)],
         "copy": [("pin_memory=true", not config.pin_memory)],
-        "communication": [("gradient_accumulation_steps=4", config.gradient_accumulation_steps == 1)],
+        "communication": [
+            ("gradient_accumulation_steps=4", config.gradient_accumulation_steps == 1)
+        ],
         "launch": [("compile=true", compiles), (packing, packs)],
         "compute": [
             ("precision=bf16", on_cuda and config.formats.products != "bf16"),
@@ -68,7 +76,11 @@ WORKLOAD = Workload(
     fits=fits,
     check=preflight.check,
     data=preflight.data_parts,
-    arguments=lambda config, placement, folder: (config, folder, torchtune_config.write(config, placement, folder)),
+    arguments=lambda config, placement, folder: (
+        config,
+        folder,
+        torchtune_config.write(config, placement, folder),
+    ),
     axes=summary.axes,
     describe=describe,
     record=LlmRecord,

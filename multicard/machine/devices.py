@@ -1,7 +1,8 @@
 """The GPUs that a process may use, by NVML's UUIDs, without starting CUDA on them.
 
-CUDA counts GPUs by speed unless CUDA_DEVICE_ORDER says PCI_BUS_ID, NVML always by PCI bus. Of MIG instances CUDA shows
-a process one, whatever CUDA_VISIBLE_DEVICES names (NVIDIA's MIG User Guide, "CUDA Device Enumeration").
+CUDA counts GPUs by speed unless CUDA_DEVICE_ORDER says PCI_BUS_ID, NVML always by PCI bus. Of MIG
+instances CUDA shows a process one, whatever CUDA_VISIBLE_DEVICES names (NVIDIA's MIG User Guide,
+"CUDA Device Enumeration").
 """
 
 import os
@@ -9,7 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-VISIBLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+ORDER = "CUDA_DEVICE_ORDER"
 MIG = "MIG-"  # begins the UUID of a MIG instance
 
 
@@ -35,17 +37,23 @@ def visible_gpus() -> list[str]:
 
 
 def named_gpus() -> list[str]:
-    """The GPUs and MIG instances that CUDA_VISIBLE_DEVICES names; each of them alone would be visible to a process."""
+    """The GPUs and MIG instances that CUDA_VISIBLE_DEVICES names;
+    each of them alone would be visible to a process.
+    """
     with nvml() as library:
         if library is None:
             return []
         numbers = range(ask(library, library.nvmlDeviceGetCount) or 0)
         # None for a GPU that this process may not use, and CUDA does not count either
         handles = [ask(library, library.nvmlDeviceGetHandleByIndex, index) for index in numbers]
-        uuids = {ask(library, library.nvmlDeviceGetUUID, handle): handle for handle in handles if handle}
+        uuids = {
+            ask(library, library.nvmlDeviceGetUUID, handle): handle for handle in handles if handle
+        }
         uuids.pop(None, None)
         chosen = select_visible(os.environ.get(VISIBLE), list(uuids))
-        return [instance for uuid in chosen for instance in _instances(library, uuid, uuids.get(uuid))]
+        return [
+            instance for uuid in chosen for instance in _instances(library, uuid, uuids.get(uuid))
+        ]
 
 
 def _instances(library: Any, uuid: str, handle: Any) -> list[str]:
@@ -54,13 +62,20 @@ def _instances(library: Any, uuid: str, handle: Any) -> list[str]:
     if mode is None or mode[0] != library.NVML_DEVICE_MIG_ENABLE:
         return [uuid]
     count = ask(library, library.nvmlDeviceGetMaxMigDeviceCount, handle) or 0
-    instances = [ask(library, library.nvmlDeviceGetMigDeviceHandleByIndex, handle, i) for i in range(count)]
-    return [ask(library, library.nvmlDeviceGetUUID, instance) for instance in instances if instance is not None]
+    instances = [
+        ask(library, library.nvmlDeviceGetMigDeviceHandleByIndex, handle, i) for i in range(count)
+    ]
+    return [
+        ask(library, library.nvmlDeviceGetUUID, instance)
+        for instance in instances
+        if instance is not None
+    ]
 
 
 def select_visible(setting: str | None, uuids: list[str]) -> list[str]:
-    """The UUIDs that CUDA_VISIBLE_DEVICES names of those of all GPUs, in its order; as CUDA does, the first wrong entry
-    ends the list. A MIG instance (`MIG-...`) is taken as it is."""
+    """The UUIDs that CUDA_VISIBLE_DEVICES names of those of all GPUs, in its order; as CUDA does,
+    the first wrong entry ends the list. A MIG instance (`MIG-...`) is taken as it is.
+    """
     if setting is None:
         return uuids
     chosen: list[str] = []
@@ -70,7 +85,9 @@ def select_visible(setting: str | None, uuids: list[str]) -> list[str]:
         elif entry.startswith(MIG):
             uuid = entry
         else:
-            matches = [known for known in uuids if entry.startswith("GPU-") and known.startswith(entry)]
+            matches = [
+                known for known in uuids if entry.startswith("GPU-") and known.startswith(entry)
+            ]
             if len(matches) != 1:
                 break
             uuid = matches[0]
@@ -81,7 +98,9 @@ def select_visible(setting: str | None, uuids: list[str]) -> list[str]:
 
 
 def used_gpu(device: Any) -> str | None:
-    """The UUID of the GPU behind torch's device, as NVML writes it; None on CPU, and where torch does not say."""
+    """The UUID of the GPU behind torch's device, as NVML writes it; None on CPU,
+    and where torch does not say.
+    """
     if device.type != "cuda":
         return None
     import torch
@@ -93,7 +112,9 @@ def used_gpu(device: Any) -> str | None:
 
 @contextmanager
 def nvml() -> Iterator[Any]:
-    """NVML, NVIDIA's management library, which sees GPUs without starting CUDA on them; None where there is none."""
+    """NVML, NVIDIA's management library, which sees GPUs without starting CUDA on them;
+    None where there is none.
+    """
     import pynvml
 
     try:
@@ -109,12 +130,16 @@ def nvml() -> Iterator[Any]:
 
 
 def ask(library: Any, function: Callable[..., Any], *arguments: Any) -> Any:
-    """The result of a function, bytes as text; None where GPU, driver or container do not support or allow it."""
+    """The result of a function, bytes as text; None where GPU,
+    driver or container do not support or allow it.
+    """
     return ask_why(library, function, *arguments)[0]
 
 
 def ask_why(library: Any, function: Callable[..., Any], *arguments: Any) -> tuple[Any, str | None]:
-    """The same, and NVML's reason where there is none: Not Supported, Insufficient Permissions and so on."""
+    """The same, and NVML's reason where there is none: Not Supported,
+    Insufficient Permissions and so on.
+    """
     try:
         value = function(*arguments)
     except library.NVMLError as error:

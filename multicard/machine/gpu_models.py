@@ -1,4 +1,6 @@
-"""The models of GPUs that are known: memory, published rates, and the names by which drivers give them. No torch."""
+"""The models of GPUs that are known: memory, published rates,
+and the names by which drivers give them. No torch.
+"""
 
 import csv
 import re
@@ -12,18 +14,21 @@ MIG = "MIG"  # in the name of a part of a GPU, which has a part of its rates
 
 
 @dataclass(frozen=True)
-class Gpu:
+class GpuModel:
     """A model of GPU.
 
     Fields:
-        name: as `predict.gpu` has it; models that differ in their links (SXM, PCIe) differ in name, as steps on several
+        name: as `predict.gpu` has it; models that differ in their links (SXM, PCIe) differ in name,
+            as steps on several
             of them take other times. products: its names as NVML gives them.
         nvml_bytes: all of its memory, as nvidia-smi prints it.
-        memory_bytes: `total_memory` in torch, the least that is reported; with ECC where the GPU can switch it off.
-        flops_per_s: the published peak of dense products of matrices, by the format of numbers: fp32 without TF32, and
-            bf16 with sums in fp32, where the GPU has it.
+        memory_bytes: `total_memory` in torch, the least that is reported; with ECC where the GPU
+            can switch it off.
+        flops_per_s: the published peak of dense products of matrices, by the format of numbers:
+            fp32 without TF32, and bf16 with sums in fp32, where the GPU has it.
         memory_bytes_per_s: the published rate of its memory.
-        links_bytes_per_s: the published rate to other GPUs of the node, in one direction: NVLink, else PCI Express.
+        links_bytes_per_s: the published rate to other GPUs of the node, in one direction: NVLink,
+            else PCI Express.
     """
 
     name: str
@@ -36,23 +41,27 @@ class Gpu:
     links_bytes_per_s: float
 
 
-def _gpu(row: Mapping[str, str]) -> Gpu:
+def _gpu(row: Mapping[str, str]) -> GpuModel:
     """The GPU of a row of `gpus.csv`.
 
-    MiB are as nvidia-smi prints them, GiB as torch's messages on memory that ran out have them ("a total capacity of
-    93.00 GiB"): public issues, as VACE 56 (H100 NVL), Step-Video-T2V 8 (L40S), MTVCrafter 21 (RTX 6000 Ada), CogVLM 236
-    (A10), CogVideo 36 (RTX 4090), LlamaFactory 182 (V100). Where none was found (H20, GH200, L4, T4): the same less
+    MiB are as nvidia-smi prints them, GiB as torch's messages on memory that ran out have them ("a
+    total capacity of 93.00 GiB"): public issues, as VACE 56 (H100 NVL), Step-Video-T2V 8 (L40S),
+    MTVCrafter 21 (RTX 6000 Ada), CogVLM 236 (A10), CogVideo 36 (RTX 4090), LlamaFactory 182 (V100).
+    Where none was found (H20, GH200, L4, T4): the same less
     1 GiB. Compute capabilities: developer.nvidia.com/cuda-gpus
 
-    Rates are those of NVIDIA's data sheets of each product (nvidia.com/en-us/data-center), and for GeForce and RTX of
-    the white papers "NVIDIA Ampere GA102" and "NVIDIA Ada GPU Architecture". Where a sheet has the rate with sparsity
-    alone, it is half of that. A10G: AWS's page of its G5 instances. H100 of 94 GB in SXM: no sheet of NVIDIA's has it;
-    its rates of products are taken to be those of 80 GB, its memory HBM2e with 2.4 TB/s.
+    Rates are those of NVIDIA's data sheets of each product (nvidia.com/en-us/data-center), and for
+    GeForce and RTX of the white papers "NVIDIA Ampere GA102" and "NVIDIA Ada GPU Architecture".
+    Where a sheet has the rate with sparsity
+    alone, it is half of that. A10G: AWS's page of its G5 instances. H100 of 94 GB in SXM: no sheet
+    of NVIDIA's has it; its rates of products are taken to be those of 80 GB,
+    its memory HBM2e with 2.4 TB/s.
     """
-    nvml_bytes, memory_bytes = int(row["nvml_mib"]) << 20, int(float(row["usable_gib"]) * GIB)
+    nvml_bytes = int(row["nvml_mib"]) << 20
+    memory_bytes = int(float(row["usable_gib"]) * GIB)
     major, minor = map(int, row["capability"].split("."))
     formats = {"fp32": row["fp32_tflops"], "bf16": row["bf16_tflops"]}
-    return Gpu(
+    return GpuModel(
         name=row["name"],
         products=tuple(row["products"].split("|")),
         nvml_bytes=nvml_bytes,
@@ -65,17 +74,21 @@ def _gpu(row: Mapping[str, str]) -> Gpu:
 
 
 with Path(__file__).with_name("gpus.csv").open(newline="") as lines:
-    GPUS: dict[str, Gpu] = {gpu.name: gpu for gpu in map(_gpu, csv.DictReader(lines))}
+    GPUS: dict[str, GpuModel] = {gpu.name: gpu for gpu in map(_gpu, csv.DictReader(lines))}
 
 
-def of_product(product: str, nvml_bytes: int | None = None) -> Gpu | None:
+def of_product(product: str, nvml_bytes: int | None = None) -> GpuModel | None:
     """The GPU with NVML's name and a memory within 8 % of `nvml_bytes`; None: not known."""
     alike = [gpu for gpu in GPUS.values() if product in gpu.products]
-    near = [gpu for gpu in alike if nvml_bytes is None or abs(gpu.nvml_bytes - nvml_bytes) <= 0.08 * gpu.nvml_bytes]
+    near = [
+        gpu
+        for gpu in alike
+        if nvml_bytes is None or abs(gpu.nvml_bytes - nvml_bytes) <= 0.08 * gpu.nvml_bytes
+    ]
     return near[0] if near else None
 
 
-def known(name: str) -> Gpu | None:
+def known(name: str) -> GpuModel | None:
     """The GPU by its name in the table, or as NVML and CUDA give it; None: not known."""
     return GPUS.get(name) or of_product(name)
 
@@ -87,8 +100,9 @@ def usable_bytes(product: str, nvml_bytes: int) -> int:
 
 
 def capability(product: str | None) -> tuple[int, int] | None:
-    """The compute capability of a GPU by its name as NVML or the table has it, or by its letters and number, as "H100"
-    in "NVIDIA H100 SXM5 64GB"; None: not known."""
+    """The compute capability of a GPU by its name as NVML or the table has it, or by its letters
+    and number, as "H100" in "NVIDIA H100 SXM5 64GB"; None: not known.
+    """
     gpu = known(product or "") or next(iter(_of_chip(product or "")), None)
     return gpu.capability if gpu else None
 
@@ -97,8 +111,9 @@ def peak_flops_per_s(product: str, products: str) -> float | None:
     """The peak of dense products of matrices in a format; None where it is not known.
 
     Args:
-        product: the GPU's name as CUDA gives it. A memory that is not in the table changes no peak, so that of one
-            with the same letters and number counts where all of these agree: A100, but not H100.
+        product: the GPU's name as CUDA gives it. A memory that is not in the table changes no peak,
+            so that of one with the same letters and number counts where all of these agree: A100,
+            but not H100.
     """
     gpu = known(product)
     if gpu is not None:
@@ -109,7 +124,7 @@ def peak_flops_per_s(product: str, products: str) -> float | None:
     return peaks.pop() if len(peaks) == 1 else None
 
 
-def _of_chip(product: str) -> list[Gpu]:
+def _of_chip(product: str) -> list[GpuModel]:
     """The GPUs with the letters and number in a product's name."""
     words = re.findall(r"[A-Z]+\d+[A-Z]?", product.upper())
     return [gpu for gpu in GPUS.values() if gpu.name.split("-")[0].upper() in words]

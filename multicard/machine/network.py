@@ -1,4 +1,6 @@
-"""A quick test of a server on the network: libraries that ask it retry for minutes where it does not answer."""
+"""A quick test of a server on the network: libraries that ask it
+retry for minutes where it does not answer.
+"""
 
 import ssl
 from http.client import HTTPException
@@ -12,7 +14,8 @@ ANSWERS_WITHIN_S = 4.0  # the resolution of its name and the connection included
 
 
 def problem(url: str) -> str | None:
-    """The reason that the server of `url` cannot be reached; None where it answers, even by an error.
+    """The reason that the server of `url` cannot be reached; None where it answers,
+    even by an error.
 
     The proxies that the environment names are used, as the libraries do.
     """
@@ -27,7 +30,9 @@ def problem(url: str) -> str | None:
 
 
 def _no_answer() -> Message:
-    return Message("network.no-answer", f"no answer within {ANSWERS_WITHIN_S:g} s", seconds=ANSWERS_WITHIN_S)
+    return Message(
+        "network.no-answer", f"no answer within {ANSWERS_WITHIN_S:g} s", seconds=ANSWERS_WITHIN_S
+    )
 
 
 def unreachable(url: str, reason: str) -> Message:

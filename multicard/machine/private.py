@@ -12,34 +12,48 @@ from multicard.repository import PACKAGES
 
 
 def folder(path: Path, remedy: str) -> Path:
-    """Create a folder that its owner alone can enter, or close an existing one to all others. Returns it; a ValueError
-    where it belongs to another user, who may have put anything there, an OSError where it cannot be created.
+    """Create a folder that its owner alone can enter, or close an existing one to all others.
+    Returns it; a ValueError where it belongs to another user, who may have put anything there,
+    an OSError where it cannot be created.
     """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = path.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
-        raise Refusal("private.not-own", f"{path}: belongs to another user, or is a link; {remedy}", folder=str(path))
+        raise Refusal(
+            "private.not-own",
+            f"{path}: belongs to another user, or is a link; {remedy}",
+            folder=str(path),
+        )
     path.chmod(0o700)
     return path
 
 
 def no_link(path: str | Path, flags: int, mode: int = 0o666, folder: int | None = None) -> int:
-    """Open a file, in an open folder where there is one. A link, or a pipe that nobody reads, is an OSError: who may
-    write to a folder could have put one there, to have this user write to another file."""
+    """Open a file, in an open folder where there is one. A link, or a pipe that nobody reads, is an
+    OSError: who may write to a folder could have put one there,
+    to have this user write to another file.
+    """
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, mode, dir_fd=folder)
 
 
 def writers(path: Path) -> str | None:
-    """Who beside its owner may write to a folder; None where nobody may. A group of the owner's number is the owner."""
+    """Who beside its owner may write to a folder; None where nobody may.
+    A group of the owner's number is the owner.
+    """
     status = path.stat()
     if status.st_mode & stat.S_IWOTH:
         return "all users"
-    return f"group {status.st_gid}" if status.st_mode & stat.S_IWGRP and status.st_gid != status.st_uid else None
+    return (
+        f"group {status.st_gid}"
+        if status.st_mode & stat.S_IWGRP and status.st_gid != status.st_uid
+        else None
+    )
 
 
 def opened(path: str) -> Path:
-    """Another name of a folder that was made by `folder`, for this process: it stays that of the same folder, whatever
-    is put at its path. A ValueError where it is not closed to others: anybody may have put it there.
+    """Another name of a folder that was made by `folder`, for this process: it stays that of the
+    same folder, whatever is put at its path. A ValueError where it is
+    not closed to others: anybody may have put it there.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     status = os.fstat(descriptor)
@@ -64,8 +78,9 @@ def umask(mask: int = 0o077) -> Iterator[int]:
 
 @contextmanager
 def imports() -> Iterator[None]:
-    """Have each Python that is started import this multicard, and nothing from its working directory, where others may
-    write and which comes before the standard library."""
+    """Have each Python that is started import this multicard, and nothing from its working
+    directory, where others may write and which comes before the standard library.
+    """
     before = {name: os.environ.get(name) for name in ("PYTHONPATH", "PYTHONSAFEPATH")}
     paths = [path for path in (before["PYTHONPATH"] or "").split(os.pathsep) if path]
     if str(PACKAGES) not in [*paths, *_searched_anyway()]:
@@ -80,6 +95,7 @@ def imports() -> Iterator[None]:
 
 
 def _searched_anyway() -> list[str]:
-    """The folders of packages that each start of this Python searches. On PYTHONPATH they would come before the
-    standard library."""
+    """The folders of packages that each start of this Python searches. On PYTHONPATH they would
+    come before the standard library.
+    """
     return [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]

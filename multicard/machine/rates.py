@@ -1,9 +1,10 @@
-"""What a machine moves in a second: copies within a device, to and from it, and all-reduces among its GPUs.
+"""What a machine moves in a second: copies within a device, to and from it,
+and all-reduces among its GPUs.
 
     python -m multicard.machine.rates [--gpus N] [--cpu]
 
-prints versions, links and rates as one line of JSON. Every rate is that of the fastest of ten repetitions after one
-that has all pages in place, timed by CUDA events on a GPU.
+prints versions, links and rates as one line of JSON. Every rate is that of the fastest of ten
+repetitions after one that has all pages in place, timed by CUDA events on a GPU.
 """
 
 import argparse
@@ -23,11 +24,14 @@ from multicard.measure import timing
 REPETITIONS = 10
 COPY_BYTES = {"cuda": 2**31, "cpu": 2**28}  # larger than all caches
 REDUCED_BYTES = {"cuda": 2**28, "cpu": 2**24}
-WITHIN, REDUCED = "within the device", "all-reduce"
+WITHIN = "within the device"
+REDUCED = "all-reduce"
 
 
 def fastest_s(device: torch.device, repeated: Any) -> float:
-    """Seconds of the fastest of `REPETITIONS` calls of `repeated`, after one that is not counted."""
+    """Seconds of the fastest of `REPETITIONS` calls of `repeated`,
+    after one that is not counted.
+    """
     repeated()
     laps = timing.Laps(device)
     for _ in range(REPETITIONS):
@@ -52,7 +56,9 @@ def copies_bytes_per_s(device: torch.device) -> dict[str, float]:
     on_device = torch.ones(size, dtype=torch.uint8, device=device)
     for memory, is_locked in (("page-locked", True), ("pageable", False)):
         on_host = torch.ones(size, dtype=torch.uint8, pin_memory=is_locked)
-        to_device_s = fastest_s(device, lambda host=on_host: on_device.copy_(host, non_blocking=True))
+        to_device_s = fastest_s(
+            device, lambda host=on_host: on_device.copy_(host, non_blocking=True)
+        )
         to_host_s = fastest_s(device, lambda host=on_host: host.copy_(on_device, non_blocking=True))
         rates[f"host to device, {memory}"] = size / to_device_s
         rates[f"device to host, {memory}"] = size / to_host_s
@@ -62,14 +68,17 @@ def copies_bytes_per_s(device: torch.device) -> dict[str, float]:
 def bus_bytes_per_s(size: int, ranks: int, seconds: float) -> float:
     """Bytes that each rank sends and receives in an all-reduce, in a second.
 
-    An all-reduce of `size` bytes by a ring moves 2 (n - 1) / n of them over each link, whatever the number of ranks
-    (NCCL's tests call it bus bandwidth: github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md).
+    An all-reduce of `size` bytes by a ring moves 2 (n - 1) / n of them over each link, whatever the
+    number of ranks (NCCL's tests call it bus bandwidth: github.com/NVIDIA/nccl-tests,
+    doc/PERFORMANCE.md).
     """
     return 2 * (ranks - 1) / ranks * size / seconds
 
 
 def all_reduce_bytes_per_s(ranks: int, kind: str) -> float:
-    """The bus rate of an all-reduce among so many GPUs of this machine, or among CPU ranks: that of the slowest."""
+    """The bus rate of an all-reduce among so many GPUs of this machine,
+    or among CPU ranks: that of the slowest.
+    """
     with tempfile.TemporaryDirectory() as folder:
         spawn(_reduce, (ranks, kind, folder), nprocs=ranks)
         slowest_s = max(float(file.read_text()) for file in Path(folder).glob("seconds-*"))
@@ -84,7 +93,11 @@ def _reduce(rank: int, ranks: int, kind: str, folder: str) -> None:
     backend = "nccl" if kind == "cuda" else "gloo"
     store = f"file://{folder}/store"
     distributed.init_process_group(backend, init_method=store, rank=rank, world_size=ranks)
-    values = torch.ones(REDUCED_BYTES[kind], dtype=torch.uint8, device=device).view(torch.float32).zero_()
+    values = (
+        torch.ones(REDUCED_BYTES[kind], dtype=torch.uint8, device=device)
+        .view(torch.float32)
+        .zero_()
+    )
     seconds = fastest_s(device, lambda: distributed.all_reduce(values))
     Path(folder, f"seconds-{rank}").write_text(str(seconds))
     distributed.destroy_process_group()
@@ -105,7 +118,9 @@ def versions() -> dict[str, Any]:
 
 
 def collect(gpus: int, kind: str) -> dict[str, Any]:
-    """Hardware, versions, links and rates of this machine with so many GPUs, or CPU ranks; JSON-ready."""
+    """Hardware, versions, links and rates of this machine with so many GPUs, or CPU ranks;
+    JSON-ready.
+    """
     device = torch.device(kind, 0) if kind == "cuda" else torch.device(kind)
     rates = copies_bytes_per_s(device)
     for count in counts(gpus)[1:]:
@@ -116,7 +131,9 @@ def collect(gpus: int, kind: str) -> dict[str, Any]:
         "hardware": name,
         "gpus": gpus if kind == "cuda" else 0,
         "cores": environment.cores(),
-        "memory_bytes": torch.cuda.mem_get_info(device)[1] if kind == "cuda" else environment.memory_bytes(),
+        "memory_bytes": (
+            torch.cuda.mem_get_info(device)[1] if kind == "cuda" else environment.memory_bytes()
+        ),
         "links": [link.get("link") for link in links],
         "versions": versions(),
         "bytes_per_s": rates,

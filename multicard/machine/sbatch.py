@@ -1,4 +1,6 @@
-"""Options of sbatch: their names in each spelling, which are flags, and how their values are read."""
+"""Options of sbatch: their names in each spelling, which are flags,
+and how their values are read.
+"""
 
 import re
 
@@ -43,21 +45,104 @@ LETTERS = {
     "x": "exclude",
 }
 # Options that are switched on by their name alone
-FLAGS = {"contiguous", "hold", "ignore-pbs", "no-requeue", "overcommit", "parsable", "quiet", "reboot", "requeue"}
-FLAGS |= {"spread-job", "stepmgr", "test-only", "use-min-nodes", "verbose", "wait", "help", "usage", "version"}
+FLAGS = {
+    "contiguous",
+    "hold",
+    "ignore-pbs",
+    "no-requeue",
+    "overcommit",
+    "parsable",
+    "quiet",
+    "reboot",
+    "requeue",
+}
+FLAGS |= {
+    "spread-job",
+    "stepmgr",
+    "test-only",
+    "use-min-nodes",
+    "verbose",
+    "wait",
+    "help",
+    "usage",
+    "version",
+}
 # Those that may have a value, and need none (no roles: they are sbatch's)
 FLAGS_OR_VALUES = {"exclusive", "get-user-env", "nice", "no-kill", "oversubscribe", "propagate"}
 # Those whose value is a yes or no, and how each is written
-ANSWERS = {"kill-on-invalid-dep": ("yes", "no"), "wait-all-nodes": ("1", "0"), "oom-kill-step": ("1", "0")}
+ANSWERS = {
+    "kill-on-invalid-dep": ("yes", "no"),
+    "wait-all-nodes": ("1", "0"),
+    "oom-kill-step": ("1", "0"),
+}
 OPTIONS = {*LETTERS.values(), *FLAGS, *FLAGS_OR_VALUES, *ANSWERS}
-OPTIONS |= {"batch", "bb", "bbf", "cluster-constraint", "comment", "consolidate-segments", "container"}
-OPTIONS |= {"container-id", "cores-per-socket", "cpu-freq", "cpus-per-gpu", "deadline", "delay-boot", "export"}
-OPTIONS |= {"export-file", "extra", "gid", "gpu-bind", "gpu-freq", "gpus-per-node", "gpus-per-socket"}
-OPTIONS |= {"gpus-per-task", "gres", "gres-flags", "hint", "mail-type", "mail-user", "mcs-label", "mem", "mem-bind"}
+OPTIONS |= {
+    "batch",
+    "bb",
+    "bbf",
+    "cluster-constraint",
+    "comment",
+    "consolidate-segments",
+    "container",
+}
+OPTIONS |= {
+    "container-id",
+    "cores-per-socket",
+    "cpu-freq",
+    "cpus-per-gpu",
+    "deadline",
+    "delay-boot",
+    "export",
+}
+OPTIONS |= {
+    "export-file",
+    "extra",
+    "gid",
+    "gpu-bind",
+    "gpu-freq",
+    "gpus-per-node",
+    "gpus-per-socket",
+}
+OPTIONS |= {
+    "gpus-per-task",
+    "gres",
+    "gres-flags",
+    "hint",
+    "mail-type",
+    "mail-user",
+    "mcs-label",
+    "mem",
+    "mem-bind",
+}
 OPTIONS |= {"mem-per-cpu", "mem-per-gpu", "mincpus", "network", "ntasks-per-core", "ntasks-per-gpu"}
-OPTIONS |= {"ntasks-per-node", "ntasks-per-socket", "open-mode", "power", "prefer", "priority", "profile"}
-OPTIONS |= {"reservation", "resources", "resv-ports", "segment", "signal", "sockets-per-node", "spank", "switches"}
-OPTIONS |= {"thread-spec", "threads-per-core", "time-min", "tmp", "tres-bind", "tres-per-job", "tres-per-node"}
+OPTIONS |= {
+    "ntasks-per-node",
+    "ntasks-per-socket",
+    "open-mode",
+    "power",
+    "prefer",
+    "priority",
+    "profile",
+}
+OPTIONS |= {
+    "reservation",
+    "resources",
+    "resv-ports",
+    "segment",
+    "signal",
+    "sockets-per-node",
+    "spank",
+    "switches",
+}
+OPTIONS |= {
+    "thread-spec",
+    "threads-per-core",
+    "time-min",
+    "tmp",
+    "tres-bind",
+    "tres-per-job",
+    "tres-per-node",
+}
 OPTIONS |= {"tres-per-socket", "tres-per-task", "uid", "wckey", "wrap"}
 # Names of submitit, of Hydra's own plugin, of older SLURMs and of our keys
 ALIASES = {
@@ -66,12 +151,20 @@ ALIASES = {
     "share": "oversubscribe",
     "tasks-per-node": "ntasks-per-node",
 }
-ALIASES |= {"timeout-min": "time", "workdir": "chdir", "mem-gb": "mem", "memory-gb": "mem", "mem-per-node": "mem"}
+ALIASES |= {
+    "timeout-min": "time",
+    "workdir": "chdir",
+    "mem-gb": "mem",
+    "memory-gb": "mem",
+    "mem-per-node": "mem",
+}
 IN_GB = ("mem-gb", "memory-gb")
 
 
 def name_of(typed: str) -> str:
-    """sbatch's long name of an option, however it is spelled; one that sbatch may know by itself is left as it is."""
+    """sbatch's long name of an option, however it is spelled;
+    one that sbatch may know by itself is left as it is.
+    """
     plain = typed.strip().lstrip("-")
     if len(plain) == 1:
         return LETTERS.get(plain, plain)
@@ -84,7 +177,9 @@ def name_of(typed: str) -> str:
 
 
 def minutes(text: str) -> float | None:
-    """Minutes of a time limit as sbatch takes it: "90", "1:30:00", "1-12"; None where it is none."""
+    """Minutes of a time limit as sbatch takes it: "90", "1:30:00", "1-12";
+    None where it is none.
+    """
     match = DAYS.fullmatch(text.strip())
     if match is None:
         return None

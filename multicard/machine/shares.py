@@ -1,13 +1,14 @@
-"""Shares of this machine: GPUs and cores for a cell, which no other cell has, nor any other command of any user.
+"""Shares of this machine: GPUs and cores for a cell, which no other cell has,
+nor any other command of any user.
 
-Each GPU and core has an empty file in a shared folder. A command, and the process that it starts on them, hold a shared
-lock (flock) on the files; the kernel releases it when the last of them ends, however that happens, and lists who has
-it. Leases are chosen under the lock of the whole folder, and a run gets all that it needs or nothing, so commands
-cannot block each other.
+Each GPU and core has an empty file in a shared folder. A command, and the process that it starts on
+them, hold a shared lock (flock) on the files; the kernel releases it when the last of them ends,
+however that happens, and lists who has it. Leases are chosen under the lock of the whole folder,
+and a run gets all that it needs or nothing, so commands cannot block each other.
 
-Other users can keep a lease: that costs time, and runs no code. No link is followed. Files are opened for reading, as
-kernels forbid more with those of other users in a folder that all may write to (fs.protected_regular): so this is no
-`filelock`, which opens them for writing.
+Other users can keep a lease: that costs time, and runs no code. No link is followed. Files are
+opened for reading, as kernels forbid more with those of other users in a folder that all may write
+to (fs.protected_regular): so this is no `filelock`, which opens them for writing.
 """
 
 import fcntl
@@ -29,12 +30,16 @@ from multicard.measure.timing import clock_s, pause
 from multicard.messages import Message, say
 
 VARIABLE = "MULTICARD_LEASES"  # names another folder
-LOCKS, NAME = "/run/lock", "multicard-leases"
+LOCKS = "/run/lock"
+NAME = "multicard-leases"
 CHOOSING = "choosing"  # file that is locked while a command chooses
-LEASES_POLL_S, POLL_S = 1.0, 0.01  # between two looks at leases, and at a lock that is held for milliseconds
+# between two looks at leases, and at a lock that is held for milliseconds
+LEASES_POLL_S = 1.0
+POLL_S = 0.01
 SHARED_WITHIN_S = 5.0
 LONGEST_COMMAND = 80  # characters of another command that are shown
-CLOSED = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # no link is followed, no pipe waited for, nothing inherited
+# no link is followed, no pipe waited for, nothing inherited
+CLOSED = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 Demand = tuple[int | None, int]  # GPUs, None on CPU ranks; cores
 
@@ -107,8 +112,10 @@ def machine() -> Pool:
 
 
 def demand(config: RunConfig, whole: Pool) -> Demand:
-    """The numbers of GPUs and cores that a cell gets: of CPU ranks `cpus_per_gpu` cores each, of a GPU its part of the
-    machine's. A cell that wants more than there is gets the whole machine: its own checks say whether it can run so."""
+    """The numbers of GPUs and cores that a cell gets: of CPU ranks `cpus_per_gpu` cores each, of a
+    GPU its part of the machine's. A cell that wants more than there is gets the whole machine: its
+    own checks say whether it can run so.
+    """
     on_gpus = whole.gpus and config.device is not Device.cpu
     if config.exclusive is not False:
         return len(whole.gpus) if on_gpus else None, len(whole.cpus)
@@ -118,35 +125,45 @@ def demand(config: RunConfig, whole: Pool) -> Demand:
 
 
 def allocate(wanted: Demand, free: Pool) -> MachineShare | None:
-    """The first GPUs of `free`, and cores of their NUMA nodes before others; None where there are fewer than wanted."""
+    """The first GPUs of `free`, and cores of their NUMA nodes before others;
+    None where there are fewer than wanted.
+    """
     gpus, cpus = wanted
     if (gpus or 0) > len(free.gpus) or cpus > len(free.cpus):
         return None
     chosen = free.gpus[: gpus or 0]
-    near = set[int]().union(*map(topology.cpus_near, chosen)) if cpus < len(free.cpus) else set[int]()
+    near = (
+        set[int]().union(*map(topology.cpus_near, chosen)) if cpus < len(free.cpus) else set[int]()
+    )
     nearest = sorted(free.cpus, key=lambda cpu: cpu not in near)
     return MachineShare(None if gpus is None else tuple(chosen), tuple(nearest[:cpus]))
 
 
-class Machine:
+class MachineShares:
     """The GPUs and cores that are left for further cells of this command."""
 
     def __init__(self) -> None:
-        self.whole, self.free = machine(), machine()
+        self.whole = machine()
+        self.free = machine()
         self.said = set[str]()  # holders, and problems
-        self.looked_s: dict[Demand, float] = {}  # when others had leased too much, by what was wanted
+        # when others had leased too much, by what was wanted
+        self.looked_s: dict[Demand, float] = {}
 
     def take(self, config: RunConfig) -> MachineShare | None:
         """A cell's share, with its lease; None while it has to wait."""
         wanted = demand(config, self.whole)
-        if allocate(wanted, self.free) is None or clock_s() - self.looked_s.get(wanted, -math.inf) < LEASES_POLL_S:
+        if (
+            allocate(wanted, self.free) is None
+            or clock_s() - self.looked_s.get(wanted, -math.inf) < LEASES_POLL_S
+        ):
             return None
         try:
             share = self._leased(wanted)
         except OSError as error:
             problem = Message(
                 "leases.none",
-                f"no leases in {folder()} ({error.strerror}): other commands may take the same GPUs and cores",
+                f"no leases in {folder()} ({error.strerror}): other commands may take the same GPUs"
+                " and cores",
                 folder=str(folder()),
                 reason=error.strerror,
             )
@@ -173,7 +190,11 @@ class Machine:
                 return replace(share, lease=choice.take(share.names))
         missing = self.free.without(left)
         held_by = holders(missing.names)
-        parts = [count(len(part), noun) for part, noun in ((missing.gpus, "GPU"), (missing.cpus, "core")) if part]
+        parts = [
+            count(len(part), noun)
+            for part, noun in ((missing.gpus, "GPU"), (missing.cpus, "core"))
+            if part
+        ]
         wanted_parts = " and ".join(parts)
         line = Message(
             "leases.waiting",
@@ -193,7 +214,9 @@ class Machine:
 
 @contextmanager
 def announced(configs: Iterable[RunConfig]) -> Iterator[None]:
-    """Lease what runs of this process use, which wait for nobody: packed cells of other commands keep off it."""
+    """Lease what runs of this process use, which wait for nobody:
+    packed cells of other commands keep off it.
+    """
     whole = machine()
     shares = [allocate(demand(config, whole), whole) for config in configs]
     lease = hold({name for share in shares if share is not None for name in share.names})
@@ -222,10 +245,13 @@ class Choice:
     """The leases as the only command sees them that chooses now."""
 
     directory: int
-    free: dict[str, int] = field(default_factory=dict)  # locked until the choice ends, or they are taken
+    # locked until the choice ends, or they are taken
+    free: dict[str, int] = field(default_factory=dict)
 
     def is_free(self, name: str) -> bool:
-        """True where nobody holds the lease; an OSError says that its file cannot be made or opened."""
+        """True where nobody holds the lease; an OSError says
+        that its file cannot be made or opened.
+        """
         if name not in self.free:
             descriptor = _lock(self.directory, name, fcntl.LOCK_EX)
             if descriptor is not None:
@@ -236,15 +262,17 @@ class Choice:
         """Keep free leases beyond the choice."""
         lease = Lease({name: self.free.pop(name) for name in names})
         for descriptor in lease.files.values():
-            with suppress(BlockingIOError):  # released and taken anew: no other command chooses meanwhile
+            # released and taken anew: no other command chooses meanwhile
+            with suppress(BlockingIOError):
                 fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return lease
 
 
 @contextmanager
 def choosing() -> Iterator[Choice | None]:
-    """Have this command alone choose leases; None where another does now. An OSError says that the folder or its file
-    cannot be made or opened."""
+    """Have this command alone choose leases; None where another does now. An OSError says that the
+    folder or its file cannot be made or opened.
+    """
     with _opened() as directory:
         lock = _lock(directory, CHOOSING, fcntl.LOCK_EX)
         choice = None if lock is None else Choice(directory)
@@ -257,8 +285,11 @@ def choosing() -> Iterator[Choice | None]:
 
 
 def hold(names: Iterable[str]) -> Lease:
-    """Hold leases of what this process computes on, whoever else does. What cannot be locked is left out."""
-    lease, ends_s = Lease(), clock_s() + SHARED_WITHIN_S
+    """Hold leases of what this process computes on, whoever else does.
+    What cannot be locked is left out.
+    """
+    lease = Lease()
+    ends_s = clock_s() + SHARED_WITHIN_S
     with suppress(OSError), _opened() as directory:
         for name in names:
             with suppress(OSError):  # a command that chooses has it, for milliseconds
@@ -269,14 +300,18 @@ def hold(names: Iterable[str]) -> Lease:
 
 
 def holders(names: Iterable[str]) -> list[str]:
-    """The commands that hold leases, as "pid 123 (alice: python train_vision.py ...)", without the processes that they
-    started; empty where the kernel does not list locks."""
-    files, locks = set[str](), list[list[str]]()
+    """The commands that hold leases, as "pid 123 (alice: python train_vision.py ...)", without the
+    processes that they started; empty where the kernel does not list locks.
+    """
+    files = set[str]()
+    locks = list[list[str]]()
     with suppress(OSError), _opened() as directory:
         for name in names:
             with suppress(OSError):
                 status = os.stat(name, dir_fd=directory, follow_symlinks=False)
-                files.add(f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}")
+                files.add(
+                    f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+                )
     with suppress(OSError):
         locks = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
     held = [words for words in locks if "FLOCK" in words and words[-3] in files]
@@ -289,15 +324,17 @@ def holders(names: Iterable[str]) -> list[str]:
             if any(parent.pid in pids for parent in process.parents()):
                 continue
             line = f"{process.username()}: {' '.join(process.cmdline())}"[:LONGEST_COMMAND]
-        printable = "".join(letter if letter.isprintable() else "?" for letter in line)  # another user chose them
+        # another user chose them
+        printable = "".join(letter if letter.isprintable() else "?" for letter in line)
         described.append(f"pid {pid} ({printable})" if line else f"pid {pid}")
     return described
 
 
 @contextmanager
 def _opened() -> Iterator[int]:
-    """A descriptor of the folder, which is made where it is missing; its path may lead elsewhere later. An OSError says
-    that it can be neither created nor opened, or is a link."""
+    """A descriptor of the folder, which is made where it is missing; its path may lead elsewhere
+    later. An OSError says that it can be neither created nor opened, or is a link.
+    """
     path = folder()
     with suppress(FileExistsError):
         path.mkdir(parents=True)
@@ -310,12 +347,16 @@ def _opened() -> Iterator[int]:
 
 
 def _lock(directory: int, name: str, operation: int, ends_s: float = 0.0) -> int | None:
-    """The descriptor of a file of the folder that is locked; None where another's lock forbids it until `ends_s`."""
+    """The descriptor of a file of the folder that is locked;
+    None where another's lock forbids it until `ends_s`.
+    """
     try:
         descriptor = os.open(name, os.O_RDONLY | CLOSED, dir_fd=directory)
     except FileNotFoundError:
         with suppress(FileExistsError):  # made by another since
-            created = os.open(name, os.O_RDONLY | os.O_CREAT | os.O_EXCL | CLOSED, 0o644, dir_fd=directory)
+            created = os.open(
+                name, os.O_RDONLY | os.O_CREAT | os.O_EXCL | CLOSED, 0o644, dir_fd=directory
+            )
             os.fchmod(created, 0o644)  # independent of the umask
             os.close(created)
         descriptor = os.open(name, os.O_RDONLY | CLOSED, dir_fd=directory)

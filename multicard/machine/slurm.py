@@ -1,6 +1,8 @@
-"""The nodes of a run, and what SLURM says: why a job is being ended, and the states of all jobs of a sweep.
+"""The nodes of a run, and what SLURM says: why a job is being ended,
+and the states of all jobs of a sweep.
 
-A job counts as ended only where two sources agree: it is not in the queue, and accounting or the controller says so.
+A job counts as ended only where two sources agree: it is not in the queue,
+and accounting or the controller says so.
 """
 
 import os
@@ -17,22 +19,29 @@ from multicard.machine.environment import host
 from multicard.messages import Message, Refusal
 
 LOOPBACK = "127.0.0.1"
-FIRST_PORT, PORT_PAIRS = 20_000, 5_000  # two ports a job; below those that Linux hands out by itself
+# two ports a job; below those that Linux hands out by itself
+FIRST_PORT = 20_000
+PORT_PAIRS = 5_000
 ENDED = {"COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"}
 ENDED |= {"BOOT_FAIL", "DEADLINE", "REVOKED"}
 # A user's variables that change what SLURM's commands answer
 CHANGES_ANSWERS = re.compile(r"(SQUEUE|SACCT|SCANCEL|SINFO)_|SLURM_(CLUSTERS|TIME_FORMAT)$")
 # Those that reach sbatch: where SLURM is, and what a site's users choose once for all their jobs
-REACHES_SBATCH = re.compile(r"SLURM_(CONF|CONF_SERVER|JWT)$|SBATCH_(ACCOUNT|PARTITION|QOS|RESERVATION|WCKEY)$")
+REACHES_SBATCH = re.compile(
+    r"SLURM_(CONF|CONF_SERVER|JWT)$|SBATCH_(ACCOUNT|PARTITION|QOS|RESERVATION|WCKEY)$"
+)
 # Reasons for which a job never begins unless somebody changes it
 NEVER_BEGINS = re.compile(
     r"DependencyNeverSatisfied|PartitionTimeLimit|BadConstraints|Invalid(Account|QOS)|(Account|QOS)NotAllowed"
     r"|ReservationDeleted|(Assoc|QOS)Max\w*Per(Job|Node)\w*"
 )
 # Reasons for which it begins once others let its nodes, or its partition, take jobs again
-NODES_AWAY = re.compile(r"ReqNodeNotAvail|Nodes.required.for.job|NodeDown|Partition(Down|Inactive|Config|NodeLimit)")
+NODES_AWAY = re.compile(
+    r"ReqNodeNotAvail|Nodes.required.for.job|NodeDown|Partition(Down|Inactive|Config|NodeLimit)"
+)
 FIELD = re.compile(r"(\w+)=(\S*)")  # of scontrol's output
-FORGOTTEN = re.compile(r"Invalid job id|^Job \S+ not found", re.MULTILINE)  # the latter of a task whose array is known
+# the latter of a task whose array is known
+FORGOTTEN = re.compile(r"Invalid job id|^Job \S+ not found", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -60,14 +69,16 @@ class Allocation:
         return len(self.hosts)
 
     def head_address(self) -> str:
-        """The IPv4 address at which node 0 listens for the others, and for its own ranks; seen from this node. An
-        OSError says that the name of a node cannot be resolved."""
+        """The IPv4 address at which node 0 listens for the others, and for its own ranks; seen from
+        this node. An OSError says that the name of a node cannot be resolved.
+        """
         if self.nodes == 1:
             return LOOPBACK
         address = socket.gethostbyname(self.hosts[0])
         if self.node > 0 or not ip_address(address).is_loopback:
             return address
-        # many a machine has its own name at a loopback address: the one that faces the next node is what others see
+        # many a machine has its own name at a loopback address: the
+        # one that faces the next node is what others see
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((socket.gethostbyname(self.hosts[1]), self.port))  # sends nothing
             return probe.getsockname()[0]
@@ -75,7 +86,9 @@ class Allocation:
 
 @dataclass(frozen=True)
 class State:
-    """State of a job: SLURM's name for it ("RUNNING"), its nodes, and its exit code as "code:signal"."""
+    """State of a job: SLURM's name for it ("RUNNING"), its nodes,
+    and its exit code as "code:signal".
+    """
 
     name: str
     nodes: str = ""
@@ -88,7 +101,9 @@ class State:
 
     @property
     def held(self) -> bool:
-        """True where it waits until somebody releases it: "JobHeldUser", "launch failed requeued held"."""
+        """True where it waits until somebody releases it: "JobHeldUser",
+        "launch failed requeued held".
+        """
         return self.queued and "held" in self.reason.lower()
 
     @property
@@ -99,12 +114,15 @@ class State:
 
 
 class SilentError(Refusal):
-    """SLURM does not answer, for example while its controller restarts: nothing is known of its jobs."""
+    """SLURM does not answer, for example while its controller
+    restarts: nothing is known of its jobs.
+    """
 
     def __init__(self) -> None:
         message = Message(
             "slurm.silent",
-            "hydra/launcher=submitit_slurm: SLURM does not answer (squeue failed); try again when it does",
+            "hydra/launcher=submitit_slurm: SLURM does not answer (squeue failed); try again when"
+            " it does",
             key="hydra/launcher",
         )
         super().__init__(message.code, message.sentence, key=message.key)
@@ -117,13 +135,23 @@ def ask(*words: str, timeout_s: float = 60.0) -> str | None:
 
 
 def _call(*words: str, timeout_s: float) -> tuple[int | None, str, str]:
-    """Exit code, output and errors of a SLURM command; the code is None where it cannot be called."""
+    """Exit code, output and errors of a SLURM command;
+    the code is None where it cannot be called.
+    """
     if shutil.which(words[0]) is None:
         return None, "", ""
-    variables = {name: value for name, value in os.environ.items() if not CHANGES_ANSWERS.match(name)}
+    variables = {
+        name: value for name, value in os.environ.items() if not CHANGES_ANSWERS.match(name)
+    }
     try:
         done = subprocess.run(
-            words, capture_output=True, text=True, errors="replace", check=False, timeout=timeout_s, env=variables
+            words,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            timeout=timeout_s,
+            env=variables,
         )
     except (OSError, subprocess.SubprocessError):
         return None, "", ""
@@ -132,8 +160,9 @@ def _call(*words: str, timeout_s: float) -> tuple[int | None, str, str]:
 
 @contextmanager
 def submitting(options: Container[str]) -> Iterator[None]:
-    """Context without the variables that would override, for sbatch, what a job asks for: SBATCH_PARTITION and the like
-    count where the launcher's option is not set."""
+    """Context without the variables that would override, for sbatch, what a job asks for:
+    SBATCH_PARTITION and the like count where the launcher's option is not set.
+    """
     from submitit.helpers import clean_env
 
     kept = {name: value for name, value in os.environ.items() if REACHES_SBATCH.match(name)}
@@ -152,24 +181,30 @@ def allocation(key: str, grace_s: float) -> Allocation:
 
     env = SlurmJobEnvironment()
     port = FIRST_PORT + 2 * (int(os.environ["SLURM_JOB_ID"]) % PORT_PAIRS)
-    return Allocation(tuple(env.hostnames), env.node, env.job_id, port, f"{key} {env.job_id}".encode(), grace_s)
+    return Allocation(
+        tuple(env.hostnames), env.node, env.job_id, port, f"{key} {env.job_id}".encode(), grace_s
+    )
 
 
 def task_of_node() -> int:
-    """The number of this task among those of its node, from 0. A job of multicard has one on each, which starts the
-    ranks."""
+    """The number of this task among those of its node, from 0. A job of multicard has one on each,
+    which starts the ranks.
+    """
     return int(os.environ.get("SLURM_LOCALID") or 0)
 
 
 def several_tasks(nodes: int) -> Message | None:
-    """Why a job whose step has more tasks than `nodes` measures nothing: each would measure the same cell."""
+    """Why a job whose step has more tasks than `nodes` measures
+    nothing: each would measure the same cell.
+    """
     tasks = int(os.environ.get("SLURM_STEP_NUM_TASKS") or 1)
     if tasks <= nodes and task_of_node() == 0:
         return None
     return Message(
         "slurm.several-tasks",
-        f"hydra.launcher: SLURM started {tasks} tasks on {nodes} node(s), and each would measure the same run; leave "
-        "ntasks and ntasks_per_node out, as one task starts all ranks of its node",
+        f"hydra.launcher: SLURM started {tasks} tasks on {nodes} node(s), and each would measure"
+        " the same run; leave ntasks and ntasks_per_node out, as one task starts all ranks of its"
+        " node",
         key="hydra.launcher",
         tasks=tasks,
         nodes=nodes,
@@ -177,23 +212,34 @@ def several_tasks(nodes: int) -> Message | None:
 
 
 def why_warned(job: str) -> str:
-    """The reason for a signal of SLURM: "cancelled", "preempted", "requeued" (e.g. its node failed) or "timeout"."""
+    """The reason for a signal of SLURM: "cancelled", "preempted", "requeued" (e.g.
+    its node failed) or "timeout".
+    """
     return reason_of_warning(_fields(job), _restarts())
 
 
 def reason_of_warning(fields: dict[str, str], restarts: int = 0) -> str:
-    """The reason for a signal, from the fields of `scontrol show job`, and the restarts before its present start."""
-    if fields.get("JobState") == "PREEMPTED" or fields.get("PreemptTime", "None") not in ("None", "N/A", ""):
+    """The reason for a signal, from the fields of `scontrol show job`,
+    and the restarts before its present start.
+    """
+    if fields.get("JobState") == "PREEMPTED" or fields.get("PreemptTime", "None") not in (
+        "None",
+        "N/A",
+        "",
+    ):
         return "preempted"
     if int(fields.get("Restarts", 0)) > restarts:
         return "requeued"  # JobState is PENDING or COMPLETING by now, and RunTime 0
-    ending = fields.get("JobState") in ("COMPLETING", "CANCELLED")  # it is ended already, and not warned
+    # it is ended already, and not warned
+    ending = fields.get("JobState") in ("COMPLETING", "CANCELLED")
     early = seconds(fields.get("RunTime", "")) < seconds(fields.get("TimeLimit", ""))
     return "cancelled" if ending and early else "timeout"
 
 
 def seconds(span: str) -> float:
-    """Seconds of SLURM's "[days-]hours:minutes:seconds"; infinite for UNLIMITED and what SLURM does not know."""
+    """Seconds of SLURM's "[days-]hours:minutes:seconds";
+    infinite for UNLIMITED and what SLURM does not know.
+    """
     match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", span)
     if match is None:
         return float("inf")
@@ -202,12 +248,16 @@ def seconds(span: str) -> float:
 
 
 def requeue(job: str) -> bool:
-    """Put this job back into the queue; SLURM then ends all of its processes. Returns whether SLURM will."""
+    """Put this job back into the queue; SLURM then ends all of its processes.
+    Returns whether SLURM will.
+    """
     return ask("scontrol", "requeue", job) is not None or is_requeued(job)
 
 
 def is_requeued(job: str) -> bool:
-    """True once SLURM has put this job back into the queue while this start of it still runs (e.g. its node failed)."""
+    """True once SLURM has put this job back into the queue while this start of it still runs (e.g.
+    its node failed).
+    """
     return int(_fields(job).get("Restarts", 0)) > _restarts()
 
 
@@ -222,11 +272,14 @@ def _fields(job: str) -> dict[str, str]:
     return dict(FIELD.findall(text))
 
 
-# ---- about the jobs of a sweep, all in one call; a `SilentError` where SLURM does not answer, or not in its own form
+# ---- about the jobs of a sweep, all in one call; a `SilentError` where SLURM does not answer,
+# or not in its own form
 
 
 def queued(jobs: list[str]) -> dict[str, State]:
-    """The states of those `jobs` that are in the queue: pending, running, or on their way from one to the other."""
+    """The states of those `jobs` that are in the queue: pending, running,
+    or on their way from one to the other.
+    """
     if not jobs:
         return {}
     text = ask("squeue", "-h", "-r", "-a", "--me", "-o", "%i|%T|%N|%r")
@@ -252,12 +305,17 @@ def is_alive(job: str) -> bool:
 
 
 def ended(jobs: list[str]) -> dict[str, State]:
-    """The last states of those `jobs`, none of them in the queue, that have ended by accounting, or by the controller
-    where accounting does not know their end. A job that the controller has forgotten has the state ""."""
+    """The last states of those `jobs`, none of them in the queue, that have ended by accounting, or
+    by the controller where accounting does not know their end.
+    A job that the controller has forgotten has the state "".
+    """
     if not jobs:
         return {}
-    arrays = sorted({job.partition("_")[0] for job in jobs}, key=int)  # one name stands for all tasks of an array
-    text = ask("sacct", "-X", "-P", "-n", "-o", "JobID,State,NodeList,ExitCode", "-j", ",".join(arrays))
+    # one name stands for all tasks of an array
+    arrays = sorted({job.partition("_")[0] for job in jobs}, key=int)
+    text = ask(
+        "sacct", "-X", "-P", "-n", "-o", "JobID,State,NodeList,ExitCode", "-j", ",".join(arrays)
+    )
     states: dict[str, State] = {}
     for line in (text or "").splitlines():
         name, state, nodes, code = [*line.split("|"), "", "", ""][:4]
@@ -268,7 +326,9 @@ def ended(jobs: list[str]) -> dict[str, State]:
             _, out, error = _call("scontrol", "show", "job", "-o", job, timeout_s=10.0)
             fields = dict(FIELD.findall(out))
             if fields.get("JobState") in ENDED:
-                found[job] = State(fields["JobState"], fields.get("NodeList", ""), fields.get("ExitCode", ""))
+                found[job] = State(
+                    fields["JobState"], fields.get("NodeList", ""), fields.get("ExitCode", "")
+                )
             elif FORGOTTEN.search(f"{out}{error}"):
                 found[job] = State("")
     return found
@@ -280,7 +340,10 @@ def ranges(jobs: list[str]) -> list[str]:
     for job in jobs:
         base, _, task = job.partition("_")
         tasks.setdefault(base, []).append(task)
-    return [f"{base}_[{','.join(sorted(tasks[base], key=int))}]" if any(tasks[base]) else base for base in tasks]
+    return [
+        f"{base}_[{','.join(sorted(tasks[base], key=int))}]" if any(tasks[base]) else base
+        for base in tasks
+    ]
 
 
 def max_array_size() -> int | None:

@@ -10,13 +10,15 @@ from multicard.machine import devices
 
 SYS = Path("/sys")
 
-# By NVML's level (nvmlGpuTopologyLevel_t), the names of `nvidia-smi topo -m`: the farthest that a pair's PCIe path goes
+# By NVML's level (nvmlGpuTopologyLevel_t), the names of `nvidia-smi
+# topo -m`: the farthest that a pair's PCIe path goes
 PATHS = {0: "SAME", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 SWITCH = "switch"
 
 
 def collect(uuids: list[str]) -> dict[str, Any]:
-    """The topology, of these GPUs among others: JSON-ready, with None for values that cannot be known here.
+    """The topology, of these GPUs among others: JSON-ready,
+    with None for values that cannot be known here.
 
     The current PCIe generation is that of now: a link goes down to the first while its GPU idles.
     """
@@ -28,7 +30,9 @@ def collect(uuids: list[str]) -> dict[str, Any]:
 
 
 def _handles(library: Any, uuids: list[str]) -> dict[str, Any]:
-    handles = {uuid: devices.ask(library, library.nvmlDeviceGetHandleByUUID, uuid) for uuid in uuids}
+    handles = {
+        uuid: devices.ask(library, library.nvmlDeviceGetHandleByUUID, uuid) for uuid in uuids
+    }
     return {uuid: handle for uuid, handle in handles.items() if handle is not None}
 
 
@@ -57,9 +61,11 @@ def _bus_id(info: Any) -> str | None:
 
 
 def numa_node(sys: Path, pci: str | None) -> int | None:
-    """The NUMA node that a PCI device hangs on; None where the machine has no such notion, or does not say.
+    """The NUMA node that a PCI device hangs on; None where the machine has no such notion,
+    or does not say.
 
-    NVML's own `nvmlDeviceGetNumaNodeId` is another thing: the node that a GPU's memory is, on Grace Hopper.
+    NVML's own `nvmlDeviceGetNumaNodeId` is another thing: the node that a GPU's memory is,
+    on Grace Hopper.
     """
     with suppress(OSError, ValueError):
         node = int((sys / f"bus/pci/devices/{pci}/numa_node").read_text())
@@ -74,23 +80,42 @@ def cpus_near(uuid: str) -> set[int]:
         if library is None:
             return set()
         handle = _handles(library, [uuid]).get(uuid)
-        pci = None if handle is None else _bus_id(devices.ask(library, library.nvmlDeviceGetPciInfo, handle))
+        pci = (
+            None
+            if handle is None
+            else _bus_id(devices.ask(library, library.nvmlDeviceGetPciInfo, handle))
+        )
     with suppress(OSError, ValueError):
         text = (SYS / f"bus/pci/devices/{pci}/local_cpulist").read_text().strip()  # "0-7,16-23"
         spans = [part.partition("-") for part in text.split(",")]
-        return {cpu for first, _, last in spans for cpu in range(int(first), int(last or first) + 1)}
+        return {
+            cpu for first, _, last in spans for cpu in range(int(first), int(last or first) + 1)
+        }
     return set()
 
 
-def _links(library: Any, handles: dict[str, Any], pci: dict[str, str | None]) -> list[dict[str, Any]]:
-    """Each pair of the GPUs with its path over PCIe and its NVLinks; `link` is the better, as nvidia-smi prints it."""
+def _links(
+    library: Any, handles: dict[str, Any], pci: dict[str, str | None]
+) -> list[dict[str, Any]]:
+    """Each pair of the GPUs with its path over PCIe and its NVLinks; `link` is the better,
+    as nvidia-smi prints it.
+    """
     remotes = {uuid: _nvlinks(library, handle) for uuid, handle in handles.items()}
     links = []
     for one, other in combinations(handles, 2):
-        level = devices.ask(library, library.nvmlDeviceGetTopologyCommonAncestor, handles[one], handles[other])
+        level = devices.ask(
+            library, library.nvmlDeviceGetTopologyCommonAncestor, handles[one], handles[other]
+        )
         path = PATHS.get(level)
         count = nvlinks_between(remotes[one], remotes[other], pci[other])
-        links.append({"gpus": [one, other], "link": f"NV{count}" if count else path, "path": path, "nvlinks": count})
+        links.append(
+            {
+                "gpus": [one, other],
+                "link": f"NV{count}" if count else path,
+                "path": path,
+                "nvlinks": count,
+            }
+        )
     return links
 
 
@@ -109,6 +134,7 @@ def _nvlinks(library: Any, handle: Any) -> list[str]:
 
 
 def nvlinks_between(one: list[str], other: list[str], other_pci: str | None) -> int:
-    """NVLinks that a pair can use at once, by the far ends of each GPU's links and the address of the second: those
-    from GPU to GPU, or those that both have to the machine's switches."""
+    """NVLinks that a pair can use at once, by the far ends of each GPU's links and the address of
+    the second: those from GPU to GPU, or those that both have to the machine's switches.
+    """
     return one.count(other_pci) if other_pci in one else min(one.count(SWITCH), other.count(SWITCH))

@@ -7,15 +7,21 @@ import numpy as np
 
 STEP_DEFINITION = "slowest rank's clock"
 SLOW_MEDIANS = 3  # steps longer than so many medians are slow, where one in twenty is
-STALL_S, STALL_MEDIANS, MOST_STALLS = 10.0, 20, 2  # the shortest stall, also in median steps; more are the run's own
+# the shortest stall, also in median steps; more are the run's own
+STALL_S = 10.0
+STALL_MEDIANS = 20
+MOST_STALLS = 2
 
 
-def step_times_s(epoch: np.ndarray, rank: np.ndarray, step: np.ndarray, step_s: np.ndarray) -> np.ndarray:
+def step_times_s(
+    epoch: np.ndarray, rank: np.ndarray, step: np.ndarray, step_s: np.ndarray
+) -> np.ndarray:
     """Seconds of each step of a run (steps,), from those of each rank (ranks x steps,).
 
-    A step ends when its slowest rank has ended it: with T_k the longest that any rank took from the start of the epoch
-    to the end of step k, a step takes T_k - T_(k-1), and the steps add up to the epoch. The maxima over ranks of single
-    steps add up to more, as a rank that is late in one step waits less in the next.
+    A step ends when its slowest rank has ended it: with T_k the longest that any rank took from the
+    start of the epoch to the end of step k, a step takes T_k - T_(k-1), and the steps add up to the
+    epoch. The maxima over ranks of single steps add up to more,
+    as a rank that is late in one step waits less in the next.
     """
     if not len(step_s):
         return np.empty(0)
@@ -28,9 +34,9 @@ def step_times_s(epoch: np.ndarray, rank: np.ndarray, step: np.ndarray, step_s: 
 
 
 def stalled(steps_s: np.ndarray, steps_per_epoch: int) -> np.ndarray:
-    """Flags of the steps (steps,) in which a process was stopped, or the machine slept: longer than the median step by
-    10 s and by 20 medians. The first step of an epoch, which starts workers, is none, nor are any where more than two
-    are that long.
+    """Flags of the steps (steps,) in which a process was stopped, or the machine slept: longer than
+    the median step by 10 s and by 20 medians. The first step of an epoch, which starts workers, is
+    none, nor are any where more than two are that long.
 
     Args:
         steps_s: of all steps (steps,), as `step_times_s` has them.
@@ -43,11 +49,14 @@ def stalled(steps_s: np.ndarray, steps_per_epoch: int) -> np.ndarray:
     return flags & (flags.sum() <= MOST_STALLS)
 
 
-def slow(steps_s: np.ndarray, counted: np.ndarray, steps_per_epoch: int, work: np.ndarray | None = None) -> list[int]:
-    """The steps, from 0, that took over three times the median step; none where the 95th percentile is below that.
+def slow(
+    steps_s: np.ndarray, counted: np.ndarray, steps_per_epoch: int, work: np.ndarray | None = None
+) -> list[int]:
+    """The steps, from 0, that took over three times the median step;
+    none where the 95th percentile is below that.
 
-    The first step of an epoch, which starts workers, is none. Nor is one whose work took no longer than three times the
-    median's: rows differ in length.
+    The first step of an epoch, which starts workers, is none. Nor is one whose work took no longer
+    than three times the median's: rows differ in length.
 
     Args:
         steps_s: of all steps (steps,), as `step_times_s` has them.
@@ -67,9 +76,12 @@ def slow(steps_s: np.ndarray, counted: np.ndarray, steps_per_epoch: int, work: n
 
 
 def statistics(
-    samples_s: Sequence[float] | np.ndarray, warmup: int | np.ndarray, stalls: np.ndarray | None = None
+    samples_s: Sequence[float] | np.ndarray,
+    warmup: int | np.ndarray,
+    stalls: np.ndarray | None = None,
 ) -> dict[str, float | int | str | None]:
-    """Mean, median, 95th and 99th percentile and standard deviation (n - 1) of the steps after the warm-up.
+    """Mean, median, 95th and 99th percentile and standard
+    deviation (n - 1) of the steps after the warm-up.
 
     Percentiles interpolate linearly. Without samples all are None; `std` needs two.
 
@@ -82,7 +94,9 @@ def statistics(
     is_stalled = np.zeros_like(is_warm) if stalls is None else stalls & ~is_warm
     measured_s = np.asarray(samples_s, dtype=float)[~(is_warm | is_stalled)]
     count = len(measured_s)
-    median, p95, p99 = np.percentile(measured_s, [50, 95, 99]).tolist() if count else (None, None, None)
+    median, p95, p99 = (
+        np.percentile(measured_s, [50, 95, 99]).tolist() if count else (None, None, None)
+    )
     return {
         "mean": float(measured_s.mean()) if count else None,
         "median": median,
@@ -112,7 +126,8 @@ def speedup(reference_s: float, time_s: float) -> float:
     return reference_s / time_s
 
 
-DOUBTFUL_EFFICIENCY = 1.1  # above it, a parallel efficiency says more of the run on one GPU than of the others
+# above it, a parallel efficiency says more of the run on one GPU than of the others
+DOUBTFUL_EFFICIENCY = 1.1
 
 
 def parallel_efficiency(one_gpu_s: float, time_s: float, gpus: int) -> float:
@@ -121,7 +136,9 @@ def parallel_efficiency(one_gpu_s: float, time_s: float, gpus: int) -> float:
 
 
 def ring_all_reduce_bytes(payload_bytes: int, world_size: int) -> float:
-    """Bytes each rank sends, and receives, in a ring all-reduce: 2 (w - 1) / w x payload (Patarasuk, Yuan 2009)."""
+    """Bytes each rank sends, and receives, in a ring all-reduce: 2
+    (w - 1) / w x payload (Patarasuk, Yuan 2009).
+    """
     return 2 * (world_size - 1) / world_size * payload_bytes
 
 
@@ -146,10 +163,13 @@ def on_further_gpus(batches: Mapping[int, int], gpus: int) -> FurtherGpus:
     return FurtherGpus(samples, replicas)
 
 
-def not_finite(table: Mapping[str, np.ndarray], finite: np.ndarray) -> tuple[int, tuple[int, int, int] | None]:
+def not_finite(
+    table: Mapping[str, np.ndarray], finite: np.ndarray
+) -> tuple[int, tuple[int, int, int] | None]:
     """The number of losses that are not finite, and epoch, step and rank where a run diverged.
 
-    A run diverged where the last loss of a rank is not finite. Losses from which it recovered are only counted.
+    A run diverged where the last loss of a rank is not finite.
+    Losses from which it recovered are only counted.
 
     Args:
         table: epoch, step of the epoch and rank of each loss (losses,).

@@ -1,7 +1,8 @@
-"""Python's garbage collection at fixed steps, the same on every rank, so that no rank waits for one that collects.
+"""Python's garbage collection at fixed steps, the same on every rank,
+so that no rank waits for one that collects.
 
-Left to itself, Python collects when so many objects were made, now on one rank and now on another, and goes through all
-objects of torch and its libraries from time to time.
+Left to itself, Python collects when so many objects were made, now on one rank and now on another,
+and goes through all objects of torch and its libraries from time to time.
 """
 
 import gc

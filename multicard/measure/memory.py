@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 
 class DeviceMemory(NamedTuple):
-    """Memory of a CUDA device, whoever holds it; `failed_allocations` of torch in this process, caught ones too."""
+    """Memory of a CUDA device, whoever holds it; `failed_allocations` of torch in this process,
+    caught ones too.
+    """
 
     free_bytes: int
     total_bytes: int
@@ -27,7 +29,8 @@ def reset_peak_memory(device: "torch.device") -> None:
 
         torch.cuda.reset_peak_memory_stats(device)
         return
-    with suppress(OSError):  # needs a kernel with CONFIG_PROC_PAGE_MONITOR; without, the peak is the process's
+    # needs a kernel with CONFIG_PROC_PAGE_MONITOR; without, the peak is the process's
+    with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 
@@ -47,7 +50,9 @@ def private_memory_bytes() -> int:
 
 
 def free_memory_bytes(device: "torch.device") -> int:
-    """Memory that can still be allocated: free on the GPU, whoever holds the rest, or available in the system."""
+    """Memory that can still be allocated: free on the GPU, whoever holds the rest,
+    or available in the system.
+    """
     if device.type == "cuda":
         import torch
 
@@ -58,15 +63,25 @@ def free_memory_bytes(device: "torch.device") -> int:
 
 
 def available_memory_bytes() -> int:
-    """Memory of this machine that processes can still have; no more than the limit of their control groups."""
+    """Memory of this machine that processes can still have;
+    no more than the limit of their control groups.
+    """
     import psutil
 
-    limits = _cgroup_files("memory.limit_in_bytes", "memory.max")  # version 1 has a number above all memory for none
-    return min([psutil.virtual_memory().available, *(int(text) for text in limits if text.strip().isdecimal())])
+    # version 1 has a number above all memory for none
+    limits = _cgroup_files("memory.limit_in_bytes", "memory.max")
+    return min(
+        [
+            psutil.virtual_memory().available,
+            *(int(text) for text in limits if text.strip().isdecimal()),
+        ]
+    )
 
 
 def device_memory(device: str) -> DeviceMemory | None:
-    """The current device's memory; None on CPU, and where CUDA has not started or does not answer."""
+    """The current device's memory; None on CPU,
+    and where CUDA has not started or does not answer.
+    """
     if device != "cuda":
         return None
     import torch
@@ -74,13 +89,17 @@ def device_memory(device: str) -> DeviceMemory | None:
     if not torch.cuda.is_initialized():
         return None
     try:
-        return DeviceMemory(*torch.cuda.mem_get_info(), torch.cuda.memory_stats().get("num_ooms", 0))
+        return DeviceMemory(
+            *torch.cuda.mem_get_info(), torch.cuda.memory_stats().get("num_ooms", 0)
+        )
     except RuntimeError:
         return None
 
 
 def free_shared_memory_bytes() -> int | None:
-    """Bytes that processes can still share through /dev/shm; None where the system has no such folder."""
+    """Bytes that processes can still share through /dev/shm;
+    None where the system has no such folder.
+    """
     try:
         return shutil.disk_usage(SHARED_MEMORY).free
     except OSError:
@@ -93,10 +112,12 @@ OWN_CGROUPS = Path("/proc/self/cgroup")
 
 
 def oom_kills() -> int | None:
-    """How many processes of this process's control group the kernel has killed for want of memory, of the group or of
-    the machine (memory.events of version 2, memory.oom_control of version 1); None where it does not say.
+    """How many processes of this process's control group the kernel has killed for want of memory,
+    of the group or of the machine (memory.events of version 2, memory.oom_control of version 1);
+    None where it does not say.
 
-    SLURM's jobs and containers each have a group. A container may see its group at the root of the tree.
+    SLURM's jobs and containers each have a group.
+    A container may see its group at the root of the tree.
     """
     for text in _cgroup_files("memory.oom_control", "memory.events"):
         counts = dict(row.split() for row in text.splitlines())
@@ -106,11 +127,18 @@ def oom_kills() -> int | None:
 
 
 def _cgroup_files(name_of_version_1: str, name_of_version_2: str) -> Iterator[str]:
-    """The texts of a file of the memory controller, of this process's control group and those that it lies in."""
+    """The texts of a file of the memory controller,
+    of this process's control group and those that it lies in.
+    """
     with suppress(OSError):
-        for line in OWN_CGROUPS.read_text().splitlines():  # "0::/path" of version 2, "4:memory:/path" of version 1
+        # "0::/path" of version 2, "4:memory:/path" of version 1
+        for line in OWN_CGROUPS.read_text().splitlines():
             _, controllers, path = line.split(":", 2)
-            root, name = (CGROUPS / "memory", name_of_version_1) if controllers else (CGROUPS, name_of_version_2)
+            root, name = (
+                (CGROUPS / "memory", name_of_version_1)
+                if controllers
+                else (CGROUPS, name_of_version_2)
+            )
             if controllers and "memory" not in controllers.split(","):
                 continue
             group = Path(path)
@@ -120,25 +148,33 @@ def _cgroup_files(name_of_version_1: str, name_of_version_2: str) -> Iterator[st
 
 
 def peak_memory_bytes(device: "torch.device") -> int:
-    """This process's peak: torch's allocations and the memory of CUDA graphs on CUDA, else the resident set."""
+    """This process's peak: torch's allocations and the memory of CUDA graphs on CUDA,
+    else the resident set.
+    """
     if device.type == "cuda":
         import torch
 
         peak = torch.cuda.max_memory_allocated(device)
         if "torch._inductor.cudagraph_trees" in sys.modules:
-            peak += held_by_graphs_bytes(torch.cuda.memory_snapshot(include_traces=False), device.index)
+            peak += held_by_graphs_bytes(
+                torch.cuda.memory_snapshot(include_traces=False), device.index
+            )
         return peak
     return peak_resident_bytes()
 
 
 def held_by_graphs_bytes(segments: list[dict[str, Any]], device: int | None) -> int:
-    """Memory in the pools of CUDA graphs that is not counted as allocated: a graph that is replayed writes to it, and
-    the counters of allocations stand still.
+    """Memory in the pools of CUDA graphs that is not counted as allocated: a graph that is replayed
+    writes to it, and the counters of allocations stand still.
 
     Args:
         segments: of `torch.cuda.memory_snapshot`; device: its index.
     """
-    pools = [s for s in segments if s["device"] == (device or 0) and tuple(s["segment_pool_id"]) != (0, 0)]
+    pools = [
+        s
+        for s in segments
+        if s["device"] == (device or 0) and tuple(s["segment_pool_id"]) != (0, 0)
+    ]
     return sum(segment["total_size"] - segment["allocated_size"] for segment in pools)
 
 

@@ -1,8 +1,9 @@
 """Ratios of two settings with intervals that include how runs differ, which more steps do not show.
 
-Two runs of the same program differ by more than their steps show: memory lies elsewhere, clocks and neighbours change.
-`multicard.measure.noise` says by how much, setting by setting. Student's t has the degrees of freedom of all parts
-together (Satterthwaite). A difference that a comparison sees with a probability of POWER follows from the noncentral t.
+Two runs of the same program differ by more than their steps show: memory lies elsewhere, clocks and
+neighbours change. `multicard.measure.noise` says by how much, setting by setting. Student's t has
+the degrees of freedom of all parts together (Satterthwaite). A difference that a comparison sees
+with a probability of POWER follows from the noncentral t.
 """
 
 import math
@@ -18,25 +19,32 @@ CONFIDENCE = 0.95
 NORMAL = 1e6  # degrees of freedom from which on Student's t is the normal distribution
 POWER = 0.8
 PRIOR_SD = noise.GPU_SD  # of the logarithm of a run's mean, before any run was repeated
-PRIOR_DEGREES, PRIOR_LIMIT = noise.PRIOR_DEGREES, noise.PRIOR_LIMIT
+PRIOR_DEGREES = noise.PRIOR_DEGREES
+PRIOR_LIMIT = noise.PRIOR_LIMIT
 MARGIN = 0.05  # relative difference up to which two settings count as equal
 MOST_LOG = 700.0  # of half an interval: its power is a number yet
-ABOVE, BELOW, WITHIN, UNDECIDED = "above", "below", "within", "undecided"
+ABOVE = "above"
+BELOW = "below"
+WITHIN = "within"
+UNDECIDED = "undecided"
 
 
 def combined(terms: Sequence[Term]) -> Term:
-    """The sum of independent estimates of variances (Satterthwaite 1946, Biometrics Bull. 2:110)."""
+    """The sum of independent estimates of variances
+    (Satterthwaite 1946, Biometrics Bull. 2:110).
+    """
     total = math.fsum(term.variance for term in terms)
     if not total:
         return Term(0.0, min(term.degrees for term in terms))
-    uncertain = math.fsum(term.variance**2 / term.degrees for term in terms)  # nothing, of infinite degrees
+    # nothing, of infinite degrees
+    uncertain = math.fsum(term.variance**2 / term.degrees for term in terms)
     return Term(total, total**2 / uncertain if uncertain else math.inf)
 
 
 @cache
 def student_quantile(confidence: float, degrees: float) -> float:
-    """The two-sided quantile of Student's t: 3.18 at 95 % and 3 degrees of freedom; the normal one at infinitely many.
-    A ValueError for less than 1 degree.
+    """The two-sided quantile of Student's t: 3.18 at 95 % and 3 degrees of freedom; the normal one
+    at infinitely many. A ValueError for less than 1 degree.
     """
     from scipy.special import stdtrit  # a third of a second, which most commands do without
 
@@ -64,8 +72,11 @@ class Ratio:
         half = min(student_quantile(confidence, self.degrees) * self.error, MOST_LOG)
         return self.ratio * math.exp(-half), self.ratio * math.exp(half)
 
-    def verdict(self, margin: float = MARGIN, confidence: float = CONFIDENCE, is_known: bool = False) -> str:
-        """Where the whole interval lies: ABOVE 1, BELOW 1, WITHIN 1 / (1 + margin) to 1 + margin, or UNDECIDED.
+    def verdict(
+        self, margin: float = MARGIN, confidence: float = CONFIDENCE, is_known: bool = False
+    ) -> str:
+        """Where the whole interval lies: ABOVE 1, BELOW 1, WITHIN 1 / (1 + margin) to 1 + margin,
+        or UNDECIDED.
 
         Args:
             is_known: what is assumed of repetitions is enough, where there are none.
@@ -81,7 +92,9 @@ class Ratio:
         return WITHIN if low >= 1 / (1 + margin) and high <= 1 + margin else UNDECIDED
 
     def least_difference(self) -> float | None:
-        """The relative difference that such a comparison tells from none with a probability of POWER."""
+        """The relative difference that such a comparison
+        tells from none with a probability of POWER.
+        """
         if self.error is None or not self.repeated:
             return None
         return math.expm1(min(_noncentral(self.degrees) * self.error, MOST_LOG))
@@ -108,12 +121,18 @@ def of_values(a: Sequence[float], b: Sequence[float], spreads: tuple[Spread, Spr
 
 def half_width(runs: int, spread: Spread, confidence: float = CONFIDENCE) -> float:
     """Half of the interval of a mean over `runs` runs, on the scale of the spread."""
-    return min(student_quantile(confidence, spread.term.degrees) * math.sqrt(spread.variance / runs), MOST_LOG)
+    return min(
+        student_quantile(confidence, spread.term.degrees) * math.sqrt(spread.variance / runs),
+        MOST_LOG,
+    )
 
 
-def variance_between(spreads: tuple[Spread, Spread], count_a: int, count_b: int) -> list[Term] | None:
-    """Variance between runs of the difference of two means over `count_a` and `count_b` runs (of logarithms: of a
-    ratio); None where nothing was repeated on a machine."""
+def variance_between(
+    spreads: tuple[Spread, Spread], count_a: int, count_b: int
+) -> list[Term] | None:
+    """Variance between runs of the difference of two means over `count_a` and `count_b` runs (of
+    logarithms: of a ratio); None where nothing was repeated on a machine.
+    """
     if not all(spread.repetitions for spread in spreads):
         return None
     return terms_between(spreads, count_a, count_b)

@@ -1,5 +1,5 @@
-"""Diagnosis of what limits a run, by ablations: short blocks of steps after it, in the same processes, each without one
-cost.
+"""Diagnosis of what limits a run, by ablations: short blocks of steps after it, in the same
+processes, each without one cost.
 
 | ablation | its steps |
 |---|---|
@@ -32,7 +32,8 @@ DESCRIPTIONS = {
     "compute": "computing",
 }
 
-Ablation = Callable[[int], float]  # takes that many steps; returns their seconds, the device's work included
+# takes that many steps; returns their seconds, the device's work included
+Ablation = Callable[[int], float]
 
 
 def timed(rank: Rank, take_steps: Callable[[int], None]) -> Ablation:
@@ -57,15 +58,16 @@ def interleaved(
     asked_to_stop: Callable[[], bool],
     warm_up: int = 1,
 ) -> dict[str, list[float]] | None:
-    """Measure all ablations in turn, `ROUNDS` times, on all ranks together. Returns seconds per step by ablation and
-    round; None if any rank was asked to stop.
+    """Measure all ablations in turn, `ROUNDS` times, on all ranks together. Returns seconds per
+    step by ablation and round; None if any rank was asked to stop.
 
     Args:
-        refill: by ablation, what takes untimed steps before each block, so that the block does not start with batches
-            that the loader prepared during the previous one.
+        refill: by ablation, what takes untimed steps before each block, so that the block does not
+            start with batches that the loader prepared during the previous one.
         step_s: duration of a step of the run.
         ahead: steps whose batches the loader prepares in advance.
-        warm_up: untimed steps of each ablation, in a round before: some have code, and CUDA graphs, of their own.
+        warm_up: untimed steps of each ablation, in a round before: some have code,
+            and CUDA graphs, of their own.
     """
     steps = max_over_ranks(rank, min(MOST_STEPS, max(1, round(BLOCK_S / step_s))))
     step_times_s: dict[str, list[float]] = {name: [] for name in ablations}
@@ -82,19 +84,27 @@ def interleaved(
 
 def slowest(ranks: list[dict[str, list[float]]]) -> dict[str, list[float]]:
     """The slowest rank's seconds per step, by ablation and round."""
-    return {name: [max(times) for times in zip(*(rank[name] for rank in ranks), strict=True)] for name in ranks[0]}
+    return {
+        name: [max(times) for times in zip(*(rank[name] for rank in ranks), strict=True)]
+        for name in ranks[0]
+    }
 
 
 def saved_s(step_s: dict[str, float]) -> dict[str, float | None]:
     """Seconds per step saved if a cost were free; None where no ablation measures it.
 
-    Input saves whole - host, at most the input's own time; copy host - device; communication whole - alone. The core
-    takes t = launch + batch x compute, so that from a whole and a half batch launch = 2 half - core and compute =
-    core - launch. The core, which does least, takes at most what any other step on whole batches does. Launch and
-    compute save at most whole - input: no step is shorter than preparing its batches.
+    Input saves whole - host, at most the input's own time; copy host - device; communication whole
+    - alone. The core takes t = launch + batch x compute, so that from a whole and a half batch
+      launch = 2 half - core and compute =
+    core - launch. The core, which does least, takes at most what any other step on whole batches
+    does. Launch and compute save at most whole - input: no
+    step is shorter than preparing its batches.
     """
-    whole, device = step_s["whole"], step_s["device"]
-    host, alone, half = step_s.get("host"), step_s.get("alone"), step_s.get("half")
+    whole = step_s["whole"]
+    device = step_s["device"]
+    host = step_s.get("host")
+    alone = step_s.get("alone")
+    half = step_s.get("half")
     core = min(step_s[name] for name in WHOLE_BATCHES if name in step_s)
     launch = None if half is None else min(max(2 * half - core, 0.0), core)
     most = max(whole - step_s["input"], 0.0)
@@ -111,7 +121,8 @@ def _unclear(finding: str, cost: str, share: float, step_s: float, spread_s: flo
     """What is said where rounds differ by more than the largest cost takes."""
     return Message(
         "diagnosis.unclear",
-        f"no bound is clear: {finding}, but rounds differ by {1e3 * spread_s:.1f} ms. Diagnose again",
+        f"no bound is clear: {finding}, but rounds differ by {1e3 * spread_s:.1f} ms. Diagnose"
+        " again",
         cost=cost,
         share=share,
         step_s=step_s,
@@ -131,17 +142,22 @@ def _bound(finding: str, cost: str, share: float, step_s: float, advice: str) ->
 
 
 def diagnose(ranks: list[dict[str, list[float]]], advise: Callable[[str], str]) -> Diagnosis:
-    """The record's `diagnosis`, by each rank's seconds per step by ablation and round; `advise` gives the option to try
-    next for a bound."""
+    """The record's `diagnosis`, by each rank's seconds per step by ablation and round; `advise`
+    gives the option to try next for a bound.
+    """
     rounds_s = slowest(ranks)
     step_s = {name: median(values) for name, values in rounds_s.items()}
     saves_s = saved_s(step_s)
     # range over the rounds of what each cost saves within one: what drifts with the machine cancels
-    saved = [saved_s(dict(zip(rounds_s, times, strict=True))) for times in zip(*rounds_s.values(), strict=True)]
+    saved = [
+        saved_s(dict(zip(rounds_s, times, strict=True)))
+        for times in zip(*rounds_s.values(), strict=True)
+    ]
     by_cost = {cost: [each[cost] or 0.0 for each in saved] for cost in DESCRIPTIONS}
     spread_s = {cost: max(values) - min(values) for cost, values in by_cost.items()}
     largest = max(saves_s, key=lambda cost: saves_s[cost] or 0.0)
-    most_s, whole = saves_s[largest] or 0.0, step_s["whole"]
+    most_s = saves_s[largest] or 0.0
+    whole = step_s["whole"]
     clear = most_s > spread_s[largest]
     share = most_s / whole
     finding = f"{DESCRIPTIONS[largest]} is {share:.0%} of a step of {1e3 * whole:.1f} ms"

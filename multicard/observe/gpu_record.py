@@ -1,9 +1,9 @@
 """The record's `gpu`: energy and state of the GPUs over all starts and nodes of a run.
 
 The energy of a span is the difference of NVML's counter between its ends, which ranks read there
-(`readings.Counters`), so that the error is what the counter lags behind; between two readings it is linear. A GPU
-without a counter has no energy. Each start of a run and node leaves a part, whose clock is its own; at the end of the
-run they are merged.
+(`readings.Counters`), so that the error is what the counter lags behind; between two readings it is
+linear. A GPU without a counter has no energy. Each start of a run and node leaves a part, whose
+clock is its own; at the end of the run they are merged.
 
 | file | contents |
 |---|---|
@@ -27,25 +27,30 @@ REASONS = ("gpu_idle", "applications_clocks_setting", "sw_power_cap", "hw_slowdo
 REASONS += ("sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")
 REASONS += ("display_clock_setting", "board_limit", "reliability")
 SAMPLING_S = 1.0  # between two samples
-# Seconds by which the counter may lag: NVML renews it 10 times a second or more often (arXiv 2312.02741, A100 and H100)
+# Seconds by which the counter may lag: NVML renews it 10 times a second or more often (arXiv
+# 2312.02741, A100 and H100)
 LAG_S = 0.1
-SKEW_JOULES = 100.0  # by which a reading may be below an earlier one, of another process that waited for its answer
+# by which a reading may be below an earlier one, of another process that waited for its answer
+SKEW_JOULES = 100.0
 TOO_SHORT = "too short"
 MOST_DOUBTFUL = 0.1  # of a run's energy
 Rows = dict[str, np.ndarray]  # COLUMNS (n,) of one GPU in one part
-Worked = list[tuple[Rows, np.ndarray]]  # of each part of a GPU, its samples and spans (m, 2) from, to in seconds
+# of each part of a GPU, its samples and spans (m, 2) from, to in seconds
+Worked = list[tuple[Rows, np.ndarray]]
 
 
 def write_part(folder: Path, part: dict[str, Any], samples: dict[str, np.ndarray]) -> None:
     """Write the part of a start and node, with samples (n, columns) by UUID of one GPU at least."""
     import pyarrow as pa
 
-    counts, table = [len(rows) for rows in samples.values()], np.concatenate(list(samples.values()))
+    counts = [len(rows) for rows in samples.values()]
+    table = np.concatenate(list(samples.values()))
     columns = {
         "start": np.full(len(table), part["start"], np.int32),
         "node": np.full(len(table), part["node"], np.int32),
         "gpu": pa.array(np.repeat(list(samples), counts).tolist(), pa.string()),
-        **{name: pa.array(table[:, i], from_pandas=True) for i, name in enumerate(COLUMNS)},  # NaN is null
+        # NaN is null
+        **{name: pa.array(table[:, i], from_pandas=True) for i, name in enumerate(COLUMNS)},
     }
     path = _part_file(folder, part["start"], part["node"])
     run_folder.write_parquet(path.with_suffix(".parquet"), columns)
@@ -62,8 +67,10 @@ def _part_file(folder: Path, start: int, node: int) -> Path:
 
 
 def merge(folder: Path, expected: list[tuple[int, int]], wait: bool) -> dict[str, Any]:
-    """The record's `gpu`, from the expected parts, each of a start and node; their samples go to one file. With `wait`
-    those of other nodes may take a while to appear here. Parts stay until `remove_parts`."""
+    """The record's `gpu`, from the expected parts, each of a start and node; their samples go to
+    one file. With `wait` those of other nodes may take a while to appear here.
+    Parts stay until `remove_parts`.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -82,12 +89,16 @@ def merge(folder: Path, expected: list[tuple[int, int]], wait: bool) -> dict[str
             samples[key] = {name: column[uuids == uuid] for name, column in columns.items()}
     if tables:
         merged = pa.concat_tables(tables)
-        run_folder.write_parquet(folder / MERGED, {name: merged[name] for name in merged.column_names})
+        run_folder.write_parquet(
+            folder / MERGED, {name: merged[name] for name in merged.column_names}
+        )
     return summarise([part for part in by_key.values() if part is not None], samples, missing)
 
 
 def _unsampled(start: int, node: int) -> Message:
-    return Message("gpus.unsampled", f"no samples of start {start} on node {node}", start=start, node=node)
+    return Message(
+        "gpus.unsampled", f"no samples of start {start} on node {node}", start=start, node=node
+    )
 
 
 def summarise(
@@ -95,36 +106,55 @@ def summarise(
 ) -> dict[str, Any]:
     """The record's `gpu`.
 
-    `covers` says what the figures cover: `training`, or `sampled`, the whole time for which the ranks ran, where a
-    node does not know when it trained. Times are those of gpu.parquet (`time_s`), where each part has its own zero.
-    Where parts are missing, the energy of all GPUs is None.
+    `covers` says what the figures cover: `training`, or `sampled`, the whole time for which the
+    ranks ran, where a node does not know when it trained. Times are those of gpu.parquet
+    (`time_s`), where each part has its own zero. Where parts are missing,
+    the energy of all GPUs is None.
     """
     described: dict[tuple[str, str], dict[str, Any]] = {}
     worked: dict[tuple[str, str], Worked] = {}
     disturbers = {}
     for part in parts:
-        disturbers |= {(part["host"], other["gpu"], other["pid"]): other for other in part["disturbed_by"]}
+        disturbers |= {
+            (part["host"], other["gpu"], other["pid"]): other for other in part["disturbed_by"]
+        }
         for device in part["devices"]:
             key = part["host"], device["uuid"]
             described[key] = device
-            rows = samples.get((part["start"], part["node"], device["uuid"]), {name: np.empty(0) for name in COLUMNS})
+            rows = samples.get(
+                (part["start"], part["node"], device["uuid"]),
+                {name: np.empty(0) for name in COLUMNS},
+            )
             worked.setdefault(key, []).append((rows, np.array(part["spans_s"])))
-    figures = [device | state(worked[key]) | energy(worked[key]) for key, device in described.items()]
+    figures = [
+        device | state(worked[key]) | energy(worked[key]) for key, device in described.items()
+    ]
     joules = [device["energy_joules"] for device in figures]
-    problems = [*missing, *(f"node {p['node']}, start {p['start']}: {p['problem']}" for p in parts if p["problem"])]
+    problems = [
+        *missing,
+        *(f"node {p['node']}, start {p['start']}: {p['problem']}" for p in parts if p["problem"]),
+    ]
     if any(device["energy_source"] == TOO_SHORT for device in figures):
         problems.append(
             Message(
                 "gpus.too-short",
-                f"too short for energy, which may be off by more than {MOST_DOUBTFUL:.0%}; train longer",
+                f"too short for energy, which may be off by more than {MOST_DOUBTFUL:.0%}; train"
+                " longer",
                 doubtful=MOST_DOUBTFUL,
             )
         )
     return {
         "energy_joules": None if missing or not joules or None in joules else sum(joules),
-        "covers": "training" if parts and all(part["covers"] == "training" for part in parts) else "sampled",
+        "covers": (
+            "training"
+            if parts and all(part["covers"] == "training" for part in parts)
+            else "sampled"
+        ),
         "sampling_s": SAMPLING_S,
-        "parts": [{key: part[key] for key in ("start", "node", "host", "covers", "spans_s")} for part in parts],
+        "parts": [
+            {key: part[key] for key in ("start", "node", "host", "covers", "spans_s")}
+            for part in parts
+        ],
         "devices": figures,
         "disturbed_by": list(disturbers.values()),
         "problem": "; ".join(problems) or None,
@@ -132,8 +162,9 @@ def summarise(
 
 
 def energy(worked: Worked) -> dict[str, Any]:
-    """Energy of one GPU over the spans in which it worked for a run, with its source and its mean power; None where it
-    is not known, or too much of it is in doubt."""
+    """Energy of one GPU over the spans in which it worked for a run, with its source and its mean
+    power; None where it is not known, or too much of it is in doubt.
+    """
     figures: dict[str, Any] = {"energy_joules": None, "energy_source": None, "power_mean_w": None}
     seconds = sum(float(np.diff(spans).sum()) for _, spans in worked)
     known = [within for rows, spans in worked if (within := joules_within(rows, spans)) is not None]
@@ -146,18 +177,24 @@ def energy(worked: Worked) -> dict[str, Any]:
 
 
 def joules_within(rows: Rows, spans: np.ndarray) -> tuple[float, float] | None:
-    """Joules of a GPU in spans (m, 2) of one part, and the seconds whose energy is in doubt: from the ends of spans to
-    the nearest readings, or by which the counter lags if that is more; a pause between spans counts as its length at
-    most. None unless the counter was read before and after, and where a driver that was loaded again restarted it."""
+    """Joules of a GPU in spans (m, 2) of one part, and the seconds whose energy is in doubt: from
+    the ends of spans to the nearest readings, or by which the counter lags if that is more; a pause
+    between spans counts as its length at most. None unless the counter was read before and after,
+    and where a driver that was loaded again restarted it.
+    """
     known = ~np.isnan(rows["energy_joules"])
-    times_s, joules = rows["time_s"][known], rows["energy_joules"][known]
+    times_s = rows["time_s"][known]
+    joules = rows["energy_joules"][known]
     if not len(times_s) or times_s[0] > spans[0, 0] or times_s[-1] < spans[-1, 1]:
         return None
     if (np.diff(joules) < -SKEW_JOULES).any():
         return None
     used = np.diff(np.interp(spans, times_s, joules)).sum()
-    ends_s = np.array([[max(LAG_S, np.abs(times_s - end_s).min()) for end_s in span] for span in spans])
-    pauses_s, open_s = spans[1:, 0] - spans[:-1, 1], ends_s[:-1, 1] + ends_s[1:, 0]
+    ends_s = np.array(
+        [[max(LAG_S, np.abs(times_s - end_s).min()) for end_s in span] for span in spans]
+    )
+    pauses_s = spans[1:, 0] - spans[:-1, 1]
+    open_s = ends_s[:-1, 1] + ends_s[1:, 0]
     return float(used), float(ends_s[0, 0] + np.minimum(pauses_s, open_s).sum() + ends_s[-1, 1])
 
 

@@ -27,7 +27,7 @@ ANSWER_S = 10.0  # a driver that hangs must not hang the run
 Span = tuple[float, float]  # from, to, in seconds
 
 
-class Sampler:
+class MachineSampler:
     """Samples while it is open: GPUs first before the ranks start and last when it closes.
 
     Args:
@@ -36,8 +36,14 @@ class Sampler:
         attempt: the number of this start of the run, from 0.
     """
 
-    def __init__(self, folder: Path, uuids: list[str], ranks: range, attempt: int = 0, node: int = 0) -> None:
-        self._folder, self._uuids, self._ranks, self._attempt, self._node = folder, uuids, ranks, attempt, node
+    def __init__(
+        self, folder: Path, uuids: list[str], ranks: range, attempt: int = 0, node: int = 0
+    ) -> None:
+        self._folder = folder
+        self._uuids = uuids
+        self._ranks = ranks
+        self._attempt = attempt
+        self._node = node
         self._values = {uuid: array("d") for uuid in uuids}  # as COLUMNS
         self._indices: dict[str, int | None] = dict.fromkeys(uuids)
         self._missing: dict[str, dict[str, str]] = {uuid: {} for uuid in uuids}
@@ -45,12 +51,17 @@ class Sampler:
         self._neighbours = Neighbours(len(ranks))
         self._problem: str | None = None
         self._opened_s = self._closed_s = 0.0
-        self._first_sample, self._done = Event(), Event()
+        self._first_sample = Event()
+        self._done = Event()
         self._thread = Thread(target=self._run, daemon=True)
 
     @classmethod
-    def of_run(cls, config: RunConfig, placement: Placement, folder: Path, attempt: int, node: int = 0) -> Self:
-        """The sampler of a run on this node; ranks may share a GPU, and one process may use several."""
+    def of_run(
+        cls, config: RunConfig, placement: Placement, folder: Path, attempt: int, node: int = 0
+    ) -> Self:
+        """The sampler of a run on this node; ranks may share a GPU,
+        and one process may use several.
+        """
         uuids = devices.visible_gpus()[: config.gpus] if placement.device == "cuda" else []
         first = node * placement.processes
         return cls(folder, uuids, range(first, first + placement.processes), attempt, node)
@@ -73,7 +84,9 @@ class Sampler:
         self._closed_s = clock_s()
 
     def _run(self) -> None:
-        """Sample until the sampler closes, and once more then; the first sample is before the ranks start."""
+        """Sample until the sampler closes, and once more then;
+        the first sample is before the ranks start.
+        """
         try:
             with devices.nvml() as self._library:
                 handles = self._handles()
@@ -85,14 +98,19 @@ class Sampler:
                     self._sample_each(handles)
         except Exception as error:  # recorded; no reason to end a run
             self._problem = Message(
-                "gpus.sampling-failed", f"{type(error).__name__}: {error}", type=type(error).__name__, reason=str(error)
+                "gpus.sampling-failed",
+                f"{type(error).__name__}: {error}",
+                type=type(error).__name__,
+                reason=str(error),
             )
         finally:
             self._first_sample.set()
 
     def _handles(self) -> dict[str, Any]:
         """NVML's handles of the GPUs that it gives."""
-        handles, unknown, library = dict[str, Any](), list[str](), self._library
+        handles = dict[str, Any]()
+        unknown = list[str]()
+        library = self._library
         if library is None:
             self._problem = Message("gpus.no-nvml", "NVML is not there")
             return handles
@@ -104,18 +122,23 @@ class Sampler:
             handles[uuid] = handle
             self._indices[uuid] = devices.ask(library, library.nvmlDeviceGetIndex, handle)
         if unknown:
-            self._problem = Message("gpus.unknown-to-nvml", f"NVML does not give {', '.join(unknown)}", reasons=unknown)
+            self._problem = Message(
+                "gpus.unknown-to-nvml", f"NVML does not give {', '.join(unknown)}", reasons=unknown
+            )
         return handles
 
     def _sample_each(self, handles: dict[str, Any], before_ranks: bool = False) -> None:
         for uuid, handle in handles.items():
-            time_s, missing = clock_s() - self._opened_s, self._missing[uuid]
+            time_s = clock_s() - self._opened_s
+            missing = self._missing[uuid]
             self._values[uuid].extend([time_s, *read_gpu(self._library, handle, missing)])
             for pid, memory_bytes in read_processes(self._library, handle, missing).items():
                 self._neighbours.note(time_s, uuid, pid, memory_bytes, before_ranks)
 
     def write(self) -> None:
-        """Write what was sampled, after the ranks have ended; a folder that was removed stays so."""
+        """Write what was sampled, after the ranks have ended;
+        a folder that was removed stays so.
+        """
         if self._uuids and self._folder.exists():
             reports = rank_files.read(self._folder)
             with suppress(OSError):  # a full disk, say: the record says that the part is missing
@@ -123,11 +146,14 @@ class Sampler:
 
     def _write_gpus(self, reports: Sequence[RankReport]) -> None:
         """Write this node's part of the record's `gpu`."""
-        sampled, host = (self._opened_s, self._closed_s), environment.host()
+        sampled = (self._opened_s, self._closed_s)
+        host = environment.host()
         read = [reading for report in reports for reading in report.counters]
         samples = {
             uuid: with_readings(
-                _table(values), [(time_s, joules) for time_s, gpu, joules in read if gpu == uuid], sampled
+                _table(values),
+                [(time_s, joules) for time_s, gpu, joules in read if gpu == uuid],
+                sampled,
             )
             for uuid, values in self._values.items()
         }
@@ -135,7 +161,8 @@ class Sampler:
         spans = [(start_s - self._opened_s, end_s - self._opened_s) for start_s, end_s in trained]
         if not trained:
             times = [rows[:, 0] for rows in samples.values() if len(rows)] or [np.zeros(1)]
-            first_s, last_s = max(time[0] for time in times), min(time[-1] for time in times)
+            first_s = max(time[0] for time in times)
+            last_s = min(time[-1] for time in times)
             spans = [(first_s, max(first_s, last_s))]
         part = {
             "start": self._attempt,
@@ -144,7 +171,12 @@ class Sampler:
             "covers": "training" if trained else "sampled",
             "spans_s": spans,
             "devices": [
-                {"host": host, "uuid": uuid, "index": self._indices.get(uuid), "missing": self._reasons(uuid, samples)}
+                {
+                    "host": host,
+                    "uuid": uuid,
+                    "index": self._indices.get(uuid),
+                    "missing": self._reasons(uuid, samples),
+                }
                 for uuid in (*self._uuids, *self._used_elsewhere(reports))
             ],
             "disturbed_by": [{"host": host, **other} for other in self._neighbours.foreign(spans)],
@@ -153,9 +185,12 @@ class Sampler:
         gpu_record.write_part(self._folder, part, samples)
 
     def _used_elsewhere(self, reports: Sequence[RankReport]) -> list[str]:
-        """GPUs that ranks used and nobody sampled, as where the user has CUDA number them otherwise than NVML does."""
+        """GPUs that ranks used and nobody sampled, as where the user
+        has CUDA number them otherwise than NVML does.
+        """
         used = {report.gpu: None for report in reports if report.gpu is not None}
-        whole = not any(uuid.startswith(devices.MIG) for uuid in self._uuids)  # of an instance CUDA may say either UUID
+        # of an instance CUDA may say either UUID
+        whole = not any(uuid.startswith(devices.MIG) for uuid in self._uuids)
         unsampled = [uuid for uuid in used if whole and uuid not in self._uuids]
         if unsampled:
             problem = Message(
@@ -169,10 +204,19 @@ class Sampler:
         return unsampled
 
     def _reasons(self, uuid: str, samples: dict[str, np.ndarray]) -> dict[str, str]:
-        """NVML's reasons for what none of a GPU's samples has, and why processes were not listed."""
-        rows, reasons = samples.get(uuid), self._missing.get(uuid, {})
-        empty = {name for i, name in enumerate(COLUMNS) if rows is not None and np.isnan(rows[:, i]).all()}
-        return {name: reason for name, reason in reasons.items() if name in empty or name == "processes"}
+        """NVML's reasons for what none of a GPU's samples has,
+        and why processes were not listed.
+        """
+        rows = samples.get(uuid)
+        reasons = self._missing.get(uuid, {})
+        empty = {
+            name
+            for i, name in enumerate(COLUMNS)
+            if rows is not None and np.isnan(rows[:, i]).all()
+        }
+        return {
+            name: reason for name, reason in reasons.items() if name in empty or name == "processes"
+        }
 
 
 def _table(values: Sequence[float]) -> np.ndarray:
@@ -182,21 +226,29 @@ def _table(values: Sequence[float]) -> np.ndarray:
 
 
 def training_spans(ranks: Sequence[RankReport], expected: int, sampled: Span) -> list[Span]:
-    """Spans in which any of the ranks trained, on `clock_s`: what `total_s` covers. None unless all that are expected
-    say, within the time in which GPUs were sampled: files of an earlier start have other times. Nor of a cell of a
-    race, in whose pauses others train."""
+    """Spans in which any of the ranks trained, on `clock_s`: what `total_s` covers. None unless all
+    that are expected say, within the time in which GPUs were sampled: files of an earlier start
+    have other times. Nor of a cell of a race, in whose pauses others train.
+    """
     spans: list[Span] = []
-    if len(ranks) < expected or any(rank.probe is not None and rank.probe.ended_by == "race" for rank in ranks):
+    if len(ranks) < expected or any(
+        rank.probe is not None and rank.probe.ended_by == "race" for rank in ranks
+    ):
         return spans
-    for pieces in zip(*(rank.spans_s for rank in ranks), strict=False):  # those that all ranks ended
-        start_s, end_s = min(piece[0] for piece in pieces), max(piece[1] for piece in pieces)
+    # those that all ranks ended
+    for pieces in zip(*(rank.spans_s for rank in ranks), strict=False):
+        start_s = min(piece[0] for piece in pieces)
+        end_s = max(piece[1] for piece in pieces)
         spans.append((max(start_s, spans[-1][1]) if spans else start_s, end_s))
     return spans if spans and sampled[0] <= spans[0][0] and spans[-1][1] <= sampled[1] else []
 
 
-def with_readings(samples: np.ndarray, readings: Sequence[tuple[float, float]], sampled: Span) -> np.ndarray:
-    """Samples (n, columns) of a GPU with a row, of energy alone, for each reading of its counter by a rank: time on
-    `clock_s`, and joules. Those outside of `sampled` are of an earlier start."""
+def with_readings(
+    samples: np.ndarray, readings: Sequence[tuple[float, float]], sampled: Span
+) -> np.ndarray:
+    """Samples (n, columns) of a GPU with a row, of energy alone, for each reading of its counter by
+    a rank: time on `clock_s`, and joules. Those outside of `sampled` are of an earlier start.
+    """
     inside = [reading for reading in readings if sampled[0] <= reading[0] <= sampled[1]]
     rows = np.full((len(inside), len(COLUMNS)), np.nan)
     rows[:, :2] = np.array(inside).reshape(-1, 2) - (sampled[0], 0.0)  # time and energy

@@ -1,7 +1,7 @@
 """The papers' printed figures, notes and settings.
 
-Values that are only plotted are not known, and not there. Nothing that is printed is corrected: where it contradicts
-itself, a note says so.
+Values that are only plotted are not known, and not there. Nothing that is printed is corrected:
+where it contradicts itself, a note says so.
 """
 
 import csv
@@ -15,12 +15,16 @@ from typing import Any
 import msgspec
 
 FOLDER = Path(__file__).parent
-# Measures that compare two cells, in percent: the time on 1 GPU, or of the base, / the time; that less 100; and the
-# share of the base's time that is saved
-SPEEDUP_1GPU, SPEEDUP, GAIN, SAVED = "speedup_1gpu_percent", "speedup_base_percent", "gain_percent", "saved_percent"
+# Measures that compare two cells, in percent: the time on 1 GPU, or of the base, / the time; that
+# less 100; and the share of the base's time that is saved
+SPEEDUP_1GPU = "speedup_1gpu_percent"
+SPEEDUP = "speedup_base_percent"
+GAIN = "gain_percent"
+SAVED = "saved_percent"
 HARDWARE = "NVIDIA H100"  # of both papers
 METRIC = "metric:"  # begins a measure of profiles, before the metric's name
-DATASETS = "table4"  # Table 4, the text data sets: its sizes are in figures.csv, its words in table4.csv
+# Table 4, the text data sets: its sizes are in figures.csv, its words in table4.csv
+DATASETS = "table4"
 
 
 @cache
@@ -40,9 +44,11 @@ class PrintedFigure:
     paper, where: as a reader would look it up; `both papers` where they agree.
     experiment: a file of conf/experiment, or DATASETS.
     cell: swept columns to the values that it is for, as far as it names them.
-    measure: a column of the records, a comparison (GAIN ...), METRIC and a name, or a fact with its unit at the end.
+    measure: a column of the records, a comparison (GAIN ...), METRIC and a name, or a fact with its
+    unit at the end.
     low, high: equal where it is one number, else a printed range.
-    how: `printed`; `derived`, a printed ratio less 100; `secondhand`, not of the papers but of a summary by others.
+    how: `printed`; `derived`, a printed ratio less 100; `secondhand`, not of the papers but of a
+    summary by others.
     note: the code of a note, or empty.
     """
 
@@ -82,7 +88,11 @@ class PrintedFigure:
     def name(self) -> str:
         """The measure in words, without its unit."""
         measure = self.measure.removeprefix(METRIC).removeprefix("dataset.").replace("_percent", "")
-        return re.sub(f"_{re.escape(self.unit.lower())}$", "", measure).replace("1gpu", "1 GPU").replace("_", " ")
+        return (
+            re.sub(f"_{re.escape(self.unit.lower())}$", "", measure)
+            .replace("1gpu", "1 GPU")
+            .replace("_", " ")
+        )
 
 
 @cache
@@ -94,26 +104,36 @@ def everything() -> tuple[PrintedFigure, ...]:
 def _figure(row: dict[str, str]) -> PrintedFigure:
     words = (word.split("=") for word in row["cell"].split())
     cell = {key: msgspec.yaml.decode(value) for key, value in words}
-    return msgspec.convert(row | {"cell": cell, "high": row["high"] or row["low"]}, PrintedFigure, strict=False)
+    return msgspec.convert(
+        row | {"cell": cell, "high": row["high"] or row["low"]}, PrintedFigure, strict=False
+    )
 
 
 def figures(experiment: str, measure: str | None = None) -> list[PrintedFigure]:
-    """Figures that the papers print for an experiment, all or of one measure; not those of others' summaries."""
+    """Figures that the papers print for an experiment, all or of one measure;
+    not those of others' summaries.
+    """
     return [
         figure
         for figure in everything()
-        if figure.experiment == experiment and measure in (None, figure.measure) and figure.how != "secondhand"
+        if figure.experiment == experiment
+        and measure in (None, figure.measure)
+        and figure.how != "secondhand"
     ]
 
 
 def at(candidates: Iterable[PrintedFigure], cell: Mapping[str, Any]) -> PrintedFigure | None:
     """The figure for exactly this cell, where it is a single number."""
-    return next((figure for figure in candidates if figure.cell == dict(cell) and figure.exact), None)
+    return next(
+        (figure for figure in candidates if figure.cell == dict(cell) and figure.exact), None
+    )
 
 
 @dataclass(frozen=True)
 class SourcedFigures:
-    """The figures of a source, as texts by the name of their measure; of the papers, or `secondhand`."""
+    """The figures of a source, as texts by the name of their measure; of the papers,
+    or `secondhand`.
+    """
 
     source: str
     secondhand: bool
@@ -160,7 +180,9 @@ def footnotes(experiment: str) -> list[Footnote]:
 
 
 class Instead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An experiment's value in place of the printed one; `comparable` if its figures may be compared all the same."""
+    """An experiment's value in place of the printed one;
+    `comparable` if its figures may be compared all the same.
+    """
 
     value: Any
     why: str
@@ -168,8 +190,9 @@ class Instead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Columns and their values; a list is an axis. kept: defaults that no table names. beyond: cells of the experiment
-    that the papers do not have."""
+    """Columns and their values; a list is an axis. kept: defaults that no table names. beyond:
+    cells of the experiment that the papers do not have.
+    """
 
     printed: dict[str, Any] = {}
     chosen: dict[str, Any] = {}
@@ -186,7 +209,8 @@ class Papers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """settings.yaml.
 
     hardware, memory_gib, versions: the papers' node, its memory and packages.
-    extract: a part of the file that experiments share. kinds, experiments: settings by kind of run and by experiment.
+    extract: a part of the file that experiments share. kinds,
+    experiments: settings by kind of run and by experiment.
     """
 
     hardware: str
@@ -204,13 +228,18 @@ def papers() -> Papers:
 
 def settings(kind: str, experiment: str) -> Settings:
     """The settings of an experiment, with those of its kind."""
-    common, own = papers().kinds[kind], papers().experiments.get(experiment, Settings())
-    chosen, kept = common.chosen | own.chosen, common.kept | own.kept
-    return Settings(common.printed | own.printed, chosen, kept, common.instead | own.instead, own.beyond)
+    common = papers().kinds[kind]
+    own = papers().experiments.get(experiment, Settings())
+    chosen = common.chosen | own.chosen
+    kept = common.kept | own.kept
+    return Settings(
+        common.printed | own.printed, chosen, kept, common.instead | own.instead, own.beyond
+    )
 
 
 @cache
 def in_full(experiment: str) -> str:
-    """A sentence on the time, disk and memory of an experiment on the papers' node, by the papers' times, scaled by
-    epochs, rows and GPUs; empty for an experiment that is not theirs."""
+    """A sentence on the time, disk and memory of an experiment on the papers' node, by the papers'
+    times, scaled by epochs, rows and GPUs; empty for an experiment that is not theirs.
+    """
     return next((row["takes"] for row in rows("in_full") if row["experiment"] == experiment), "")

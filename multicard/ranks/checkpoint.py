@@ -1,9 +1,10 @@
-"""Checkpoints of a run that was stopped, in `checkpoint/` of its folder: its next start resumes from the latest.
+"""Checkpoints of a run that was stopped, in `checkpoint/` of its
+folder: its next start resumes from the latest.
 
 | file | what |
 |---|---|
 | sSSSSSSSS/rRR.pt | rank RR's state after SSSSSSSS steps |
-| latest.json | `steps` and `world_size` of the checkpoint to resume from; written once all its rank files are there |
+| latest.json | `steps` and `world_size` to resume from; written once all its rank files are there |
 """
 
 import shutil
@@ -24,8 +25,9 @@ def latest(folder: Path) -> int | None:
 
 
 def save(folder: Path, rank: Rank, steps: int, state: dict[str, Any]) -> None:
-    """Save this rank's state after `steps` steps: tensors and plain values, in dicts and lists. All ranks call it; the
-    checkpoint counts once all have written."""
+    """Save this rank's state after `steps` steps: tensors and plain values, in dicts and lists. All
+    ranks call it; the checkpoint counts once all have written.
+    """
     import torch
 
     path = _rank_file(folder, steps, rank.rank)
@@ -40,12 +42,14 @@ def save(folder: Path, rank: Rank, steps: int, state: dict[str, Any]) -> None:
 
 
 def load(folder: Path, rank: Rank) -> dict[str, Any] | None:
-    """This rank's state in the latest checkpoint, with all tensors on the host; None where there is none. A ValueError
-    where another number of ranks saved it, or not all ranks see the same one.
+    """This rank's state in the latest checkpoint, with all tensors on the host; None where there is
+    none. A ValueError where another number of ranks saved it, or not all ranks see the same one.
     """
     import torch
 
-    saved = {"steps": 0, "world_size": rank.world_size} | (run_folder.read_json(_latest_file(folder)) or {})
+    saved = {"steps": 0, "world_size": rank.world_size} | (
+        run_folder.read_json(_latest_file(folder)) or {}
+    )
     ranks = saved["world_size"]
     if ranks != rank.world_size:
         raise Refusal(
@@ -62,8 +66,8 @@ def load(folder: Path, rank: Rank) -> dict[str, Any] | None:
         what = f"the checkpoint after step {seen}" if seen else "no checkpoint"
         raise Refusal(
             "checkpoint.late",
-            f"rank {rank.rank} on {host()} sees {what} in {folder}, another rank the one after step {newest}: "
-            "the file system shows files late; start the command again",
+            f"rank {rank.rank} on {host()} sees {what} in {folder}, another rank the one after step"
+            f" {newest}: the file system shows files late; start the command again",
             rank=rank.rank,
             host=host(),
             seen=seen,
@@ -71,7 +75,9 @@ def load(folder: Path, rank: Rank) -> dict[str, Any] | None:
         )
     if newest == 0:
         return None
-    return torch.load(_rank_file(folder, saved["steps"], rank.rank), map_location="cpu", weights_only=True)
+    return torch.load(
+        _rank_file(folder, saved["steps"], rank.rank), map_location="cpu", weights_only=True
+    )
 
 
 def remove(folder: Path) -> None:

@@ -1,4 +1,6 @@
-"""A command of multicard as a process in the foreground: what it prints is what it prints when typed."""
+"""A command of multicard as a process in the foreground: what
+it prints is what it prints when typed.
+"""
 
 import signal
 import subprocess

@@ -31,7 +31,9 @@ _ENDING: list[Failure] = []
 
 
 def end(failure: Failure) -> None:
-    """Have the main thread raise `Interrupted` with this failure, called from any other while it is `interruptible`."""
+    """Have the main thread raise `Interrupted` with this failure,
+    called from any other while it is `interruptible`.
+    """
     _ENDING.append(failure)
     main = main_thread().ident
     assert main is not None
@@ -39,7 +41,9 @@ def end(failure: Failure) -> None:
 
 
 def interruptible() -> AbstractContextManager[None]:
-    """Let a signal that asks this process to end, or `end`, raise `Interrupted`, once (see `interruption`)."""
+    """Let a signal that asks this process to end, or `end`, raise `Interrupted`,
+    once (see `interruption`).
+    """
     _ENDING.clear()
     return interruption.answered(_interrupted, signal.SIGUSR1)
 
@@ -56,7 +60,9 @@ def words_of(error: BaseException) -> str:
 
 
 def in_a_line(error: BaseException) -> str:
-    """The error as a user reads it: the message of a ValueError, else type and message, with memory in GB."""
+    """The error as a user reads it: the message of a ValueError, else type and message,
+    with memory in GB.
+    """
     from multicard.records.text_table import in_bytes  # imports rich
 
     if isinstance(words_of(error), Message):
@@ -81,8 +87,9 @@ def disk_full(error: BaseException) -> OSError | None:
 
 
 def no_space(error: BaseException, folder: Path) -> Message | None:
-    """The message on the full disk behind an error of a run in `folder`: that of the file which the error names, else
-    the fullest of those that a run writes to. None where it has another cause."""
+    """The message on the full disk behind an error of a run in `folder`: that of the file which the
+    error names, else the fullest of those that a run writes to. None where it has another cause.
+    """
     full = disk_full(error)
     if full is None:
         return None
@@ -119,27 +126,42 @@ def unwritable(
     )
 
 
-# Words of errors for want of memory: of the host, by torch's allocator and the system; of torch, the driver and NCCL;
-# of cuBLAS, cuDNN and cuSOLVER; of cuBLASLt
+# Words of errors for want of memory: of the host, by torch's allocator and the system; of torch,
+# the driver and NCCL; of cuBLAS, cuDNN and cuSOLVER; of cuBLASLt
 HOST_OOM = ("can't allocate memory", "cannot allocate memory")
 OOM = ("out of memory", "alloc_failed", "oom trying to allocate", *HOST_OOM)
-# Words of errors that have other causes too. torch tries cuDNN's engines one by one, and drops those whose workspace
-# does not fit (try_plans, try_configs in ATen/native/cudnn/Conv_v8.cpp); a library that cannot load its kernels or
-# make its handle has an internal error or is "not initialized"; NCCL may only say that a call to CUDA failed
+# Words of errors that have other causes too. torch tries cuDNN's engines one by one, and drops
+# those whose workspace does not fit (try_plans, try_configs in ATen/native/cudnn/Conv_v8.cpp); a
+# library that cannot load its kernels or make its handle has an internal error or is "not
+# initialized"; NCCL may only say that a call to CUDA failed
 OOM_IF_FULL = ("unable to find an engine", "no valid engine configs", "unhandled cuda error")
-OOM_IF_FULL += ("cudnn_status_not_supported", "cudnn_status_internal_error", "cudnn_status_not_initialized")
-OOM_IF_FULL += ("cudnn_status_execution_failed", "cublas_status_not_initialized", "cublas_status_internal_error")
-LITTLE_BYTES, LITTLE_SHARE = 1 << 30, 0.02  # free on a GPU that counts as full: the larger of the two
+OOM_IF_FULL += (
+    "cudnn_status_not_supported",
+    "cudnn_status_internal_error",
+    "cudnn_status_not_initialized",
+)
+OOM_IF_FULL += (
+    "cudnn_status_execution_failed",
+    "cublas_status_not_initialized",
+    "cublas_status_internal_error",
+)
+# free on a GPU that counts as full: the larger of the two
+LITTLE_BYTES = 1 << 30
+LITTLE_SHARE = 0.02
 
 
 def is_host_oom(error: BaseException) -> bool:
-    """True where the host's memory ran out, by the errors of Python, of the system and of torch's allocator on CPU."""
+    """True where the host's memory ran out, by the errors of Python,
+    of the system and of torch's allocator on CPU.
+    """
     return isinstance(error, MemoryError) or any(words in str(error).lower() for words in HOST_OOM)
 
 
 def is_oom(error: BaseException, memory: DeviceMemory | None = None) -> bool:
-    """True where memory ran out, by the errors of torch, of the libraries below it, and of Python on the host. Errors
-    that may have other causes are judged by the device's memory after them, where it is known."""
+    """True where memory ran out, by the errors of torch, of the libraries below it, and of Python
+    on the host. Errors that may have other causes are judged by the device's memory after them,
+    where it is known.
+    """
     if isinstance(error, MemoryError):
         return True
     text = str(error).lower() if isinstance(error, RuntimeError | OSError) else ""
@@ -153,19 +175,24 @@ def is_oom(error: BaseException, memory: DeviceMemory | None = None) -> bool:
 
 @contextmanager
 def compile_explained(compile_value: bool | str | None) -> Iterator[None]:
-    """Raise a ValueError that says in one line, with the remedy, that torch cannot compile the model here as the key
-    `compile` asks."""
+    """Raise a ValueError that says in one line, with the remedy, that torch cannot compile the
+    model here as the key `compile` asks.
+    """
     try:
         yield
     except Exception as error:
-        if is_oom(error) or not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+        if is_oom(error) or not type(error).__module__.startswith(
+            ("torch._dynamo", "torch._inductor")
+        ):
             raise
-        line = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        line = next(
+            (line for line in str(error).splitlines() if line.strip()), type(error).__name__
+        )
         value = compilation.word(compile_value)
         raise Refusal(
             "compile.failed",
-            f"compile={value}: torch cannot compile the model here ({line}); install a C++ compiler (g++), "
-            "or use `compile=false`",
+            f"compile={value}: torch cannot compile the model here ({line}); install a C++ compiler"
+            " (g++), or use `compile=false`",
             key="compile",
             value=value,
             reason=line,

@@ -1,20 +1,25 @@
-"""What a rank does between two steps of a short run: end it once its mean step is known, or pause in a race.
+"""What a rank does between two steps of a short run: end it once its mean step is known,
+or pause in a race.
 
-`probe=true`: all ranks stop after the same step. Rank 0 judges by its own steps: ranks exchange gradients in every
-step, and so have the same mean. Between two of its steps it writes the step to stop after to the board, which ranks
-read after each of theirs. Nobody waits for that, since no rank can have passed that step:
+`probe=true`: all ranks stop after the same step. Rank 0 judges by its own steps: ranks exchange
+gradients in every step, and so have the same mean. Between two of its steps it writes the step to
+stop after to the board, which ranks read after each of theirs. Nobody waits for that,
+since no rank can have passed that step:
 
-- On CPU ranks nobody ends step k + 1 before rank 0 has taken part in it. So after its step k it says k + 1.
-- On CUDA the host runs ahead of its device, and only the device waits for the others. A host that is LEAD steps ahead
-  waits for its device, which has work for so long; so no host has passed k + LEAD when rank 0's has ended step k.
+- On CPU ranks nobody ends step k + 1 before rank 0 has taken part in it. So after its step k it
+  says k + 1.
+- On CUDA the host runs ahead of its device, and only the device waits for the others. A host that
+  is LEAD steps ahead waits for its device, which has work for so long; so no host has passed k +
+  LEAD when rank 0's has ended step k.
 - Other nodes hear of it through the controllers, within HEARD_AFTER_S.
 
-A cell of a race trains to the step that the race names, measures that block of steps, and waits. The race writes the
-step to pause after to the board before it lets the ranks go, so all of them know it before they get there, and none
-waits within a collective. A paused rank holds its memory and does nothing, but its loader's workers load ahead until
-their queues are full. So the first steps of a block, for which batches lie ready, are trained and not measured, nor is
-the first step of an epoch, which waits for its first batch; evaluation lies between two measured steps and is no part
-of either.
+A cell of a race trains to the step that the race names, measures that block of steps, and waits.
+The race writes the step to pause after to the board before it lets the ranks go, so all of them
+know it before they get there, and none waits within a collective. A paused rank holds its memory
+and does nothing, but its loader's workers load ahead until their queues are full. So the first
+steps of a block, for which batches lie ready, are trained and not measured, nor is the first step
+of an epoch, which waits for its first batch; evaluation lies between two measured steps and is no
+part of either.
 """
 
 import json
@@ -46,19 +51,31 @@ POLL_S = 0.01  # between two looks at the board of a rank that waits
 
 
 class Probing:
-    """Ends a probe once its mean step is known; the loop calls its methods, and those of `Pausing`, as it goes. Steps
-    are timed by the clock of `device`: the CPU, where the host waits for its device in every step anyway."""
+    """Ends a probe once its mean step is known; the loop calls its methods, and those of `Pausing`,
+    as it goes. Steps
+    are timed by the clock of `device`: the CPU, where the host
+    waits for its device in every step anyway.
+    """
 
     def __init__(
-        self, config: RunConfig, rank: Rank, device: "torch.device", board: Board, steps_per_epoch: int
+        self,
+        config: RunConfig,
+        rank: Rank,
+        device: "torch.device",
+        board: Board,
+        steps_per_epoch: int,
     ) -> None:
-        self.rank, self.board, self.steps_per_epoch = rank, board, steps_per_epoch
-        self.nodes, self.ended_by = config.nodes, "run"
+        self.rank = rank
+        self.board = board
+        self.steps_per_epoch = steps_per_epoch
+        self.nodes = config.nodes
+        self.ended_by = "run"
         self._rule = None
         if rank.rank == 0:
             self._rule = StopRule(share(config.probe.error), config.probe.seconds, steps_per_epoch)
         self._laps = Laps(device, LEAD)
-        self._passed = LEAD if device.type == "cuda" and rank.world_size > 1 else 0  # by other ranks, ahead of rank 0
+        # by other ranks, ahead of rank 0
+        self._passed = LEAD if device.type == "cuda" and rank.world_size > 1 else 0
 
     def begin(self) -> float:
         """All is set up, and the training is about to start. Returns the seconds that it paused."""
@@ -70,8 +87,9 @@ class Probing:
             self._rule.start_epoch()
 
     def step_ended(self, steps: int) -> float:
-        """The host has ended the run's step `steps`, counted from 1. Returns the seconds that it paused, once the
-        device had done its work."""
+        """The host has ended the run's step `steps`, counted from 1. Returns the seconds that it
+        paused, once the device had done its work.
+        """
         self._laps.end()
         self._take()
         if self._rule is not None and not self.board.stop_at:
@@ -89,8 +107,9 @@ class Probing:
             self.board.ask_stop(steps + ahead)
 
     def end_epoch(self) -> bool:
-        """True where the run is to stop at the end of the epoch. A collective, once a rank's device has done the
-        work."""
+        """True where the run is to stop at the end of the epoch. A collective, once a rank's device
+        has done the work.
+        """
         self._take()
         if self._rule is not None and not self.board.stop_at:
             self.ended_by = self._rule.reason() or self.ended_by
@@ -112,12 +131,12 @@ class Pausing:
         clock: that of `Probing`.
         warm_up: first steps of the run, which are not measured.
         prepared: steps for which batches may lie ready after a pause.
-        weight: what each of the rank's samples counts, as posted on the board: less than 1 where ranks train on the
-            same ones.
-        last_loss: the loss of the rank's last step, asked for once the device has done its work; by default that on the
-            board, which must not lag behind then.
-        held: what the rank trained so far, from which the race sees ranks that train apart; by default it is not looked
-            at.
+        weight: what each of the rank's samples counts, as posted on the board: less than 1 where
+            ranks train on the same ones.
+        last_loss: the loss of the rank's last step, asked for once the device has done its work; by
+            default that on the board, which must not lag behind then.
+        held: what the rank trained so far, from which the race sees ranks that train apart; by
+            default it is not looked at.
     """
 
     def __init__(
@@ -133,15 +152,19 @@ class Pausing:
         last_loss: Callable[[], float] | None = None,
         held: Callable[[], Held] = Held,
     ) -> None:
-        self.rank, self.board, self.steps_per_epoch = rank, board, steps_per_epoch
+        self.rank = rank
+        self.board = board
+        self.steps_per_epoch = steps_per_epoch
         self.folder = folder
-        self._after_pause, self._weight = prepared + 1, weight
+        self._after_pause = prepared + 1
+        self._weight = weight
         self._held = held
         self._last_loss = last_loss or (lambda: self.board.read(rank.rank).loss)
         self._skip = max(warm_up, self._after_pause)  # steps that are not measured, from now on
         self._laps = Laps(clock)  # steps in a row
         self._counts: list[int] = []  # samples at their start, and at the end of each
-        self._block: list[tuple[float, float]] = []  # seconds of each measured step, and its samples
+        # seconds of each measured step, and its samples
+        self._block: list[tuple[float, float]] = []
         self._left_out: list[int] = []  # steps of the run, from 0, that were not measured
 
     def begin(self) -> float:
@@ -181,7 +204,9 @@ class Pausing:
     def _collect(self) -> None:
         """Add the steps in a row to the block. Waits for the device."""
         samples = self._weight * np.diff(self._counts)
-        self._block += zip((step_s for _, step_s in self._laps.known(wait=True)), map(float, samples), strict=True)
+        self._block += zip(
+            (step_s for _, step_s in self._laps.known(wait=True)), map(float, samples), strict=True
+        )
         self._counts = []
 
     def _pause(self, steps: int) -> float:
@@ -192,12 +217,15 @@ class Pausing:
         return clock_s() - paused_at_s
 
     def _write(self, steps: int) -> None:
-        """Add a line to the rank's file: the block that has ended, as `multicard.decide.race.readings` reads it."""
+        """Add a line to the rank's file: the block that has ended,
+        as `multicard.decide.race.readings` reads it.
+        """
         loss = self._last_loss()
         line = {
             "step": steps,
             "ranks": self.rank.world_size,
-            "skips": self._after_pause if steps else self._skip,  # steps that the next block begins with, unmeasured
+            # steps that the next block begins with, unmeasured
+            "skips": self._after_pause if steps else self._skip,
             "steps_per_epoch": self.steps_per_epoch,
             "step_s": [seconds for seconds, _ in self._block],
             "samples": [samples for _, samples in self._block],

@@ -1,10 +1,11 @@
 """The signals that ask this process to end, each answered by an exception in the main thread.
 
-Python runs a handler between any two instructions of the main thread, and what it raises there can be lost: callbacks
-of weak references and finalisers drop it, a library that is being imported, or a configuration that is being composed,
-turns it into an error of its own, and ranks or jobs that are just being started would be forgotten. So the exception
-waits where it would do harm, and is raised again where it was dropped. It is raised once: what follows is the end of
-the process, which no second Ctrl-C may cut short.
+Python runs a handler between any two instructions of the main thread, and what it raises there can
+be lost: callbacks of weak references and finalisers drop it, a library that is being imported, or a
+configuration that is being composed, turns it into an error of its own, and ranks or jobs that are
+just being started would be forgotten. So the exception waits where it would do harm, and is raised
+again where it was dropped. It is raised once: what follows is the end of the process,
+which no second Ctrl-C may cut short.
 
 Imports nothing but Python: the entries call `end_at_once` before all other imports.
 """
@@ -18,17 +19,21 @@ from types import FrameType
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-CONFIGURATION = "omegaconf"  # the package in which it waits: what is half set turns it into another error
+# the package in which it waits: what is half set turns it into another error
+CONFIGURATION = "omegaconf"
 AGAIN_S = 0.05  # after which an exception that waits, or was dropped, is raised
-# Functions within which it waits: Python's import; Hydra's composition; the start of ranks by torch's agent; that of a
-# sweep's jobs
+# Functions within which it waits: Python's import; Hydra's composition; the start of ranks by
+# torch's agent; that of a sweep's jobs
 WAITS_IN = {"_find_and_load", "load_configuration", "load_sweep_config", "_start_workers"}
 WAITS_IN |= {"submit_process", "submit_array"}
 
 
 def end_at_once() -> None:
-    """Have each signal end this process with a line: while it only imports, there is nothing to record. Standard
-    streams that are closed lead nowhere: else the next files would take their numbers, and what is printed."""
+    """Have each signal end this process with a line: while it only imports, there is nothing to
+    record. Standard
+    streams that are closed lead nowhere: else the next files would take their numbers,
+    and what is printed.
+    """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             nothing = os.open(os.devnull, os.O_RDWR)
@@ -45,7 +50,9 @@ def _exit(number: int, _: FrameType | None) -> None:
 
 
 class _Answer:
-    """The exception to raise: `taken` once a signal was answered; `waiting` until it can be raised."""
+    """The exception to raise: `taken` once a signal was answered;
+    `waiting` until it can be raised.
+    """
 
     taken = False
     waiting: BaseException | None = None
@@ -63,8 +70,9 @@ def answer_again() -> None:
 
 
 def answer(error_of: Callable[[int], BaseException], *more: int) -> dict[int, Any]:
-    """Have the first signal, of SIGNALS and `more`, raise in the main thread what `error_of` makes of its number; later
-    ones are ignored. Blocked signals stay blocked, and SIGHUP ignored where it is (nohup). Returns the handlers before.
+    """Have the first signal, of SIGNALS and `more`, raise in the main thread what `error_of` makes
+    of its number; later ones are ignored. Blocked signals stay blocked,
+    and SIGHUP ignored where it is (nohup). Returns the handlers before.
     """
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -74,7 +82,8 @@ def answer(error_of: Callable[[int], BaseException], *more: int) -> dict[int, An
             _Answer.taken = True
             _raise(error_of(number), frame)
 
-    _Answer.taken, sys.unraisablehook = False, _dropped
+    _Answer.taken = False
+    sys.unraisablehook = _dropped
     before = {number: signal.signal(number, handle) for number in _answerable((*SIGNALS, *more))}
     return before | {signal.SIGALRM: signal.signal(signal.SIGALRM, _raise_waiting)}
 
@@ -82,7 +91,8 @@ def answer(error_of: Callable[[int], BaseException], *more: int) -> dict[int, An
 @contextmanager
 def answered(error_of: Callable[[int], BaseException], *more: int) -> Iterator[None]:
     """`answer` within a block."""
-    hook, before = sys.unraisablehook, answer(error_of, *more)
+    hook = sys.unraisablehook
+    before = answer(error_of, *more)
     try:
         yield
     finally:
@@ -102,7 +112,9 @@ def _answerable(numbers: tuple[int, ...]) -> list[int]:
 
 
 def _raise(error: BaseException, frame: FrameType | None) -> None:
-    """Raise the error, or have it wait where the main thread is within a function that it would harm."""
+    """Raise the error, or have it wait where the main thread
+    is within a function that it would harm.
+    """
     while frame is not None:
         package = frame.f_globals.get("__name__", "").partition(".")[0]
         if frame.f_code.co_name in WAITS_IN or package == CONFIGURATION:
@@ -133,7 +145,9 @@ def _dropped(unraisable: Any) -> None:
 
 
 def _leave_dead_terminal() -> None:
-    """Drop what is printed from here on where the terminal was closed: each line would be an error of its own."""
+    """Drop what is printed from here on where the terminal was
+    closed: each line would be an error of its own.
+    """
     for descriptor in (1, 2):
         try:
             os.write(descriptor, b"")

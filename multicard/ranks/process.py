@@ -24,7 +24,8 @@ from multicard.records.text_table import in_bytes
 if TYPE_CHECKING:
     import torch
 
-PEER_GRACE_S = 10.0  # how long a rank whose collective failed waits, so that the agent sees which rank died first
+# how long a rank whose collective failed waits, so that the agent sees which rank died first
+PEER_GRACE_S = 10.0
 UNWRITABLE = 74  # exit code of a rank that could not write, nor report it (EX_IOERR of sysexits.h)
 LOG_LINES = 20  # last lines of a rank's log, kept in its failure
 
@@ -57,7 +58,9 @@ def meet(rank: Rank) -> None:
 
 
 def as_on_rank_0(rank: Rank, flag: bool) -> bool:
-    """Rank 0's flag: a broadcast, of which no byte is counted as an all-reduce of the training's."""
+    """Rank 0's flag: a broadcast, of which no byte is
+    counted as an all-reduce of the training's.
+    """
     if rank.world_size == 1:
         return flag
     import torch
@@ -81,7 +84,7 @@ def max_over_ranks(rank: Rank, number: int) -> int:
 
 
 @dataclass(frozen=True)
-class Job:
+class RankSettings:
     """Settings with which ranks start: picklable, and the same for all ranks of a node."""
 
     folder: Path
@@ -95,7 +98,8 @@ class Job:
     allocation: Allocation = field(default_factory=Allocation)
     controller: int = field(default_factory=os.getpid)
     variables: dict[str, str] = field(default_factory=dict)  # of the environment
-    # command and options of a profiler that starts each rank; the text RANK in them becomes the rank's number
+    # command and options of a profiler that starts each rank;
+    # the text RANK in them becomes the rank's number
     wrapper: tuple[str, ...] = ()
 
 
@@ -114,13 +118,15 @@ def ended_file(folder: Path, rank: int) -> Path:
 
 
 def exit_with_bad_fork() -> None:
-    """The body of a process that ends with 1 if it was forked from one that had started CUDA, else with 0."""
+    """The body of a process that ends with 1 if it was forked from one that had started CUDA,
+    else with 0.
+    """
     import torch
 
     sys.exit(int(torch.cuda._is_in_bad_fork()))
 
 
-def work_as_rank(work: str, arguments: tuple[Any, ...], job: Job) -> None:
+def work_as_rank(work: str, arguments: tuple[Any, ...], job: RankSettings) -> None:
     """The body of a rank's process: join the others, call `work`, and leave together.
 
     Args:
@@ -144,7 +150,8 @@ def work_as_rank(work: str, arguments: tuple[Any, ...], job: Job) -> None:
             write_json(ended_file(job.folder, number), {})
         _end_compilers()
     except BaseException as error:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch raises there for each end of a loader's worker, here too
+        # torch raises there for each end of a loader's worker, here too
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         with suppress(OSError):
             traceback.print_exc()
         _report(job, number, error)
@@ -153,7 +160,7 @@ def work_as_rank(work: str, arguments: tuple[Any, ...], job: Job) -> None:
         _exit_at_once(1 if disk_full(error) is None else UNWRITABLE)
 
 
-def _join(job: Job) -> Rank:
+def _join(job: RankSettings) -> Rank:
     """Choose this rank's device and join the process group."""
     import torch
     import torch.distributed as dist
@@ -166,12 +173,13 @@ def _join(job: Job) -> Rank:
     else:
         device = torch.device("cpu")
     if world > 1 and job.joins:
-        bound = device if "nccl" in job.backend else None  # else the first barrier guesses the device
+        # else the first barrier guesses the device
+        bound = device if "nccl" in job.backend else None
         dist.init_process_group(job.backend, device_id=bound)
     return Rank(number, local, world, device, job.backend, job.threads)
 
 
-def _leave(job: Job) -> None:
+def _leave(job: RankSettings) -> None:
     """Leave the process group, also one that the work joined itself and left open."""
     import torch.distributed as dist
 
@@ -182,7 +190,8 @@ def _leave(job: Job) -> None:
 
 
 def _end_compilers() -> None:
-    """End the processes in which Inductor compiles: their CPU time counts as the run's while they have their parent.
+    """End the processes in which Inductor compiles: their CPU time
+    counts as the run's while they have their parent.
 
     Forked ranks do not run what Inductor leaves to the interpreter's exit.
     """
@@ -192,7 +201,7 @@ def _end_compilers() -> None:
             inductor.shutdown_compile_workers()
 
 
-def _report(job: Job, rank: int, error: BaseException) -> None:
+def _report(job: RankSettings, rank: int, error: BaseException) -> None:
     """Leave a report of the exception for the controller."""
     memory = device_memory(job.device)
     message = in_a_line(error)
@@ -201,7 +210,8 @@ def _report(job: Job, rank: int, error: BaseException) -> None:
         failure = Failure("disk", full)
     elif is_oom(error, memory):
         if memory is not None and not is_oom(error):  # it does not say so itself
-            free, total = in_bytes(memory.free_bytes), in_bytes(memory.total_bytes)
+            free = in_bytes(memory.free_bytes)
+            total = in_bytes(memory.total_bytes)
             message = Message(
                 "rank.gpu-full",
                 f"{message} ({free} of {total} free)",
@@ -210,7 +220,9 @@ def _report(job: Job, rank: int, error: BaseException) -> None:
                 total_bytes=memory.total_bytes,
             )
         ran_out = "host" if job.device == "cpu" or is_host_oom(error) else "gpu"
-        failure = Failure("oom", message, ran_out=ran_out, memory_bytes=held_memory_bytes(job.device))
+        failure = Failure(
+            "oom", message, ran_out=ran_out, memory_bytes=held_memory_bytes(job.device)
+        )
     with suppress(OSError):  # a full disk may have ended the rank; its log and exit code remain
         write_json(error_file(job.folder, rank), failure)
 
@@ -235,7 +247,9 @@ def end_children() -> None:
 
 
 def _exit_at_once(code: int) -> NoReturn:
-    """End this process and those it started, without the waits that an orderly exit has in a broken group."""
+    """End this process and those it started, without the waits
+    that an orderly exit has in a broken group.
+    """
     end_children()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):

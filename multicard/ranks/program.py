@@ -26,9 +26,14 @@ def begin() -> None:
 
 
 def without_optimisation(words: Sequence[str]) -> list[str]:
-    """The words after `python` on a command line, without -O and -OO, also in one word as in -BOO."""
-    kept, left = list[str](), list(words)
-    while left and left[0].startswith("-") and not left[0].startswith(("-m", "-c")) and left[0] != "-":
+    """The words after `python` on a command line, without -O and -OO,
+    also in one word as in -BOO.
+    """
+    kept = list[str]()
+    left = list(words)
+    while (
+        left and left[0].startswith("-") and not left[0].startswith(("-m", "-c")) and left[0] != "-"
+    ):
         word = left.pop(0)
         if word in TAKES_VALUE and left:
             kept += [word, left.pop(0)]

@@ -1,12 +1,17 @@
 """Torch's static rendezvous, on one address.
 
-Torch's own store listens on every address of the machine, and its dynamic rendezvous unpickles what anybody put there.
-Its static one waits for the other nodes within C++, where neither Ctrl-C nor the loss of a node ends the wait.
+Torch's own store listens on every address of the machine, and its dynamic rendezvous unpickles what
+anybody put there. Its static one waits for the other nodes within C++,
+where neither Ctrl-C nor the loss of a node ends the wait.
 """
 
 import socket
 
-from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import (
+    PrefixStore,  # pyright: ignore[reportPrivateImportUsage]
+    Store,  # pyright: ignore[reportPrivateImportUsage]
+    TCPStore,  # pyright: ignore[reportPrivateImportUsage]
+)
 from torch.distributed.elastic.rendezvous import (
     RendezvousInfo,
     RendezvousParameters,
@@ -73,9 +78,12 @@ class OneAddress(StaticTCPRendezvous):
 
 
 def create(parameters: RendezvousParameters) -> OneAddress:
-    """The rendezvous of torch's parameters: `endpoint` as "address:port", and `rank` and `timeout` (s) in `config`."""
+    """The rendezvous of torch's parameters: `endpoint` as "address:port",
+    and `rank` and `timeout` (s) in `config`.
+    """
     address, _, port = parameters.endpoint.rpartition(":")
-    rank, timeout_s = parameters.config["rank"], parameters.config["timeout"]
+    rank = parameters.config["rank"]
+    timeout_s = parameters.config["timeout"]
     return OneAddress(address, int(port), rank, parameters.max_nodes, parameters.run_id, timeout_s)
 
 

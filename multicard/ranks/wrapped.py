@@ -2,8 +2,8 @@
 
     python multicard/ranks/wrapped.py FILE
 
-FILE is what `elastic.launch` hands over: function, arguments and job. The command replaces itself by the profiler,
-which starts it once more.
+FILE is what `elastic.launch` hands over: function, arguments and job. The command replaces itself
+by the profiler, which starts it once more.
 """
 
 import os
@@ -11,7 +11,8 @@ import pickle
 import sys
 from pathlib import Path
 
-sys.path[0] = str(Path(__file__).parents[2])  # as for the entries, whichever folder they were started in
+# as for the entries, whichever folder they were started in
+sys.path[0] = str(Path(__file__).parents[2])
 
 from multicard.ranks import os_calls, process
 

@@ -1,13 +1,16 @@
-"""What bounds a run, as one place says it: measured by ablations, else by the GPU's published rates.
+"""What bounds a run, as one place says it: measured by ablations,
+else by the GPU's published rates.
 
-The line at a run's end, the page, `best` and Python all ask here, so that no two of them contradict.
+The line at a run's end, the page, `best` and Python all ask here,
+so that no two of them contradict.
 """
 
 from dataclasses import dataclass
 
 from multicard.records.schema import AnyRecord, LlmRecord
 
-OLD_ADVICE = ". To try next: "  # before it, in the sentences of records that have no advice by itself
+# before it, in the sentences of records that have no advice by itself
+OLD_ADVICE = ". To try next: "
 
 
 @dataclass(frozen=True)
@@ -31,10 +34,12 @@ def of(record: AnyRecord) -> Bound | None:
     """What bounds a run; None where nobody knows. What was measured by ablations comes first."""
     told = record.diagnosis
     if told is not None and told.sentence is not None:
-        finding, advice = told.finding, told.advice
+        finding = told.finding
+        advice = told.advice
         if finding is None:
             before, _, after = told.sentence.partition(OLD_ADVICE)
-            finding, advice = before.partition(": ")[2] or before, after or None
+            finding = before.partition(": ")[2] or before
+            advice = after or None
         return Bound(told.sentence, finding, () if advice is None else (advice,), is_measured=True)
     found = record.arithmetic if isinstance(record, LlmRecord) else None
     if found is None or found.sentence is None or found.finding is None:

@@ -17,7 +17,8 @@ from multicard.records.schema_parts import TextRows
 
 DATA = "data"  # the fingerprint of the data, as a column of tables
 REPETITION = "repetition"  # the number of the repetition, also a column
-RECIPE = "recipe"  # torchtune's, which follows from the method and the number of GPUs unless it is forced
+# torchtune's, which follows from the method and the number of GPUs unless it is forced
+RECIPE = "recipe"
 SCALE = "scale"
 ALL_THREADS = "all_threads"  # of all ranks
 LATER = (DATA, "threads", "beside_others", ALL_THREADS)  # columns that only newer records have
@@ -25,24 +26,34 @@ LATER = (DATA, "threads", "beside_others", ALL_THREADS)  # columns that only new
 DOUBTFUL = "?"  # marks an efficiency above the possible
 DOUBTFUL_MEANING = Message(
     "notes.doubtful",
-    f"above {formulas.DOUBTFUL_EFFICIENCY:.0%} of the ideal, which more GPUs alone cannot give: the run on one was "
-    "slower for another cause (fewer cores, load of others, clocks); measure it again",
+    f"above {formulas.DOUBTFUL_EFFICIENCY:.0%} of the ideal, which more GPUs alone cannot give: the"
+    " run on one was slower for another cause (fewer cores, load of others, clocks); measure it"
+    " again",
     above=formulas.DOUBTFUL_EFFICIENCY,
 )
 
 
 def measured_settings(config: dict[str, Any]) -> dict[str, str]:
-    """A configuration as "group.key" to JSON text, without keys that do not change the measurement."""
+    """A configuration as "group.key" to JSON text,
+    without keys that do not change the measurement.
+    """
     beside = schema.beside()
-    return {key: json.dumps(value) for key, value in flat(config).items() if key.partition(".")[0] not in beside}
+    return {
+        key: json.dumps(value)
+        for key, value in flat(config).items()
+        if key.partition(".")[0] not in beside
+    }
 
 
 def reference(record: AnyRecord, records: Sequence[AnyRecord], **axes: Any) -> AnyRecord | None:
-    """The `ok` record that has these values on `axes` and equals `record` in all else, data and machine too; among
-    several repetitions, the one with the same number. Probes do not count."""
+    """The `ok` record that has these values on `axes` and equals `record` in all else, data and
+    machine too; among several repetitions, the one with the same number. Probes do not count.
+    """
     measured = [r for r in records if r.status == "ok" and not r.is_probe]
     alike = [r for r in measured if _all_but(r, [*axes]) == _all_but(record, [*axes])]
-    alike = [r for r in alike if all(r.axes.get(axis, value) == value for axis, value in axes.items())]
+    alike = [
+        r for r in alike if all(r.axes.get(axis, value) == value for axis, value in axes.items())
+    ]
     return min(alike, key=lambda r: r.repetition != record.repetition, default=None)
 
 
@@ -51,14 +62,16 @@ def _all_but(record: AnyRecord, axes: list[str]) -> tuple[Any, ...]:
     settings = measured_settings(record.config)
     left_out = {*axes, *(following(settings) if "gpus" in axes else ())}
     rest = {key: value for key, value in settings.items() if key.partition(".")[0] not in left_out}
-    threads = None if "gpus" in axes else record.threads  # the cores are shared by another number of ranks
+    # the cores are shared by another number of ranks
+    threads = None if "gpus" in axes else record.threads
     origin = [record.axes.get("device"), record.hardware, record.commit, record.dirty]
     return rest, *origin, content(record), threads
 
 
 def following(settings: Mapping[str, Any]) -> set[str]:
-    """Keys of a run's settings, or columns, that follow from its number of ranks, which so changes no training: a
-    rank's batch or the accumulation, of a global batch."""
+    """Keys of a run's settings, or columns, that follow from its number of ranks, which so changes
+    no training: a rank's batch or the accumulation, of a global batch.
+    """
     if settings.get("global_batch_size") in (None, "null"):
         return set()
     follows = {"batch_size_asked", *schema.keys(Role.follows)}
@@ -68,7 +81,9 @@ def following(settings: Mapping[str, Any]) -> set[str]:
 
 
 def varied(records: Sequence[AnyRecord], always: tuple[str, ...]) -> list[str]:
-    """The axes to show, those in `always` and those that differ, and then the keys that differ beside them."""
+    """The axes to show, those in `always` and those that differ,
+    and then the keys that differ beside them.
+    """
     axes = dict.fromkeys(axis for record in records for axis in record.axes)
     settings = [measured_settings(record.config) for record in records]
     keys = dict.fromkeys([*axes, *(key for own in settings for key in own), DATA, REPETITION])
@@ -81,26 +96,40 @@ def varied(records: Sequence[AnyRecord], always: tuple[str, ...]) -> list[str]:
 
 
 def apart(rows: Sequence[Mapping[str, Any]], keys: Iterable[str]) -> list[str]:
-    """Those of `keys` in which rows differ, in their order; a row that lacks a key does not differ there.
+    """Those of `keys` in which rows differ, in their order;
+    a row that lacks a key does not differ there.
 
-    Left out is what follows from another key: what an option or axis brings with it (`dataset.mean`, torchtune's
-    recipe) and what `scale=smoke` sets.
+    Left out is what follows from another key: what an option or axis brings with it
+    (`dataset.mean`, torchtune's recipe) and what `scale=smoke` sets.
     """
     differ = [
         key
         for key in keys
-        if len({row[key] for row in rows if key in row and not (key in LATER and row[key] is None)}) > 1
+        if len({row[key] for row in rows if key in row and not (key in LATER and row[key] is None)})
+        > 1
     ]
     if SCALE in differ:
-        scales = {row.get(SCALE) or Scale.full.value for row in rows}  # records older than scales are of full
-        by_scale = [[row for row in rows if (row.get(SCALE) or Scale.full.value) == scale] for scale in scales]
-        differ = [key for key in differ if key == SCALE or any(kinds(same, [key]) > 1 for same in by_scale)]
+        # records older than scales are of full
+        scales = {row.get(SCALE) or Scale.full.value for row in rows}
+        by_scale = [
+            [row for row in rows if (row.get(SCALE) or Scale.full.value) == scale]
+            for scale in scales
+        ]
+        differ = [
+            key
+            for key in differ
+            if key == SCALE or any(kinds(same, [key]) > 1 for same in by_scale)
+        ]
     options = {key.removesuffix(".name") for key in differ}
     follows = set[str]().union(*map(following, rows))
     brought = [key for key in differ if key in (RECIPE, *LATER, *follows) or _brought(key, options)]
     needed = [key for key in differ if key not in brought]
     for key in brought:
-        telling = [name for name in needed if key != DATA or Role.content in schema.of(name.partition(".")[0])]
+        telling = [
+            name
+            for name in needed
+            if key != DATA or Role.content in schema.of(name.partition(".")[0])
+        ]
         if kinds(rows, [*telling, key]) > kinds(rows, telling):
             needed.append(key)
     return needed
@@ -113,7 +142,9 @@ def kinds(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> int:
 
 def _brought(key: str, options: set[str]) -> bool:
     group, _, inner = key.partition(".")
-    return bool(inner) and (inner in options or (group in options and (inner != "name" or group != key)))
+    return bool(inner) and (
+        inner in options or (group in options and (inner != "name" or group != key))
+    )
 
 
 def content(record: AnyRecord) -> str | None:
@@ -140,11 +171,15 @@ def notes(records: Sequence[AnyRecord]) -> list[str]:
     lines: list[str] = []
     measured = [record for record in records if record.config]
     commits = {str(record.commit)[:9] + "+changes" * bool(record.dirty) for record in measured}
-    for name, found in (("commits", commits), ("machines", {str(record.hardware) for record in measured})):
+    for name, found in (
+        ("commits", commits),
+        ("machines", {str(record.hardware) for record in measured}),
+    ):
         if len(found) > 1:
             line = Message(
                 "notes.several",
-                f"measured on several {name}, not compared with one another: {', '.join(sorted(found))}",
+                f"measured on several {name}, not compared with one another:"
+                f" {', '.join(sorted(found))}",
                 what=name,
                 found=sorted(found),
             )
@@ -153,12 +188,15 @@ def notes(records: Sequence[AnyRecord]) -> list[str]:
     if streamed := sum((read.get("train") or {}).get("mode") == "streamed" for read in inputs):
         line = Message(
             "notes.streamed",
-            f"{streamed} with more images than dataset.device_budget_bytes: they crossed batch by batch",
+            f"{streamed} with more images than dataset.device_budget_bytes: they crossed batch by"
+            " batch",
             key="dataset.device_budget_bytes",
             runs=streamed,
         )
         lines.append(line)
-    skipped = [sum(part["skipped"] for part in (read.get("decoded") or {}).values()) for read in inputs]
+    skipped = [
+        sum(part["skipped"] for part in (read.get("decoded") or {}).values()) for read in inputs
+    ]
     if any(skipped):
         line = Message(
             "notes.broken-images",
@@ -166,10 +204,16 @@ def notes(records: Sequence[AnyRecord]) -> list[str]:
             images=max(skipped),
         )
         lines.append(line)
-    rows = [record.text_rows for record in measured if isinstance(record, LlmRecord) and record.text_rows]
+    rows = [
+        record.text_rows
+        for record in measured
+        if isinstance(record, LlmRecord) and record.text_rows
+    ]
     if broken := max((counts.broken or 0 for counts in rows), default=0):
         line = Message(
-            "notes.broken-rows", f"up to {broken} broken rows left out: see text_rows in the records", rows=broken
+            "notes.broken-rows",
+            f"up to {broken} broken rows left out: see text_rows in the records",
+            rows=broken,
         )
         lines.append(line)
     cut = max(rows, key=lambda counts: counts.cut or 0, default=TextRows())
@@ -177,19 +221,22 @@ def notes(records: Sequence[AnyRecord]) -> list[str]:
         left_out = f", {cut.left_out} of them left out: no label remained" if cut.left_out else ""
         line = Message(
             "notes.cut-rows",
-            f"up to {cut.cut} of {cut.read} rows cut at max_seq_len{left_out} (see text_rows in the records)",
+            f"up to {cut.cut} of {cut.read} rows cut at max_seq_len{left_out} (see text_rows in the"
+            " records)",
             key="max_seq_len",
             cut=cut.cut,
             read=cut.read,
             left_out=cut.left_out,
         )
         lines.append(line)
-    if disturbed := [record.gpu.disturbed_by for record in measured if record.gpu and record.gpu.disturbed_by]:
+    if disturbed := [
+        record.gpu.disturbed_by for record in measured if record.gpu and record.gpu.disturbed_by
+    ]:
         names = sorted({str(other.name or other.pid) for others in disturbed for other in others})
         line = Message(
             "notes.disturbed",
-            f"{limits.DISTURBED.sign} others used the GPUs of {len(disturbed)} while they were measured "
-            f"({', '.join(names)}): see gpu.disturbed_by in the records",
+            f"{limits.DISTURBED.sign} others used the GPUs of {len(disturbed)} while they were"
+            f" measured ({', '.join(names)}): see gpu.disturbed_by in the records",
             runs=len(disturbed),
             names=names,
         )

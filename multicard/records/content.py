@@ -1,10 +1,11 @@
 """Fingerprints of data: equal where the content is equal, wherever it lies.
 
-A part of the data (the data set, the tokenizer's files, a checkpoint) is a list of named blobs: files and arrays. Its
-digits cover every name and size in order, and content: all of it up to BUDGET_BYTES in MOST_FILES blobs. Of more, an
-equal share of the budget of each blob, of MOST_FILES evenly spaced ones where there are more: pieces of PIECE_BYTES,
-evenly spaced from its first byte to its last. So a change of bytes that leaves all sizes alone is missed where it lies
-outside of the pieces. Dates and folders above the data are not covered.
+A part of the data (the data set, the tokenizer's files, a checkpoint) is a list of named blobs:
+files and arrays. Its digits cover every name and size in order, and content: all of it up to
+BUDGET_BYTES in MOST_FILES blobs. Of more, an equal share of the budget of each blob, of MOST_FILES
+evenly spaced ones where there are more: pieces of PIECE_BYTES, evenly spaced from its first byte to
+its last. So a change of bytes that leaves all sizes alone is missed where it lies outside of the
+pieces. Dates and folders above the data are not covered.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from multicard.messages import Refusal
-from multicard.records.schema_parts import Data
+from multicard.records.schema_parts import DataContent
 
 BUDGET_BYTES = 64 << 20
 MOST_FILES = 1024
@@ -22,7 +23,7 @@ Blob = tuple[str, Path | memoryview]  # its name within the data, and a file or 
 Parts = Mapping[str, Sequence[Blob]]
 
 
-def fingerprint(parts: Parts) -> Data:
+def fingerprint(parts: Parts) -> DataContent:
     """The record's `data`.
 
     Args:
@@ -31,21 +32,30 @@ def fingerprint(parts: Parts) -> Data:
     Raises:
         ValueError: a file that cannot be read.
     """
-    digits, size_bytes, hashed_bytes = {}, 0, 0
+    digits = {}
+    size_bytes = 0
+    hashed_bytes = 0
     for part, blobs in parts.items():
         if blobs:
             digits[part], own_bytes, own_hashed_bytes = _digest(blobs)
             size_bytes, hashed_bytes = size_bytes + own_bytes, hashed_bytes + own_hashed_bytes
     whole = sha256(" ".join(f"{part}={own}" for part, own in digits.items()).encode())
-    return Data(whole.hexdigest()[:DIGITS], digits, size_bytes, hashed_bytes)
+    return DataContent(whole.hexdigest()[:DIGITS], digits, size_bytes, hashed_bytes)
 
 
-def difference(before: Data | None, now: Data | None) -> str | None:
-    """The parts in which two fingerprints differ: "dataset 1a2b, now 3c4d"; None where those known of both agree."""
+def difference(before: DataContent | None, now: DataContent | None) -> str | None:
+    """The parts in which two fingerprints differ: "dataset 1a2b, now 3c4d";
+    None where those known of both agree.
+    """
     if before is None or now is None:
         return None
-    pairs = {name: (before.parts[name], new) for name, new in now.parts.items() if name in before.parts}
-    return ", ".join(f"{name} {old}, now {new}" for name, (old, new) in pairs.items() if old != new) or None
+    pairs = {
+        name: (before.parts[name], new) for name, new in now.parts.items() if name in before.parts
+    }
+    return (
+        ", ".join(f"{name} {old}, now {new}" for name, (old, new) in pairs.items() if old != new)
+        or None
+    )
 
 
 def text_blob(name: str, text: str) -> Blob:
@@ -65,9 +75,12 @@ def unreadable(error: OSError) -> Refusal:
 def _digest(blobs: Sequence[Blob]) -> tuple[str, int, int]:
     """The digits of a part, its bytes, and how many of them were hashed."""
     try:
-        sizes = [blob.stat().st_size if isinstance(blob, Path) else blob.nbytes for _, blob in blobs]
+        sizes = [
+            blob.stat().st_size if isinstance(blob, Path) else blob.nbytes for _, blob in blobs
+        ]
         names = "".join(f"{name}\0{size}\n" for (name, _), size in zip(blobs, sizes, strict=True))
-        digest = sha256(names.encode(errors="surrogateescape"))  # names of files may be of any bytes
+        # names of files may be of any bytes
+        digest = sha256(names.encode(errors="surrogateescape"))
         count = min(len(blobs), MOST_FILES)
         whole = sum(sizes) <= BUDGET_BYTES and count == len(blobs)
         share = None if whole else BUDGET_BYTES // count

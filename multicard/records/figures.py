@@ -1,7 +1,7 @@
 """The figures of a run, each declared once.
 
-A figure is a number of a record that tables, charts, rankings, sweepers and W&B show. A new one is an entry of
-`FIGURES` (and a key of the schema that holds it); everything else reads this file.
+A figure is a number of a record that tables, charts, rankings, sweepers and W&B show. A new one is
+an entry of `FIGURES` (and a key of the schema that holds it); everything else reads this file.
 """
 
 import inspect
@@ -16,16 +16,20 @@ from multicard.records.schema import LlmRecord, Record, ScriptRecord, VisionReco
 from multicard.records.schema_parts import described
 from multicard.records.text_table import clean, in_bytes, in_joules
 
-RECORDS: dict[str, type[Record]] = {record.kind: record for record in (VisionRecord, LlmRecord, ScriptRecord)}
+RECORDS: dict[str, type[Record]] = {
+    record.kind: record for record in (VisionRecord, LlmRecord, ScriptRecord)
+}
 VISION, LLM, SCRIPT = ALL = tuple(RECORDS)
 BY_STEP = LLM, SCRIPT  # kinds whose losses are known step by step
 # By kind of run: the figures that tell how well it learned, the one that tells it best first
 LEARNING: Mapping[str, tuple[str, ...]] = {
     VISION: ("test_accuracy",),
-    LLM: ("held_out_loss", "loss_last_tenth"),  # the training loss says little of rows that were not trained on
+    # the training loss says little of rows that were not trained on
+    LLM: ("held_out_loss", "loss_last_tenth"),
     SCRIPT: ("test_accuracy", "loss_last_tenth"),
 }
-LEARNED = tuple(dict.fromkeys(name for names in LEARNING.values() for name in names))  # of all kinds
+# of all kinds
+LEARNED = tuple(dict.fromkeys(name for names in LEARNING.values() for name in names))
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,9 @@ class Unit:
 
     def scale(self, largest: float) -> Scale:
         """The scale of an axis whose largest value is this."""
-        return next((scale for scale in reversed(self.scales) if largest >= scale.least), self.scales[0])
+        return next(
+            (scale for scale in reversed(self.scales) if largest >= scale.least), self.scales[0]
+        )
 
 
 def seconds(count: float) -> str:
@@ -59,15 +65,25 @@ def _thousands(*names: str) -> tuple[Scale, ...]:
     return tuple(Scale(name, 1000.0**power, 1000.0**power) for power, name in enumerate(names))
 
 
-SECONDS = Unit("s", seconds, (Scale("ms", 1e-3), Scale("s", 1.0, 1.0), Scale("h", 3600.0, 3 * 3600.0)))
+SECONDS = Unit(
+    "s", seconds, (Scale("ms", 1e-3), Scale("s", 1.0, 1.0), Scale("h", 3600.0, 3 * 3600.0))
+)
 BYTES = Unit("bytes", in_bytes, _thousands("B", "kB", "MB", "GB", "TB"))
 JOULES = Unit("J", in_joules, _thousands("J", "kJ", "MJ", "GJ"))
 RATE = Unit("", lambda number: f"{number:,.0f}" if number >= 100 else f"{number:.3g}")
 SHARE = Unit("share", "{:.2%}".format, (Scale("%", 0.01),))
-MONEY = Unit("", lambda number: f"{number:,.2f}" if number >= 10 else f"{number:.3g}")  # in the price's currency
+# in the price's currency
+MONEY = Unit("", lambda number: f"{number:,.2f}" if number >= 10 else f"{number:.3g}")
 PLAIN = Unit("", lambda number: str(number) if isinstance(number, int) else f"{number:.4g}")
 # Of other columns, by the ending of the name, the first that fits
-ENDINGS = {"_per_s": RATE, "_s": SECONDS, "_bytes": BYTES, "_joules": JOULES, "accuracy": SHARE, "share": SHARE}
+ENDINGS = {
+    "_per_s": RATE,
+    "_s": SECONDS,
+    "_bytes": BYTES,
+    "_joules": JOULES,
+    "accuracy": SHARE,
+    "share": SHARE,
+}
 
 
 @dataclass(frozen=True)
@@ -118,7 +134,9 @@ class Figure:
 
     @property
     def can_be_disturbed(self) -> bool:
-        """True for what is timed: other programs, or a halt, change it. They change no count, loss or peak."""
+        """True for what is timed: other programs, or a halt, change it. They change no count,
+        loss or peak.
+        """
         return not (self.counted or self.of_seeds or self.summed == "max")
 
     def text(self, record: Record) -> str:
@@ -143,15 +161,24 @@ class Figure:
         if self.keys is None:
             return next(numbers(RECORDS[kind])[key] for kind in ALL for key in self.keys_of(kind))
         place = self.place or self.name
-        return next(inspect.getdoc(getattr(kind, place)) or "" for kind in RECORDS.values() if hasattr(kind, place))
+        return next(
+            inspect.getdoc(getattr(kind, place)) or ""
+            for kind in RECORDS.values()
+            if hasattr(kind, place)
+        )
 
     def heading(self) -> str:
         return self.head or self.name
 
 
 COLLECTIVES = {
-    VISION: tuple(f"communication_bytes.{name}" for name in ("all_reduce", "broadcast", "scatter", "gather", "reduce")),
-    LLM: tuple(f"communication_bytes.{name}" for name in ("all_reduce", "all_gather", "reduce_scatter")),
+    VISION: tuple(
+        f"communication_bytes.{name}"
+        for name in ("all_reduce", "broadcast", "scatter", "gather", "reduce")
+    ),
+    LLM: tuple(
+        f"communication_bytes.{name}" for name in ("all_reduce", "all_gather", "reduce_scatter")
+    ),
 }
 
 
@@ -162,7 +189,8 @@ _money = partial(Figure, unit=MONEY, better="lower", keys={})
 _mfu = partial(Figure, unit=SHARE, better="higher", if_room=True, at_end=(LLM,))
 _counted = partial(Figure, unit=BYTES, counted=True)
 
-# In the order of their columns. Those of a run that did not end ok are of what it had finished by then.
+# In the order of their columns. Those of a run that did not
+# end ok are of what it had finished by then.
 FIGURES = {
     figure.name: figure
     for figure in (
@@ -203,7 +231,14 @@ FIGURES = {
         Figure("padding_share", "share of padding among tokens", unit=SHARE, keys={}),
         Figure("samples_trained", "samples trained", keys={}),
         Figure("rows_share", "share of the rows trained on", unit=SHARE, keys={}),
-        _accuracy("test_accuracy", "test accuracy", log=False, head="accuracy", listed=True, at_end=(VISION, SCRIPT)),
+        _accuracy(
+            "test_accuracy",
+            "test accuracy",
+            log=False,
+            head="accuracy",
+            listed=True,
+            at_end=(VISION, SCRIPT),
+        ),
         Figure("test_samples", "test samples", keys={}),
         Figure("chance_accuracy", "accuracy at chance", unit=SHARE, log=False, of_seeds=True),
         Figure(
@@ -218,7 +253,13 @@ FIGURES = {
             in_summary="held_out.loss",
         ),
         Figure("held_out_rows", "held-out rows", "held_out.rows"),
-        Figure("int4_loss", "held-out loss in int4", "held_out.in_int4.loss", better="lower", of_seeds=True),
+        Figure(
+            "int4_loss",
+            "held-out loss in int4",
+            "held_out.in_int4.loss",
+            better="lower",
+            of_seeds=True,
+        ),
         Figure("loss_first", "first loss", "loss.first", of_seeds=True, at_end=BY_STEP),
         Figure(
             "loss_last_tenth",
@@ -242,10 +283,18 @@ FIGURES = {
             listed=True,
             at_end=ALL,
         ),
-        _counted("h2d_bytes", "bytes moved to the device", "transfer_bytes.h2d", head="to device", at_end=(VISION,)),
+        _counted(
+            "h2d_bytes",
+            "bytes moved to the device",
+            "transfer_bytes.h2d",
+            head="to device",
+            at_end=(VISION,),
+        ),
         _counted("d2d_bytes", "bytes moved within devices", "transfer_bytes.d2d"),
         _counted("d2h_bytes", "bytes moved from the device", "transfer_bytes.d2h"),
-        _counted("received_bytes", "bytes received", head="collectives", at_end=(LLM,), keys=COLLECTIVES),
+        _counted(
+            "received_bytes", "bytes received", head="collectives", at_end=(LLM,), keys=COLLECTIVES
+        ),
         Figure(
             "energy_joules",
             "energy of all GPUs",
@@ -281,13 +330,20 @@ GOALS = {figure.goal: figure for figure in FIGURES.values() if figure.goal}
 
 @cache
 def of_column(name: str) -> Figure:
-    """The figure of a column, derived ones included; of any other column one of its name, in the unit of its ending."""
-    other = Figure(name, name, unit=next((unit for ending, unit in ENDINGS.items() if name.endswith(ending)), PLAIN))
+    """The figure of a column, derived ones included; of any other column one of its name,
+    in the unit of its ending.
+    """
+    other = Figure(
+        name,
+        name,
+        unit=next((unit for ending, unit in ENDINGS.items() if name.endswith(ending)), PLAIN),
+    )
     return FIGURES.get(name) or DERIVED.get(name) or other
 
 
 def taken_s(kind: str, value: Callable[[str], float | None]) -> float | None:
-    """Seconds of the work that runs of a kind are compared by: of the whole run, or of a sample or token.
+    """Seconds of the work that runs of a kind are compared by: of the whole run,
+    or of a sample or token.
 
     Args:
         value: the run's figure of a name.

@@ -7,8 +7,8 @@
 | tokens | integer | labelled tokens of the row; 1 of a pair |
 | int4_loss | number | `loss` of the model once it is quantised; of method=qat and full alone |
 
-It is of the last evaluation: the sum of `loss` / the sum of `tokens` is the record's held-out loss, and that of
-`int4_loss` is its loss in int4.
+It is of the last evaluation: the sum of `loss` / the sum of `tokens` is the record's held-out loss,
+and that of `int4_loss` is its loss in int4.
 """
 
 from dataclasses import dataclass
@@ -17,12 +17,16 @@ from pathlib import Path
 import numpy as np
 
 FILE = "held_out.parquet"
-LOSS, INT4_LOSS = "loss", "int4_loss"  # columns
+# columns
+LOSS = "loss"
+INT4_LOSS = "int4_loss"
 
 
 @dataclass(frozen=True, eq=False)
 class RowLosses:
-    """Held-out rows in ascending order: index, summed loss in nats and labelled tokens, each (rows,)."""
+    """Held-out rows in ascending order: index, summed loss in nats and labelled tokens,
+    each (rows,).
+    """
 
     row: np.ndarray
     loss: np.ndarray
@@ -45,7 +49,8 @@ def read(folder: Path, losses: str = LOSS) -> RowLosses | None:
 
     try:
         table = pq.read_table(folder / FILE, columns=["row", losses, "tokens"]).sort_by("row")
-    except (OSError, pa.ArrowException, KeyError, UnicodeError):  # Arrow opens no path that is no UTF-8
+    # Arrow opens no path that is no UTF-8
+    except (OSError, pa.ArrowException, KeyError, UnicodeError):
         return None
     if any(column.null_count for column in table.columns):
         return None

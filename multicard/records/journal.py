@@ -1,4 +1,5 @@
-"""A journal on disk: what a long command knows, a JSON object a line, from which the same command goes on.
+"""A journal on disk: what a long command knows, a JSON object a line,
+from which the same command goes on.
 
 One command at a time has a journal. A line that was cut off does not count.
 """
@@ -26,14 +27,17 @@ class Journal:
     Args:
         path: of the file; its folder is made.
         owner: the beginning of errors: the key that names the journal, and whose it is.
-        head: what must be the same for earlier entries to count; the first line. None: they always count.
+        head: what must be the same for earlier entries to count; the first line. None: they always
+            count.
         anew: forget earlier entries.
 
     Raises:
         ValueError: another command has the journal now, or its head differs.
     """
 
-    def __init__(self, path: Path, owner: str, head: Mapping[str, Any] | None = None, anew: bool = False) -> None:
+    def __init__(
+        self, path: Path, owner: str, head: Mapping[str, Any] | None = None, anew: bool = False
+    ) -> None:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         self._lock = FileLock(path.with_suffix(".lock"), mode=0o600)
@@ -41,7 +45,9 @@ class Journal:
             self._lock.acquire(timeout=0)
         except Timeout:
             raise Refusal(
-                "journal.in-use", f"{owner}: another command has it now; choose another name", owner=owner
+                "journal.in-use",
+                f"{owner}: another command has it now; choose another name",
+                owner=owner,
             ) from None
         text = path.read_text() if path.exists() and not anew else ""
         self.entries: list[dict[str, Any]] = []
@@ -55,8 +61,8 @@ class Journal:
                 self._lock.release()  # whoever keeps the error keeps this journal
                 raise Refusal(
                     "journal.other-head",
-                    f"{owner}: it was cut off with another {' and '.join(changed)}; choose another name, "
-                    f"or remove {path}",
+                    f"{owner}: it was cut off with another {' and '.join(changed)}; choose another"
+                    f" name, or remove {path}",
                     owner=owner,
                     changed=changed,
                     file=str(path),
@@ -95,6 +101,8 @@ class Journal:
 
 
 def code_and_machine() -> dict[str, Any]:
-    """A journal's head where its entries are measurements: the commit with its changes, and the machine."""
+    """A journal's head where its entries are measurements: the commit with its changes,
+    and the machine.
+    """
     code = environment.git() or {}
     return {"code": [code.get("commit"), code.get("changes")], "machine": environment.host()}

@@ -24,7 +24,9 @@ def _plain(value: Any) -> Any:
 
 
 def readable(value: Any) -> Any:
-    """`value` with None for every NaN and infinity, and with text for every name of other bytes (`as_text`)."""
+    """`value` with None for every NaN and infinity,
+    and with text for every name of other bytes (`as_text`).
+    """
     if isinstance(value, dict):
         return {readable(key): readable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

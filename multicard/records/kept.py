@@ -1,4 +1,6 @@
-"""Where a run's folder holds what it trained, by the file beside the weights that says what they are. No torch."""
+"""Where a run's folder holds what it trained, by the file beside
+the weights that says what they are. No torch.
+"""
 
 import errno
 import os
@@ -7,7 +9,8 @@ from pathlib import Path
 
 from multicard.messages import Refusal
 
-IMAGE_MODEL, TUNED_MODEL = "model.json", "tuned.json"
+IMAGE_MODEL = "model.json"
+TUNED_MODEL = "tuned.json"
 PART = ".part"  # of a file's name, until the whole of it is there
 SPARE_BYTES = 1 << 20  # that a disk keeps beside the weights, for the record
 
@@ -20,14 +23,21 @@ def place_of(folder: Path) -> Path:
     """
     if any((folder / name).is_file() for name in (IMAGE_MODEL, TUNED_MODEL)):
         return folder
-    found = sorted(path.parent for name in (IMAGE_MODEL, TUNED_MODEL) for path in folder.glob(f"**/{name}"))
+    found = sorted(
+        path.parent for name in (IMAGE_MODEL, TUNED_MODEL) for path in folder.glob(f"**/{name}")
+    )
     if len(found) == 1:
         return found[0]
     if not found:
-        said = f"{folder}: no model is kept there; add `save=model` to its command, or of adapters `save=adapter`, "
+        said = (
+            f"{folder}: no model is kept there; add `save=model` to its command, or of adapters"
+            " `save=adapter`, "
+        )
         raise Refusal("save.none", f"{said}and `rerun=true`", key="save", folder=str(folder))
     several = [str(path.parent) for path in found]
-    said = f"{folder}: {len(found)} models are kept there; name one of their folders, as {several[0]}"
+    said = (
+        f"{folder}: {len(found)} models are kept there; name one of their folders, as {several[0]}"
+    )
     raise Refusal("save.several", said, folder=str(folder), folders=several)
 
 

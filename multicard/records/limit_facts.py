@@ -1,4 +1,6 @@
-"""What of a record limits what may be said of it. `multicard.records.limits` says what each fact forbids."""
+"""What of a record limits what may be said of it.
+`multicard.records.limits` says what each fact forbids.
+"""
 
 from collections.abc import Callable
 
@@ -11,7 +13,8 @@ from multicard.records.trained_weights import ApartBy
 SEEN_SHARE = 0.01  # of the test images, trained on too, from which accuracy is limited
 MOST_NAMED = 8  # slow steps, in a sentence
 # What the recorder of a script's steps saw, and how the oldest records say it
-APART_CODE, OLD_APART = "script.no-process-group", "no process group"
+APART_CODE = "script.no-process-group"
+OLD_APART = "no process group"
 
 
 def is_crowded(record: AnyRecord) -> bool:
@@ -40,7 +43,8 @@ def tell_slow_steps(record: AnyRecord) -> Message:
     more = f" and {len(steps) - MOST_NAMED} more" if len(steps) > MOST_NAMED else ""
     return Message(
         "limit.slow-steps-named",
-        f"{count(len(steps), 'step')} took over three times the median (from 0: {named}{more}); measure it again",
+        f"{count(len(steps), 'step')} took over three times the median (from 0: {named}{more});"
+        " measure it again",
         steps=steps,
     )
 
@@ -60,7 +64,9 @@ def trained_apart(record: AnyRecord) -> bool:
         return False
     if record.trained is not None:
         return record.apart_by == ApartBy.group
-    return APART_CODE in record.seen_codes or any(text.startswith(OLD_APART) for text in record.seen)
+    return APART_CODE in record.seen_codes or any(
+        text.startswith(OLD_APART) for text in record.seen
+    )
 
 
 def apart_by(reason: ApartBy) -> Callable[[AnyRecord], bool]:

@@ -1,8 +1,9 @@
 """Limits: facts of a run that forbid to say something of it.
 
-Whoever knows such a fact writes it into the record, once: the recorder of steps, the sampler of GPUs, the loader, the
-controller. Whoever speaks of runs (tables, rankings, effects, comparisons, claims, races, plans, charts, pages, W&B,
-Python) asks here what is forbidden, and says why in the limit's own words. A limit of a newer version, or of a plugin,
+Whoever knows such a fact writes it into the record, once: the recorder of steps, the sampler of
+GPUs, the loader, the controller. Whoever speaks of runs (tables, rankings, effects, comparisons,
+claims, races, plans, charts, pages, W&B, Python) asks here what is forbidden, and says why in the
+limit's own words. A limit of a newer version, or of a plugin,
 carries all that is needed with it: its code, what it forbids and its sentence.
 """
 
@@ -29,7 +30,8 @@ TRAIN_TOGETHER = "wrap the model in DistributedDataParallel"
 class Forbids(StrEnum):
     """What a limit forbids.
 
-    rate: to take its times for those of the setting, where other runs have no such limit; to decide a claim of time.
+    rate: to take its times for those of the setting, where other runs have no such limit; to decide
+    a claim of time.
     speed_up: any speed-up, efficiency or recommendation by its number of GPUs.
     learning: to compare its accuracy or loss.
     prediction: to predict times of other runs from its own.
@@ -44,11 +46,12 @@ class Forbids(StrEnum):
 
 
 @dataclass(frozen=True)
-class Kind:
+class LimitKind:
     """A limit that this version finds by itself.
 
     says: its sentence, with its code. sign: behind a run's status or figures in tables.
-    column: true or false for every run. forbids: empty for what is said of a run and limits nothing.
+    column: true or false for every run. forbids: empty for what is said of a run and limits
+    nothing.
     applies: True for records that have it. noted: count it in a note below tables of a sweep.
     brief: its sign stands behind the status of a run that has ended.
     passes: it came from outside, and another run of the same setting need not have it.
@@ -92,7 +95,7 @@ def _only(*forbidden: Forbids) -> frozenset[Forbids]:
     return frozenset(forbidden)
 
 
-OVERSUBSCRIBED_GPUS = Kind(
+OVERSUBSCRIBED_GPUS = LimitKind(
     says=Message("limit.oversubscribed", OVERSUBSCRIBED),
     sign="*",
     column="oversubscribed",
@@ -101,14 +104,14 @@ OVERSUBSCRIBED_GPUS = Kind(
     noted=True,
     brief=True,
 )
-ON_CPU = Kind(
+ON_CPU = LimitKind(
     says=Message("limit.cpu-ranks", "CPU ranks, not GPUs"),
     sign="c",
     column="cpu_ranks",
     forbids=_only(),
     applies=lambda record: record.axes.get("device") == "cpu",
 )
-DISTURBED = Kind(
+DISTURBED = LimitKind(
     says=Message("limit.disturbed", "other programs used its GPUs meanwhile"),
     sign="!",
     column="disturbed",
@@ -117,7 +120,7 @@ DISTURBED = Kind(
     brief=True,
     passes=True,
 )
-LOADED = Kind(
+LOADED = LimitKind(
     says=Message("limit.loaded", f"other programs used more than {BUSY_SHARE:.0%} of its cores"),
     sign="&",
     column="loaded",
@@ -126,7 +129,7 @@ LOADED = Kind(
     brief=True,
     passes=True,
 )
-CROWD = Kind(
+CROWD = LimitKind(
     says=Message("limit.crowded", CROWDED),
     sign=">",
     column="crowded",
@@ -135,7 +138,7 @@ CROWD = Kind(
     noted=True,
     brief=True,
 )
-BESIDE = Kind(
+BESIDE = LimitKind(
     says=Message("limit.beside-others", "beside other runs on its machine"),
     sign="p",
     column="beside_others",
@@ -143,14 +146,14 @@ BESIDE = Kind(
     applies=lambda record: bool(record.beside),
     noted=True,
 )
-RANDOM_WEIGHTS = Kind(
+RANDOM_WEIGHTS = LimitKind(
     says=Message("limit.random-weights", "random weights: its loss is no model's"),
     sign="r",
     column="random_weights",
     forbids=_only(),
     applies=lambda record: record.axes.get("weights") == "random",
 )
-SMOKE = Kind(
+SMOKE = LimitKind(
     says=Message("limit.smoke", "smoke scale: shrunk to try the code"),
     sign="s",
     column="smoke",
@@ -158,8 +161,10 @@ SMOKE = Kind(
     applies=lambda record: record.config.get("scale") == "smoke",
     noted=True,
 )
-PROFILED = Kind(
-    says=Message("limit.profiled", "traced by a profiler while it trained: its times are longer than without"),
+PROFILED = LimitKind(
+    says=Message(
+        "limit.profiled", "traced by a profiler while it trained: its times are longer than without"
+    ),
     sign="t",
     column="profiled",
     forbids=_only(Forbids.rate, Forbids.prediction),
@@ -167,8 +172,10 @@ PROFILED = Kind(
     noted=True,
     brief=True,
 )
-STALLED = Kind(
-    says=Message("limit.stalled", "a process was stopped in a step, or the machine slept; measure it again"),
+STALLED = LimitKind(
+    says=Message(
+        "limit.stalled", "a process was stopped in a step, or the machine slept; measure it again"
+    ),
     sign="z",
     column="stalled",
     forbids=_only(Forbids.rate),
@@ -177,8 +184,10 @@ STALLED = Kind(
     brief=True,
     passes=True,
 )
-SLOW_STEPS = Kind(
-    says=Message("limit.slow-steps", "some steps took over three times the median; measure it again"),
+SLOW_STEPS = LimitKind(
+    says=Message(
+        "limit.slow-steps", "some steps took over three times the median; measure it again"
+    ),
     sign="~",
     column="slow_steps",
     forbids=_only(Forbids.rate),
@@ -187,7 +196,7 @@ SLOW_STEPS = Kind(
     brief=True,
     tells=limit_facts.tell_slow_steps,
 )
-MIXED_DATA = Kind(
+MIXED_DATA = LimitKind(
     says=Message("limit.mixed-data", "its data was changed while it trained"),
     sign="m",
     column="mixed_data",
@@ -196,10 +205,11 @@ MIXED_DATA = Kind(
     noted=True,
     brief=True,
 )
-TEST_SEEN = Kind(
+TEST_SEEN = LimitKind(
     says=Message(
         "limit.test-seen",
-        f"at least {limit_facts.SEEN_SHARE:.0%} of its test images are trained on too: its accuracy is partly memory",
+        f"at least {limit_facts.SEEN_SHARE:.0%} of its test images are trained on too: its accuracy"
+        " is partly memory",
     ),
     sign="e",
     column="test_seen",
@@ -208,11 +218,11 @@ TEST_SEEN = Kind(
     noted=True,
     brief=True,
 )
-APART = Kind(
+APART = LimitKind(
     says=Message(
         "limit.trained-apart",
-        "the script does not use its further ranks: without a process group each trained a copy of its own; "
-        f"{TRAIN_TOGETHER}",
+        "the script does not use its further ranks: without a process group each trained a copy of"
+        f" its own; {TRAIN_TOGETHER}",
     ),
     sign="a",
     column="trained_apart",
@@ -221,7 +231,7 @@ APART = Kind(
     noted=True,
     brief=True,
 )
-OTHER_WEIGHTS = Kind(
+OTHER_WEIGHTS = LimitKind(
     says=Message(
         "limit.other-weights",
         "ranks ended with different weights: each trained a copy of its own, or they are averaged "
@@ -234,10 +244,11 @@ OTHER_WEIGHTS = Kind(
     noted=True,
     brief=True,
 )
-OTHER_STEPS = Kind(
+OTHER_STEPS = LimitKind(
     says=Message(
         "limit.other-steps",
-        f"ranks took different numbers of steps: each seems to have trained by itself; {TRAIN_TOGETHER}",
+        "ranks took different numbers of steps: each seems to have trained by itself;"
+        f" {TRAIN_TOGETHER}",
     ),
     sign="n",
     column="other_steps",
@@ -246,7 +257,7 @@ OTHER_STEPS = Kind(
     noted=True,
     brief=True,
 )
-RESTARTED = Kind(
+RESTARTED = LimitKind(
     says=Message("limit.restarted", "in several segments: stopped and started again"),
     sign="+",
     column="restarted",
@@ -254,8 +265,11 @@ RESTARTED = Kind(
     applies=lambda record: len(record.segments) > 1,
     noted=True,
 )
-NO_INT4 = Kind(
-    says=Message("limit.no-quantised-loss", "its held-out rows could not be scored in int4: it has no int4_loss"),
+NO_INT4 = LimitKind(
+    says=Message(
+        "limit.no-quantised-loss",
+        "its held-out rows could not be scored in int4: it has no int4_loss",
+    ),
     sign="4",
     column="no_quantised_loss",
     forbids=_only(),
@@ -263,7 +277,7 @@ NO_INT4 = Kind(
     noted=True,
     brief=True,
 )
-DIRTY = Kind(
+DIRTY = LimitKind(
     says=Message("limit.dirty-commit", "its code was changed since its commit"),
     sign="d",
     column="dirty_commit",
@@ -271,20 +285,45 @@ DIRTY = Kind(
     applies=lambda record: bool(record.dirty),
 )
 KINDS = (
-    *(OVERSUBSCRIBED_GPUS, ON_CPU, DISTURBED, LOADED, CROWD, BESIDE, RANDOM_WEIGHTS, SMOKE, PROFILED, STALLED),
-    *(SLOW_STEPS, MIXED_DATA, TEST_SEEN, APART, OTHER_WEIGHTS, OTHER_STEPS, RESTARTED, NO_INT4, DIRTY),
+    *(
+        OVERSUBSCRIBED_GPUS,
+        ON_CPU,
+        DISTURBED,
+        LOADED,
+        CROWD,
+        BESIDE,
+        RANDOM_WEIGHTS,
+        SMOKE,
+        PROFILED,
+        STALLED,
+    ),
+    *(
+        SLOW_STEPS,
+        MIXED_DATA,
+        TEST_SEEN,
+        APART,
+        OTHER_WEIGHTS,
+        OTHER_STEPS,
+        RESTARTED,
+        NO_INT4,
+        DIRTY,
+    ),
 )
 APART_BY = {ApartBy.group: APART, ApartBy.values: OTHER_WEIGHTS, ApartBy.steps: OTHER_STEPS}
-BY_CODE: Mapping[str, Kind] = {kind.code: kind for kind in KINDS}
+BY_CODE: Mapping[str, LimitKind] = {kind.code: kind for kind in KINDS}
 
 
 def made(says: Message, *forbids: Forbids) -> Limit:
-    """A limit as whoever knows the fact writes it down; its code is that of the message, without "limit."."""
+    """A limit as whoever knows the fact writes it down; its code is that of the message,
+    without "limit.".
+    """
     return Limit(code_of(says).removeprefix(PREFIX), str(says), sorted(forbids))
 
 
 def of(record: AnyRecord) -> list[Limit]:
-    """All limits of a record: those written into it, and those that follow from what else it holds."""
+    """All limits of a record: those written into it,
+    and those that follow from what else it holds.
+    """
     found = {kind.code: kind.limit(record) for kind in KINDS if kind.applies(record)}
     written = {limit.code: limit for limit in record.limits}
     return in_order({**written, **found}.values())
@@ -311,23 +350,30 @@ def trusted(runs: Sequence[AnyLimited], what: Forbids) -> list[AnyLimited]:
 
 
 def passes(code: str) -> bool:
-    """True for a limit that came from outside, so that another run of the same setting need not have it."""
+    """True for a limit that came from outside, so that another
+    run of the same setting need not have it.
+    """
     return code in BY_CODE and BY_CODE[code].passes
 
 
 def undisturbed(records: Sequence[AnyRecord]) -> list[AnyRecord]:
-    """The records of a setting whose times nothing disturbed; all of them where each was disturbed."""
+    """The records of a setting whose times nothing disturbed;
+    all of them where each was disturbed.
+    """
     kept = [record for record in records if not forbidding(of(record), Forbids.rate)]
     return kept or [*records]
 
 
 def left_out(settings: Iterable[Sequence[Sequence[Limit]]]) -> list[Message]:
-    """A line for each reason why runs are left out of the times of their settings, with their number.
+    """A line for each reason why runs are left out of the times of their settings,
+    with their number.
 
     Args:
-        settings: the limits of each run of each setting. A setting leaves disturbed runs out if it has others.
+        settings: the limits of each run of each setting.
+            A setting leaves disturbed runs out if it has others.
     """
-    reasons, total = Counter[str](), 0
+    reasons = Counter[str]()
+    total = 0
     for runs in settings:
         found = [forbidding(limits, Forbids.rate) for limits in runs]
         total += len(runs)
@@ -341,7 +387,9 @@ def left_out(settings: Iterable[Sequence[Sequence[Limit]]]) -> list[Message]:
 
 
 def column(code: str) -> str | None:
-    """The column of runs that says whether they have a limit; None of one that this version does not know."""
+    """The column of runs that says whether they have a limit;
+    None of one that this version does not know.
+    """
     return BY_CODE[code].column if code in BY_CODE else None
 
 
@@ -358,11 +406,14 @@ def signs(limits: Iterable[Limit]) -> str:
 
 def brief_signs(record: AnyRecord) -> str:
     """The signs behind the status of a run that has ended: of what limits its figures."""
-    return signs(limit for limit in of(record) if limit.code not in BY_CODE or BY_CODE[limit.code].brief)
+    return signs(
+        limit for limit in of(record) if limit.code not in BY_CODE or BY_CODE[limit.code].brief
+    )
 
 
 def in_order(limits: Iterable[Limit]) -> list[Limit]:
-    """Limits, each once, in the order of the registry; those that this version does not know come last.
+    """Limits, each once, in the order of the registry;
+    those that this version does not know come last.
 
     Where runs tell different things of one limit, it says what is true of all.
     """
@@ -370,7 +421,10 @@ def in_order(limits: Iterable[Limit]) -> list[Limit]:
     for limit in limits:
         known = by_code.get(limit.code, limit)
         by_code[limit.code] = limit if known.says == limit.says else _of_several(limit)
-    return [by_code[code] for code in dict.fromkeys([*(code for code in BY_CODE if code in by_code), *by_code])]
+    return [
+        by_code[code]
+        for code in dict.fromkeys([*(code for code in BY_CODE if code in by_code), *by_code])
+    ]
 
 
 def _of_several(limit: Limit) -> Limit:
@@ -393,7 +447,9 @@ def legend(limits: Iterable[Limit]) -> list[str]:
 
 
 def notes(records: Sequence[AnyRecord]) -> list[str]:
-    """A line for each limit of some runs, with their number; not for those of which a note of its own says more."""
+    """A line for each limit of some runs, with their number;
+    not for those of which a note of its own says more.
+    """
     counted: dict[str, list[Limit]] = {}
     for record in records:
         for limit in of(record):

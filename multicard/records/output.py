@@ -1,4 +1,6 @@
-"""What a command found, written for a terminal, as JSON, CSV, Markdown and LaTeX: the one writer of all commands."""
+"""What a command found, written for a terminal, as JSON, CSV,
+Markdown and LaTeX: the one writer of all commands.
+"""
 
 import argparse
 import sys
@@ -9,7 +11,7 @@ from typing import Any
 
 from multicard.messages import Message, Refusal
 from multicard.records.run_folder import json_text, write_text
-from multicard.records.text_table import Table, clean, terminal_width, to_csv
+from multicard.records.text_table import TextTable, clean, terminal_width, to_csv
 
 STDOUT = Path("-")
 NAMED = 5  # skipped records that are named one by one
@@ -37,7 +39,7 @@ class Output:
     """
 
     lines: Callable[[int | None], Sequence[str]]
-    tables: Callable[[], Sequence[Table]]
+    tables: Callable[[], Sequence[TextTable]]
     rows: Iterable[dict[str, Any]]
     columns: Sequence[str] | None = None
     content: Callable[[Rows], dict[str, Any]] | None = None
@@ -45,18 +47,32 @@ class Output:
     code: int = 0
 
     def csv(self, rows: Rows) -> str:
-        columns = [*(self.columns if self.columns is not None else dict.fromkeys(name for row in rows for name in row))]
+        columns = [
+            *(
+                self.columns
+                if self.columns is not None
+                else dict.fromkeys(name for row in rows for name in row)
+            )
+        ]
         return to_csv(columns, [[row.get(name) for name in columns] for row in rows])
 
     def json(self, rows: Rows, skipped: Sequence[Skipped] | None) -> str:
         lines = (line for table in self.tables() for line in (*table.above, *table.below))
-        content = self.content(rows) if self.content else {"rows": rows, "notes": [*filter(None, lines)]}
-        told = {} if skipped is None else {"skipped": [{"folder": str(one.folder), "why": one.why} for one in skipped]}
+        content = (
+            self.content(rows) if self.content else {"rows": rows, "notes": [*filter(None, lines)]}
+        )
+        told = (
+            {}
+            if skipped is None
+            else {"skipped": [{"folder": str(one.folder), "why": one.why} for one in skipped]}
+        )
         return json_text(content | told)
 
     def emit(self, options: argparse.Namespace, skipped: Sequence[Skipped] | None = None) -> None:
-        """Write the files that the options of `add_formats` ask for (ValueError: one file twice); print the lines, or
-        what goes to STDOUT. skipped: None for a command that reads no run folders."""
+        """Write the files that the options of `add_formats` ask for (ValueError: one file twice);
+        print the lines, or
+        what goes to STDOUT. skipped: None for a command that reads no run folders.
+        """
         chosen = {form: path for form in FORMATS if (path := getattr(options, form)) is not None}
         if len({*chosen.values()}) < len(chosen):
             flags = [f"--{form}" for form in chosen]
@@ -76,30 +92,37 @@ class Output:
             sys.stdout.write(contents[STDOUT])
             print("".join(f"{note}\n" for note in notes), end="", file=sys.stderr)
         else:
-            print("\n".join([*self.lines(terminal_width()), *notes]))  # at once: 10,000 lines one by one take a second
+            # at once: 10,000 lines one by one take a second
+            print("\n".join([*self.lines(terminal_width()), *notes]))
 
 
 FORMATS: dict[str, Callable[[Output, Rows, Sequence[Skipped] | None], str]] = {
     "json": Output.json,
     "csv": lambda output, rows, _: output.csv(rows),
-    "markdown": lambda output, *_: "\n\n".join(map(Table.markdown, output.tables())) + "\n",
-    "latex": lambda output, *_: "\n\n".join(map(Table.latex, output.tables())) + "\n",
+    "markdown": lambda output, *_: "\n\n".join(map(TextTable.markdown, output.tables())) + "\n",
+    "latex": lambda output, *_: "\n\n".join(map(TextTable.latex, output.tables())) + "\n",
 }
 
 
 def add_formats(parser: argparse.ArgumentParser) -> None:
     for form in FORMATS:
-        parser.add_argument(f"--{form}", metavar="FILE", help="write it to FILE (-: stdout)", type=target)
+        parser.add_argument(
+            f"--{form}", metavar="FILE", help="write it to FILE (-: stdout)", type=target
+        )
 
 
 def file(text: str) -> Path:
     """A file to write, in an existing folder."""
     path = Path(text)
     if path == STDOUT:
-        message = Message("output.stdout", "-: the standard output has what this command says; name a file")
+        message = Message(
+            "output.stdout", "-: the standard output has what this command says; name a file"
+        )
         raise argparse.ArgumentTypeError(message)
     if path.exists() and not path.is_file():
-        raise argparse.ArgumentTypeError(Message("output.not-a-file", f"{text}: is not a file; name one", file=text))
+        raise argparse.ArgumentTypeError(
+            Message("output.not-a-file", f"{text}: is not a file; name one", file=text)
+        )
     if not path.parent.is_dir():
         message = Message(
             "output.no-folder",
@@ -121,9 +144,20 @@ def skipped_lines(records: Sequence[Skipped]) -> list[str]:
     lines = []
     for record in records[:NAMED]:
         folder = clean(str(record.folder))
-        line = Message("output.skipped", f"skipped {folder}: {clean(record.why)}", folder=folder, reason=record.why)
+        line = Message(
+            "output.skipped",
+            f"skipped {folder}: {clean(record.why)}",
+            folder=folder,
+            reason=record.why,
+        )
         lines.append(line)
     more = len(records) - NAMED
     if more > 0:
-        lines.append(Message("output.skipped-more", f"skipped {more} more (`--json FILE` names all)", records=more))
+        lines.append(
+            Message(
+                "output.skipped-more",
+                f"skipped {more} more (`--json FILE` names all)",
+                records=more,
+            )
+        )
     return lines

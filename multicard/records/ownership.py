@@ -1,8 +1,10 @@
-"""Who measures into a run folder now: a process, or a job of SLURM, claims it until it has left a record.
+"""Who measures into a run folder now: a process, or a job of SLURM,
+claims it until it has left a record.
 
-A claim is a file beside the folder, of a name that nobody else takes, locked as long as its process lives. Who claims
-makes the file and then looks at the others: of two at once at least one sees the other. Whether another's claim still
-counts is known from SLURM for jobs; from the lock; without locks from the process's number and start; and of a process
+A claim is a file beside the folder, of a name that nobody else takes, locked as long as its process
+lives. Who claims makes the file and then looks at the others: of two at once at least one sees the
+other. Whether another's claim still counts is known from SLURM for jobs; from the lock; without
+locks from the process's number and start; and of a process
 elsewhere from when it touched its file last.
 
 A finished measurement is put aside meanwhile, until the new one has finished too.
@@ -31,13 +33,19 @@ from multicard.records.run_folder import DONE, RESULT, SEGMENTS, finished, read,
 from multicard.records.steps import STEPS
 
 RUNNING = ".running"  # ends the name of a claim: ".CELL.RANDOM.running"
-BEAT_S, LEASE_S = 10.0, 120.0  # a process elsewhere that has not touched its claim for so long is gone
-TRIES, RETRY_S = 5, 0.02  # of processes that claim at the same moment, and the longest pause between two
+# a process elsewhere that has not touched its claim for so long is gone
+BEAT_S = 10.0
+LEASE_S = 120.0
+# of processes that claim at the same moment, and the longest pause between two
+TRIES = 5
+RETRY_S = 0.02
 LOCK = struct.Struct("@hhqqi0q")  # struct flock: kind, whence, start, length, process
 
 
-class Claim(Struct):
-    """What stands in a claim. started: of the process, in clock ticks. locked: its file system has locks."""
+class OwnershipClaim(Struct):
+    """What stands in a claim. started: of the process, in clock ticks.
+    locked: its file system has locks.
+    """
 
     host: str = ""
     pid: int = 0
@@ -63,7 +71,8 @@ def claim(folder: Path, job: str | None = None, keep: bool = False) -> bool:
         True where files of an earlier try are still there: the same job was requeued, or `keep`.
 
     Raises:
-        ValueError: another process, or job, is measuring into it, or it holds a measurement that cannot be read.
+        ValueError: another process, or job, is measuring into it,
+            or it holds a measurement that cannot be read.
     """
     undo = _drop
     _drop(folder)
@@ -113,19 +122,20 @@ def _in_use(folder: Path, who: str) -> Refusal:
 
 def _broken(folder: Path) -> Refusal:
     """The refusal to replace a measurement that cannot be read."""
-    name, cell = folder.parent.name, folder.name
+    name = folder.parent.name
+    cell = folder.name
     if read(folder) is None:
         return Refusal(
             "claim.other-record",
-            f"name={name}: {cell}/{RESULT} is of another version of multicard, or altered; use that version, "
-            "choose another `name=NAME`, or remove the folder to measure again",
+            f"name={name}: {cell}/{RESULT} is of another version of multicard, or altered; use that"
+            " version, choose another `name=NAME`, or remove the folder to measure again",
             key="name",
             cell=cell,
         )
     return Refusal(
         "claim.no-steps",
-        f"name={name}: {cell}/{STEPS}, whose steps {RESULT} counts, is cut off or gone; put it back, "
-        "choose another `name=NAME`, or remove the folder to measure again",
+        f"name={name}: {cell}/{STEPS}, whose steps {RESULT} counts, is cut off or gone; put it"
+        " back, choose another `name=NAME`, or remove the folder to measure again",
         key="name",
         cell=cell,
     )
@@ -140,11 +150,15 @@ def disclaim(folder: Path) -> None:
 
 
 def owner(folder: Path, job: str | None = None) -> str | None:
-    """The process or job that measures into `folder` now, unless it is this process, or SLURM's `job`."""
+    """The process or job that measures into `folder` now, unless it is this process,
+    or SLURM's `job`.
+    """
     paths = claims(folder)
     own = next((path for path in paths if path in _own), None)
     now_s = None if own is None else own.stat().st_mtime  # by the file server's clock
-    return next(filter(None, (_holder(path, job, now_s) for path in paths if path not in _own)), None)
+    return next(
+        filter(None, (_holder(path, job, now_s) for path in paths if path not in _own)), None
+    )
 
 
 def is_held_by(folder: Path, job: str) -> bool:
@@ -184,7 +198,9 @@ def _mark(folder: Path, job: str | None) -> None:
     path = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}{RUNNING}")
     _own[path] = descriptor = private.no_link(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
     locked = _lock(descriptor, fcntl.F_OFD_SETLK) is not None
-    os.write(descriptor, msgspec.json.encode(msgspec.structs.replace(_here(), job=job, locked=locked)))
+    os.write(
+        descriptor, msgspec.json.encode(msgspec.structs.replace(_here(), job=job, locked=locked))
+    )
     Thread(target=_touch, args=(path,), daemon=True).start()
 
 
@@ -209,27 +225,32 @@ def _forget(folder: Path, job: str | None) -> None:
             path.unlink(missing_ok=True)
 
 
-def _here() -> Claim:
+def _here() -> OwnershipClaim:
     """This process."""
-    boot, namespace = "", 0
+    boot = ""
+    namespace = 0
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         namespace = Path("/proc/self/ns/pid").stat().st_ino
-    return Claim(host(), os.getpid(), boot=boot, namespace=namespace, started=start_ticks())
+    return OwnershipClaim(
+        host(), os.getpid(), boot=boot, namespace=namespace, started=start_ticks()
+    )
 
 
-def _read(path: Path) -> Claim:
+def _read(path: Path) -> OwnershipClaim:
     """What stands in a claim; of one that is just being made, or is none, nothing."""
     with suppress(OSError, ValueError), os.fdopen(private.no_link(path, os.O_RDONLY), "rb") as file:
-        return msgspec.json.decode(file.read(1 << 12), type=Claim)
-    return Claim()
+        return msgspec.json.decode(file.read(1 << 12), type=OwnershipClaim)
+    return OwnershipClaim()
 
 
 def _holder(path: Path, job: str | None, now_s: float | None = None) -> str | None:
     """Who holds another's claim, unless it is SLURM's `job`; None where it is gone."""
-    marked, here = _read(path), _here()
+    marked = _read(path)
+    here = _here()
     if marked.job is not None and marked.job == job:
-        # An earlier start of the job is gone, and its lock with it; whoever has the lock is another task of this start
+        # An earlier start of the job is gone, and its lock with it;
+        # whoever has the lock is another task of this start
         return f"process {marked.pid}, another task of job {job}," if _is_locked(path) else None
     if marked.job is not None:
         return f"job {marked.job}" if slurm.is_alive(marked.job) else None
@@ -237,10 +258,13 @@ def _holder(path: Path, job: str | None, now_s: float | None = None) -> str | No
     return f"process {marked.pid}{where}" if _is_alive(path, marked, here, now_s) else None
 
 
-def _is_alive(path: Path, marked: Claim, here: Claim, now_s: float | None) -> bool:
+def _is_alive(
+    path: Path, marked: OwnershipClaim, here: OwnershipClaim, now_s: float | None
+) -> bool:
     try:
         with os.fdopen(private.no_link(path, os.O_RDONLY)) as file:
-            status, is_free = os.fstat(file.fileno()), _lock(file.fileno(), fcntl.F_OFD_GETLK)
+            status = os.fstat(file.fileno())
+            is_free = _lock(file.fileno(), fcntl.F_OFD_GETLK)
     except OSError:  # it has been released, or is a link
         return False
     if is_free is False:
@@ -249,19 +273,26 @@ def _is_alive(path: Path, marked: Claim, here: Claim, now_s: float | None) -> bo
         if marked.locked and is_free:
             return False
         if marked.namespace == here.namespace:
-            return psutil.pid_exists(marked.pid) and start_ticks(marked.pid) in (None, marked.started)
+            return psutil.pid_exists(marked.pid) and start_ticks(marked.pid) in (
+                None,
+                marked.started,
+            )
     return age_s(status, now_s) < LEASE_S
 
 
 def _is_locked(path: Path) -> bool:
-    """True where a process that lives has the lock of a claim; False also where the file system has no locks."""
+    """True where a process that lives has the lock of a claim;
+    False also where the file system has no locks.
+    """
     with suppress(OSError), os.fdopen(private.no_link(path, os.O_RDONLY)) as file:
         return _lock(file.fileno(), fcntl.F_OFD_GETLK) is False
     return False
 
 
 def _lock(descriptor: int, operation: int) -> bool | None:
-    """Take the lock of a claim, or ask whether it is free; None where the file system has no locks."""
+    """Take the lock of a claim, or ask whether it is free;
+    None where the file system has no locks.
+    """
     try:
         asked = fcntl.fcntl(descriptor, operation, LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
     except OSError:
@@ -281,9 +312,11 @@ def clear(folder: Path) -> None:
 
 
 def results(sweep: Path) -> dict[Path, tuple[int, int]]:
-    """Inode and change time of each record of a sweep, by its folder: they tell it from one that replaces it.
+    """Inode and change time of each record of a sweep,
+    by its folder: they tell it from one that replaces it.
 
-    No time is compared with a clock, or with that of another file: nodes, file servers and their clocks differ.
+    No time is compared with a clock, or with that of another file: nodes,
+    file servers and their clocks differ.
     """
     known = {}
     for path in sweep.glob(f"[!.]*/{RESULT}"):
@@ -294,15 +327,22 @@ def results(sweep: Path) -> dict[Path, tuple[int, int]]:
 
 
 def beside(folder: Path, hosts: set[str], before: dict[Path, tuple[int, int]]) -> int:
-    """Other runs of the sweep that were measured on one of these hosts while the run in `folder` was, until now.
+    """Other runs of the sweep that were measured on one of these
+    hosts while the run in `folder` was, until now.
 
     Args:
         before: `results` of the sweep when the run began.
     """
     running = {_claimed_by(path): _read(path) for path in folder.parent.glob(f".*{RUNNING}")}
-    mine = running.pop(folder, Claim())
-    count = sum(owner(other, mine.job) is not None for other, claim in running.items() if claim.host in hosts)
+    mine = running.pop(folder, OwnershipClaim())
+    count = sum(
+        owner(other, mine.job) is not None
+        for other, claim in running.items()
+        if claim.host in hosts
+    )
     for other in dict(results(folder.parent).items() - before.items()).keys() - {folder, *running}:
         ended = read(other)
-        count += ended is not None and any(hosts & {*(part.hosts or ())} for part in ended.record.segments)
+        count += ended is not None and any(
+            hosts & {*(part.hosts or ())} for part in ended.record.segments
+        )
     return count

@@ -10,7 +10,8 @@ BOOLEANS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0
 
 
 def named_parts(columns: Mapping[str, list[str]], is_named: bool) -> tuple[str, list[str] | None]:
-    """The first of these columns that names the part of each row, and the parts. "" and None where none does.
+    """The first of these columns that names the part of each row, and the parts.
+    "" and None where none does.
 
     Args:
         is_named: the column was given, so that its values are parts, whatever they are.

@@ -1,4 +1,6 @@
-"""The names of the parts of a data set, as people call their folders, files and splits: Training, seg_test, val2017."""
+"""The names of the parts of a data set, as people call their folders, files and splits: Training,
+seg_test, val2017.
+"""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -6,8 +8,10 @@ from enum import StrEnum
 from typing import NamedTuple
 
 
-class Kind(StrEnum):
-    """What a part is for. Of several to test on, the first kind and then the first word below is taken."""
+class PartKind(StrEnum):
+    """What a part is for. Of several to test on,
+    the first kind and then the first word below is taken.
+    """
 
     train = "train"
     validation = "validation"
@@ -15,44 +19,71 @@ class Kind(StrEnum):
 
 
 # Words by which a part is known, each as the record calls the part
-WORDS: Mapping[str, Kind] = {
-    "train": Kind.train,
-    "training": Kind.train,
-    "trainval": Kind.train,
-    "trn": Kind.train,
-    "validation": Kind.validation,
-    "valid": Kind.validation,
-    "val": Kind.validation,
-    "validate": Kind.validation,
-    "dev": Kind.validation,
-    "eval": Kind.validation,
-    "evaluation": Kind.validation,
-    "test": Kind.test,
-    "testing": Kind.test,
-    "tests": Kind.test,
-    "tst": Kind.test,
+WORDS: Mapping[str, PartKind] = {
+    "train": PartKind.train,
+    "training": PartKind.train,
+    "trainval": PartKind.train,
+    "trn": PartKind.train,
+    "validation": PartKind.validation,
+    "valid": PartKind.validation,
+    "val": PartKind.validation,
+    "validate": PartKind.validation,
+    "dev": PartKind.validation,
+    "eval": PartKind.validation,
+    "evaluation": PartKind.validation,
+    "test": PartKind.test,
+    "testing": PartKind.test,
+    "tests": PartKind.test,
+    "tst": PartKind.test,
 }
 # Words beside them that say nothing: train_images, seg_train, Test Set, "train-00000-of-00002"
-FILLERS = {"set", "sets", "data", "dataset", "image", "images", "img", "imgs", "photo", "photos", "picture", "pictures"}
-FILLERS |= {"sample", "samples", "split", "splits", "folder", "dir", "part", "seg", "of", "new", "raw", "all"}
+FILLERS = {
+    "set",
+    "sets",
+    "data",
+    "dataset",
+    "image",
+    "images",
+    "img",
+    "imgs",
+    "photo",
+    "photos",
+    "picture",
+    "pictures",
+}
+FILLERS |= {
+    "sample",
+    "samples",
+    "split",
+    "splits",
+    "folder",
+    "dir",
+    "part",
+    "seg",
+    "of",
+    "new",
+    "raw",
+    "all",
+}
 LETTERS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 
 
 class PartName(NamedTuple):
     """A name that a part may have.
 
-    word: by which it is known. kind: what the part is for. rest: other words of the name, which its counterparts have
+    word: by which it is known. kind: what the part is for. rest: other words of the name, which its
+    counterparts have
     too: dogs_train and dogs_test.
     """
 
     word: str
-    kind: Kind
+    kind: PartKind
     rest: tuple[str, ...] = ()
 
     @property
     def order(self) -> tuple[int, int]:
         """Parts to test on, in the order in which one is taken."""
-        return [*Kind].index(self.kind), [*WORDS].index(self.word)
+        return [*PartKind].index(self.kind), [*WORDS].index(self.word)
 
 
 def parsed(name: str) -> PartName | None:
@@ -66,7 +97,9 @@ def parsed(name: str) -> PartName | None:
 
 
 def is_outer(name: str) -> bool:
-    """True if a part's word begins or ends the name, apart from words that say nothing: my_data_val, not a_val_b."""
+    """True if a part's word begins or ends the name,
+    apart from words that say nothing: my_data_val, not a_val_b.
+    """
     words = [word for word in _words(name) if word not in FILLERS]
     return bool(words) and (words[0] in WORDS or words[-1] in WORDS)
 
@@ -89,7 +122,9 @@ def named(names: Iterable[str]) -> dict[str, PartName]:
     A name with other words in it, as train_tracks, is one where another part has the same words.
     """
     found = {name: part for name in names if (part := parsed(name)) is not None}
-    kinds: dict[tuple[str, ...], set[Kind]] = {}
+    kinds: dict[tuple[str, ...], set[PartKind]] = {}
     for part in found.values():
         kinds.setdefault(part.rest, set()).add(part.kind)
-    return {name: part for name, part in found.items() if not part.rest or len(kinds[part.rest]) > 1}
+    return {
+        name: part for name, part in found.items() if not part.rest or len(kinds[part.rest]) > 1
+    }

@@ -1,6 +1,7 @@
 """Reports of the ranks, `ranks/rRR.json`: what each has counted so far, rewritten every epoch.
 
-The controller reads them while the run goes on and makes the record of them. They are gone once that is written.
+The controller reads them while the run goes on and makes the record of them.
+They are gone once that is written.
 """
 
 from collections.abc import Sequence
@@ -42,7 +43,9 @@ class RankEpoch(Struct):
 
 
 class VisionRankEpoch(RankEpoch, kw_only=True):
-    """An epoch of training on images; the figures of the evaluation are those of all ranks together."""
+    """An epoch of training on images; the figures of the
+    evaluation are those of all ranks together.
+    """
 
     evaluate_s: float = 0.0
     test_loss: float | None = None
@@ -61,7 +64,9 @@ class CountedEpoch(RankEpoch, kw_only=True):
 
 
 class RankProbe(Struct):
-    """How a probe, or a cell of a race, ended on a rank. `left_out` are steps that it did not measure."""
+    """How a probe, or a cell of a race, ended on a rank.
+    `left_out` are steps that it did not measure.
+    """
 
     ended_by: str
     steps_per_epoch: int
@@ -71,8 +76,9 @@ class RankProbe(Struct):
 class RankReport(Struct, kw_only=True):
     """Report of a rank, of any workload.
 
-    `spans_s` are start and end, on the machine's clock, of all that counts as training in `total_s`: one entry for each
-    epoch, or part of one. `counters` are readings of GPUs' energy: time on that clock, UUID and joules.
+    `spans_s` are start and end, on the machine's clock, of all that counts as training in
+    `total_s`: one entry for each epoch, or part of one. `counters` are readings of GPUs' energy:
+    time on that clock, UUID and joules.
     """
 
     rank: int
@@ -102,8 +108,9 @@ class RankReport(Struct, kw_only=True):
 
 
 class VisionReport(RankReport, kw_only=True, tag_field="kind", tag="vision"):
-    """Segments are training between two stops; their `trained_s` are seconds of training and evaluation.
-    `device_peaks_bytes` are the peaks of each device of the rank."""
+    """Segments are training between two stops; their `trained_s` are seconds of training and
+    evaluation. `device_peaks_bytes` are the peaks of each device of the rank.
+    """
 
     epochs: list[VisionRankEpoch] = []
     segments: list[Segment] = []
@@ -147,8 +154,11 @@ class ModelSizes(Struct, frozen=True):
 
 
 class LlmReport(RankReport, kw_only=True, tag_field="kind", tag="llm"):
-    """`scoring_in_int4`: it has trained, and scores held-out rows as they are once the model is quantised.
-    `sizes`: of a model of transformers; None of mixtures of experts, of which a token reads a part."""
+    """`scoring_in_int4`: it has trained, and scores held-out rows as they are once the model is
+    quantised.
+    `sizes`: of a model of transformers; None of mixtures of experts,
+    of which a token reads a part.
+    """
 
     epochs: list[CountedEpoch] = []
     text_rows: TextRows | None = None
@@ -169,10 +179,13 @@ class LlmReport(RankReport, kw_only=True, tag_field="kind", tag="llm"):
 
 
 class ScriptReport(RankReport, kw_only=True, tag_field="kind", tag="script"):
-    """All steps are one epoch, whose `train_s` leaves out evaluations. `evaluate_s`: those between and after steps.
+    """All steps are one epoch, whose `train_s` leaves out evaluations.
+    `evaluate_s`: those between and after steps.
 
-    grouped: it joined a process group. stopped: it did not end by itself. weights: what it trained, where known.
-    samples_unknown: steps, from 0, that trained on nobody knows how many samples, beside others that are known.
+    grouped: it joined a process group. stopped: it did not end by itself. weights: what it trained,
+    where known.
+    samples_unknown: steps, from 0, that trained on nobody knows how many samples, beside others
+    that are known.
     calls_per_step: of backward, the median over steps.
     waits_known: how long steps waited for their batches is; not where another thread drew them.
     evaluate_s: None where another thread drew the batches of an evaluation.
@@ -206,25 +219,32 @@ def write(folder: Path, report: AnyReport) -> None:
 
 
 def read(folder: Path, expected: int = 0) -> list[Any]:
-    """The reports of the ranks of one workload, by rank; one that is not whole is left out (`problem` names it).
+    """The reports of the ranks of one workload, by rank;
+    one that is not whole is left out (`problem` names it).
 
     Args:
-        expected: wait until there are this many, and their steps: a file that another node wrote may take its time to
-            be seen here.
+        expected: wait until there are this many, and their steps: a file that another node wrote
+            may take its time to be seen here.
     """
     deadline_s = clock_s() + SEEN_S
-    while expected and len(list(folder.glob("ranks/r*.json"))) < expected and clock_s() < deadline_s:
+    while (
+        expected and len(list(folder.glob("ranks/r*.json"))) < expected and clock_s() < deadline_s
+    ):
         pause(1.0)
     found = [_read(path) for path in folder.glob("ranks/r*.json")]
-    reports = sorted((report for report in found if isinstance(report, RankReport)), key=lambda report: report.rank)
+    reports = sorted(
+        (report for report in found if isinstance(report, RankReport)),
+        key=lambda report: report.rank,
+    )
     while expected and not have_steps(folder, reports) and clock_s() < deadline_s:
         pause(0.1)
     return reports
 
 
 def problem(folder: Path, expected: int) -> Message | None:
-    """Why a run whose ranks ended by themselves is not wholly measured: the first report that is not there or cannot
-    be read, or the first file of steps that a report counts and nobody finds. None where nothing is missing.
+    """Why a run whose ranks ended by themselves is not wholly measured: the first report that is
+    not there or cannot be read, or the first file of steps that a report counts and nobody finds.
+    None where nothing is missing.
 
     Args:
         expected: the number of ranks on all nodes.
@@ -235,8 +255,8 @@ def problem(folder: Path, expected: int) -> Message | None:
         if isinstance(report, str):
             return Message(
                 "run.no-report",
-                f"the report of rank {rank} of {expected} cannot be read ({report}): its part is not measured; "
-                "measure again",
+                f"the report of rank {rank} of {expected} cannot be read ({report}): its part is"
+                " not measured; measure again",
                 rank=rank,
                 ranks=expected,
                 reason=report,
@@ -245,16 +265,26 @@ def problem(folder: Path, expected: int) -> Message | None:
     absent = next((path for path in _files_of_steps(folder, reports) if not path.exists()), None)
     if absent is None or (folder / steps.STEPS).exists():
         return None
-    return Message("run.no-steps", f"{absent.name}: the steps of an epoch are missing; measure again", file=absent.name)
+    return Message(
+        "run.no-steps",
+        f"{absent.name}: the steps of an epoch are missing; measure again",
+        file=absent.name,
+    )
 
 
 def _files_of_steps(folder: Path, reports: Sequence[AnyReport]) -> list[Path]:
-    return [run_folder.steps_file(folder, report.rank, part.epoch) for report in reports for part in report.epochs]
+    return [
+        run_folder.steps_file(folder, report.rank, part.epoch)
+        for report in reports
+        for part in report.epochs
+    ]
 
 
 def have_steps(folder: Path, reports: Sequence[AnyReport]) -> bool:
     """True where the steps of all reported epochs can be read, or an earlier start merged them."""
-    return (folder / steps.STEPS).exists() or all(file.exists() for file in _files_of_steps(folder, reports))
+    return (folder / steps.STEPS).exists() or all(
+        file.exists() for file in _files_of_steps(folder, reports)
+    )
 
 
 def _read(path: Path) -> AnyReport | str:
@@ -268,10 +298,14 @@ def _read(path: Path) -> AnyReport | str:
 
 
 def peak_memory(reports: Sequence[RankReport], device: str) -> Memory:
-    """The record's `peak_memory_bytes`: the highest and every rank's, by `measure.memory.peak_memory_bytes`."""
+    """The record's `peak_memory_bytes`: the highest and every rank's,
+    by `measure.memory.peak_memory_bytes`.
+    """
     kind = "cuda_allocated" if device == "cuda" else "rss"
     per_rank = [report.peak_memory_bytes for report in reports]
-    memory = Memory(max((peak for peak in per_rank if peak is not None), default=None), per_rank, kind)
+    memory = Memory(
+        max((peak for peak in per_rank if peak is not None), default=None), per_rank, kind
+    )
     for report in reports:
         if isinstance(report, VisionReport) and len(report.device_peaks_bytes) > 1:
             memory.per_gpu = report.device_peaks_bytes
@@ -279,7 +313,8 @@ def peak_memory(reports: Sequence[RankReport], device: str) -> Memory:
 
 
 def of_ended_epochs(table: Any, ranks: Sequence[AnyReport]) -> tuple[int, dict[str, np.ndarray]]:
-    """The number of epochs that all ranks have ended, and the columns of their steps; no column where it is 0.
+    """The number of epochs that all ranks have ended, and the columns of their steps;
+    no column where it is 0.
 
     Args:
         table: the steps of all ranks (an Arrow table), or None.

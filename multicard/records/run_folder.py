@@ -5,18 +5,18 @@
 | config.yaml | the resolved configuration |
 | environment.json | versions, devices, flags that took effect |
 | logs/rRR.log | what rank RR printed |
-| ranks/rRR.json | rank RR's counts so far, rewritten every epoch; gone once result.json is written |
-| steps/rRR_eEEE.parquet | rank RR's epoch EEE, one row per step; merged to steps.parquet at the end |
+| ranks/rRR.json | rank RR's counts so far, rewritten every epoch; gone at the end |
+| steps/rRR_eEEE.parquet | rank RR's epoch EEE, a row per step; merged at the end |
 | blocks/rRR.jsonl | a cell of a race: the blocks of steps that rank RR trained between two pauses |
 | steps.parquet | the steps of all ranks and epochs |
 | gpu/ | samples of the GPUs, by attempt and node; merged to gpu.parquet at the end |
 | gpu.parquet | the samples of all GPUs of the run |
 | profile/ | traces of `profile=kineto` or `nsys` |
-| inputs/ | tuning: the rows as torchtune reads them, those held out apart, and the embedded tokenizer |
+| inputs/ | tuning: the rows as read, those held out apart, and the embedded tokenizer |
 | held_out.parquet | tuning: the loss of each held-out row in the last evaluation |
 | torchtune.yaml | tuning: the same run for `tune run` |
 | tune_run/ | tuning: what `tune run` with torchtune.yaml writes |
-| segments.json | one entry per attempt; gone once result.json is written, which holds it as `segments` |
+| segments.json | one entry per attempt; result.json holds it at the end as `segments` |
 | checkpoint/ | what a requeued job goes on from; gone once the run has ended |
 | result.json | status, axes and summary; written last |
 """
@@ -46,24 +46,40 @@ from multicard.records.schema import SCHEMA_VERSION, STEPS, AnyRecord
 from multicard.records.schema_environment import Environment
 from multicard.records.schema_parts import Attempt
 
-RESULT, ENVIRONMENT = "result.json", "environment.json"
+RESULT = "result.json"
+ENVIRONMENT = "environment.json"
 STATUSES = ("ok", "oom", "diverged", "failed", "timeout", "preempted", "interrupted", "refused")
-DONE = ("ok", "oom", "diverged")  # out of memory and divergence are measurements: they would happen again
-ALWAYS = ("schema_version", "kind", "name", "job", "status", "cause", "started_at", "axes", "repetition")
+# out of memory and divergence are measurements: they would happen again
+DONE = ("ok", "oom", "diverged")
+ALWAYS = (
+    "schema_version",
+    "kind",
+    "name",
+    "job",
+    "status",
+    "cause",
+    "started_at",
+    "axes",
+    "repetition",
+)
 SEGMENTS = "segments.json"
 STEP_PARTS = "steps/r*_e*.parquet"
 LONGEST = 120  # characters of the changed axes that a folder's name shows
 REFUSED = "0" * 8  # in place of the identity of a configuration that is too wrong to have one
 PARTIAL = re.compile(r"\..+\.[0-9a-f]{16}")  # what `replacing` writes first
-BAD = ("failed", "interrupted", "timeout", "refused")  # a sweep that holds one of these exits with 1
+# a sweep that holds one of these exits with 1
+BAD = ("failed", "interrupted", "timeout", "refused")
 
 
 @contextmanager
 def replacing(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
-    """A file to write what `path` is to be: whoever reads `path` sees all of it or none, after a power cut too. A link
-    in its place is replaced, not followed, and nobody can guess the name of what is written first."""
+    """A file to write what `path` is to be: whoever reads `path` sees all of it or none, after a
+    power cut too. A link in its place is replaced, not followed,
+    and nobody can guess the name of what is written first.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    folder, partial = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY), f".{path.name}.{secrets.token_hex(8)}"
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    partial = f".{path.name}.{secrets.token_hex(8)}"
     try:
         new = private.no_link(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode, folder)
         with os.fdopen(new, "wb") as file:
@@ -82,7 +98,9 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
 
 
 def cache(part: str) -> Path:
-    """The folder of a kind of answers that later commands reuse, as JSON: nothing that is read from it is run."""
+    """The folder of a kind of answers that later commands reuse,
+    as JSON: nothing that is read from it is run.
+    """
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "multicard" / part
 
 
@@ -117,7 +135,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 @dataclass
-class Run:
+class RecordedRun:
     """A run that has a record: its folder and what is in it.
 
     tracker_error: why W&B does not have it; None where it has, or was not asked to.
@@ -135,12 +153,14 @@ class Run:
 
 
 def content_of(record: AnyRecord) -> dict[str, Any]:
-    """The content of result.json: of a run that was not measured, the keys that all records have."""
+    """The content of result.json: of a run that was not measured,
+    the keys that all records have.
+    """
     content = json.loads(json_text(record))
     return content if record.identity is not None else {key: content[key] for key in ALWAYS}
 
 
-def write_result(run: Run) -> None:
+def write_result(run: RecordedRun) -> None:
     """Write result.json, checked by the schema."""
     _write_checked(run.folder / RESULT, content_of(run.record), AnyRecord)
 
@@ -162,12 +182,16 @@ def _write_checked(path: Path, value: Any, kind: Any) -> None:
 def _report(mismatch: str) -> None:
     """Report a file that is not of the schema, an error of this program.
 
-    It is written all the same: hours of measuring are worth more than a wrong type. With MULTICARD_STRICT set, as in
-    the tests, the mismatch is raised instead.
+    It is written all the same: hours of measuring are worth more than a wrong type. With
+    MULTICARD_STRICT set, as in the tests, the mismatch is raised instead.
     """
     if os.environ.get("MULTICARD_STRICT"):
         raise TypeError(mismatch)
-    message = Message("record.not-of-schema", f"{mismatch}; please report this error of multicard", mismatch=mismatch)
+    message = Message(
+        "record.not-of-schema",
+        f"{mismatch}; please report this error of multicard",
+        mismatch=mismatch,
+    )
     print(message, file=sys.stderr)
 
 
@@ -199,7 +223,10 @@ def write_steps(folder: Path, rank: int, epoch: int, columns: dict[str, np.ndarr
     path = steps_file(folder, rank, epoch)
     kinds = {name: values.dtype.kind for name, values in columns.items()}
     letters = {int: "i", float: "f"}
-    if kinds not in [{name: letters[hint] for name, hint in get_type_hints(kind).items()} for kind in STEPS.values()]:
+    if kinds not in [
+        {name: letters[hint] for name, hint in get_type_hints(kind).items()}
+        for kind in STEPS.values()
+    ]:
         _report(f"{path}: not the columns of steps.parquet: {kinds}")
     write_parquet(path, columns)
 
@@ -209,10 +236,12 @@ def steps_file(folder: Path, rank: int, epoch: int) -> Path:
 
 
 def read_steps(folder: Path) -> Any:
-    """All steps of a run as one Arrow table ordered by epoch, rank and step; None where there is none.
+    """All steps of a run as one Arrow table ordered by epoch, rank and step;
+    None where there is none.
 
-    Those merged before and those not merged yet are one table: a start that was cut off may have left both. Of an epoch
-    of a rank that is in both, the part counts, which a later start trained again.
+    Those merged before and those not merged yet are one table: a start that was cut off may have
+    left both. Of an epoch of a rank that is in both, the part counts,
+    which a later start trained again.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -220,12 +249,15 @@ def read_steps(folder: Path) -> Any:
     merged = folder / steps.STEPS
     tables = [pq.ParquetFile(path).read() for path in sorted(folder.glob(STEP_PARTS))]
     if merged.exists():
-        table, keys = pq.ParquetFile(merged).read(), ["epoch", "rank"]
+        table = pq.ParquetFile(merged).read()
+        keys = ["epoch", "rank"]
         newer = pa.concat_tables(part.select(keys) for part in tables) if tables else None
         tables.append(table if newer is None else table.join(newer, keys, join_type="left anti"))
     if not tables:
         return None
-    return pa.concat_tables(tables).sort_by([(key, "ascending") for key in ("epoch", "rank", "step")])
+    return pa.concat_tables(tables).sort_by(
+        [(key, "ascending") for key in ("epoch", "rank", "step")]
+    )
 
 
 def merge_steps(folder: Path) -> Any:
@@ -248,7 +280,9 @@ def remove_files(folder: Path, pattern: str) -> None:
 
 
 def remove_partial(folder: Path) -> None:
-    """Remove the files that a killed process was writing (see `replacing`). Nobody may be writing now."""
+    """Remove the files that a killed process was writing (see `replacing`).
+    Nobody may be writing now.
+    """
     for path in (*folder.glob(".*"), *folder.glob("*/.*")):
         if PARTIAL.fullmatch(path.name) and path.is_file():
             path.unlink(missing_ok=True)
@@ -265,7 +299,9 @@ def remove_empty(folder: Path) -> None:
 def read_segments(folder: Path) -> list[Attempt]:
     """The starts of the run, in order; one that left no `end` was cut off."""
     with suppress(msgspec.ValidationError):
-        return msgspec.convert((read_json(folder / SEGMENTS) or {}).get("segments", []), list[Attempt])
+        return msgspec.convert(
+            (read_json(folder / SEGMENTS) or {}).get("segments", []), list[Attempt]
+        )
     return []
 
 
@@ -276,17 +312,26 @@ def write_segments(folder: Path, segments: list[Attempt]) -> None:
 def cell_name(digits: str, overrides: list[str], repetition: int, probe: bool = False) -> str:
     """The folder of a cell: the changed axes and its identity, `gpus=2,precision=fp16-1a2b3c4d`.
 
-    A repetition has its number, and a probe says that it is one: `gpus=2-1a2b3c4d-r2`, `gpus=2-1a2b3c4d-probe`.
+    A repetition has its number, and a probe says that it is one: `gpus=2-1a2b3c4d-r2`,
+    `gpus=2-1a2b3c4d-probe`.
     """
     hidden = {*schema.beside(), "batch_size_asked"}
-    changed = (o for o in overrides if re.split(r"[=./@]", o.lstrip("+~"), maxsplit=1)[0] not in hidden)
+    changed = (
+        o for o in overrides if re.split(r"[=./@]", o.lstrip("+~"), maxsplit=1)[0] not in hidden
+    )
     keys = sorted(re.sub(r"^[\w+/]*\.", "", o) for o in changed)  # the key without its group
     text = re.sub(r"=[._]+", "=", re.sub(r"[^\w.,=+-]", "_", ",".join(keys)))[:LONGEST] or "default"
-    return f"{text}-{digits}" + (f"-r{repetition}" if repetition > 1 else "") + ("-probe" if probe else "")
+    return (
+        f"{text}-{digits}"
+        + (f"-r{repetition}" if repetition > 1 else "")
+        + ("-probe" if probe else "")
+    )
 
 
 def settings_of(name: str) -> list[str]:
-    """The changed axes in the name of a cell's folder, then "rep 2" and "probe" where they apply; see `cell_name`."""
+    """The changed axes in the name of a cell's folder, then "rep 2" and "probe" where they apply;
+    see `cell_name`.
+    """
     found = re.fullmatch(r"(.*)-\w{8}(?:-r(\d+))?(-probe)?", name)
     if found is None:
         return [name]
@@ -295,15 +340,18 @@ def settings_of(name: str) -> list[str]:
 
 
 def find_cell(sweep: Path, name: str) -> Path:
-    """The folder of a cell in `sweep`: the one in which the same configuration was measured, else a new one."""
+    """The folder of a cell in `sweep`: the one in which the same configuration was measured,
+    else a new one.
+    """
     ending = re.search(r"-(\w{8})(-r\d+)?(-probe)?$", name)
     known = () if ending is None or ending[1] == REFUSED else sorted(sweep.glob(f"*{ending[0]}"))
     return next((folder for folder in known if folder.is_dir()), sweep / name)
 
 
 def forget_refused(sweep: Path) -> None:
-    """Remove the records of what earlier commands of a sweep refused: the next one says what it refuses. A job that was
-    refused after it had begun has left more than a record, and keeps it."""
+    """Remove the records of what earlier commands of a sweep refused: the next one says what it
+    refuses. A job that was refused after it had begun has left more than a record, and keeps it.
+    """
     for path in sweep.glob(f"*/{RESULT}"):
         if (read_json(path) or {}).get("status") == "refused" and not path.parent.is_symlink():
             with suppress(OSError):  # of another user
@@ -317,13 +365,15 @@ def is_probe(record: AnyRecord, folder: Path) -> bool:
     return record.is_probe if record.config else folder.name.endswith("-probe")
 
 
-def finished(folder: Path) -> Run | None:
-    """The run in a folder, if it is one that need not be measured again: the steps that its record counts are there."""
+def finished(folder: Path) -> RecordedRun | None:
+    """The run in a folder, if it is one that need not be measured
+    again: the steps that its record counts are there.
+    """
     run = read(folder)
     return run if run is not None and run.status in DONE and _has_steps(run) else None
 
 
-def _has_steps(run: Run) -> bool:
+def _has_steps(run: RecordedRun) -> bool:
     """True where no steps were measured, or their file has its end, which is written last."""
     try:
         with (run.folder / steps.STEPS).open("rb") as file:
@@ -334,24 +384,26 @@ def _has_steps(run: Run) -> bool:
         return isinstance(error, FileNotFoundError) and not measured
 
 
-def read(folder: Path) -> Run | None:
+def read(folder: Path) -> RecordedRun | None:
     """The run in a folder; None before it has left a record, or where that is broken."""
     try:
         record = decode(read_bytes(folder / RESULT))
     except (OSError, ValueError):
         return None
     steps.redefine(folder, record)
-    return Run(folder, record)
+    return RecordedRun(folder, record)
 
 
 def decode(content: bytes) -> AnyRecord:
-    """The record in the bytes of a result.json. A ValueError says what is wrong with it; of a newer schema its version
-    alone, as all else may then differ too."""
+    """The record in the bytes of a result.json. A ValueError says what is wrong with it; of a newer
+    schema its version alone, as all else may then differ too.
+    """
     try:
         if (version := msgspec.json.decode(content, type=_Version).schema_version) > SCHEMA_VERSION:
             raise Refusal(
                 "record.newer",
-                f"schema_version {version} is newer than this program's {SCHEMA_VERSION}: update multicard",
+                f"schema_version {version} is newer than this program's {SCHEMA_VERSION}: update"
+                " multicard",
                 version=version,
                 known=SCHEMA_VERSION,
             )

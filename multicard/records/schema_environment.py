@@ -43,7 +43,9 @@ class RankPlace(Struct):
 
 
 class Environment(Struct, kw_only=True):
-    """Machine and software of a run. `numa` and the keys after it are known once the ranks have started."""
+    """Machine and software of a run. `numa` and the keys after
+    it are known once the ranks have started.
+    """
 
     recorded_at: Annotated[str | None, "UTC, ISO 8601"] = None
     host: Annotated[str | None, "of the controller"] = None
@@ -55,10 +57,18 @@ class Environment(Struct, kw_only=True):
     gpus: list[EnvironmentGpu] = []
     topology: Annotated[dict[str, Any] | None, "NUMA nodes, PCIe and NVLink of the GPUs"] = None
     cuda_visible_devices: str | None = None
-    cuda_device_order: Annotated[str | UnsetType | None, "PCI_BUS_ID unless the user chose another"] = UNSET
+    cuda_device_order: Annotated[
+        str | UnsetType | None, "PCI_BUS_ID unless the user chose another"
+    ] = UNSET
     slurm: Annotated[dict[str, str], "the variables SLURM_JOB..."] = {}
-    numa: Annotated[str | UnsetType | None, "node: ranks were bound to their GPU's NUMA node"] = UNSET
-    malloc: Annotated[str | UnsetType, "the option malloc that took effect: tuned or system"] = UNSET
+    numa: Annotated[str | UnsetType | None, "node: ranks were bound to their GPU's NUMA node"] = (
+        UNSET
+    )
+    malloc: Annotated[str | UnsetType, "the option malloc that took effect: tuned or system"] = (
+        UNSET
+    )
     flags: Annotated[dict[str, Scalar] | UnsetType | None, "TF32, cuDNN and types, as used"] = UNSET
-    openmp: Annotated[dict[str, str] | UnsetType | None, "the ranks' variables OMP_... and GOMP_..., as used"] = UNSET
+    openmp: Annotated[
+        dict[str, str] | UnsetType | None, "the ranks' variables OMP_... and GOMP_..., as used"
+    ] = UNSET
     ranks: list[RankPlace] | UnsetType = UNSET

@@ -18,15 +18,16 @@ Each run leaves a folder, `multirun/<name>/<cell>/`. Its files:
 
 {{files}}
 
-Units are in the names: `_s` seconds, `_bytes` bytes, `_mhz`, `_w`, `_joules`, `_per_s` per second. A key that is `null`
-was not measured or does not apply. `schema_version` is {schema.SCHEMA_VERSION}; a record is read as long as its version
-is not newer than the program's, keys that it lacks read as `null`, and unknown ones are left alone. The tables below
-are made from `multicard/records/schema.py` and the files beside it, by which records are checked when they are written;
-a key in *italics* is there only where it applies.
+Units are in the names: `_s` seconds, `_bytes` bytes, `_mhz`, `_w`, `_joules`, `_per_s` per second.
+A key that is `null` was not measured or does not apply. `schema_version` is
+{schema.SCHEMA_VERSION}; a record is read as long as its version is not newer than the program's,
+keys that it lacks read as `null`, and unknown ones are left alone. The tables below are made from
+`multicard/records/schema.py` and the files beside it, by which records are checked when they are
+written; a key in *italics* is there only where it applies.
 """
-FIGURES = """The numbers that tables, charts and rankings show, by the names that `list --columns`, `--sort` and
-`--where` take. Their keys in result.json are those of W&B's summary too. Runs of a setting
-are summed up by their mean, of peak memory by the highest."""
+FIGURES = """The numbers that tables, charts and rankings show, by the names that `list --columns`,
+`--sort` and `--where` take. Their keys in result.json are those of W&B's summary too. Runs of a
+setting are summed up by their mean, of peak memory by the highest."""
 SECTIONS = {
     "result.json": schema.Record,
     "result.json of train_vision.py": schema.VisionRecord,
@@ -53,19 +54,29 @@ def page() -> str:
 
 
 def _section(kind: type[Struct], place: str, known: set[type[Struct]]) -> Iterator[str]:
-    """A structure's description and table, then those of the structures within it that were not described yet."""
+    """A structure's description and table, then those of the
+    structures within it that were not described yet.
+    """
     known.add(kind)
-    if kind.__doc__ and not kind.__doc__.startswith(f"{kind.__name__}("):  # which msgspec gives those without one
+    # which msgspec gives those without one
+    if kind.__doc__ and not kind.__doc__.startswith(f"{kind.__name__}("):
         yield inspect.cleandoc(kind.__doc__)
     base = kind.__mro__[1]
     inherited = () if base is Struct else base.__struct_fields__
     optional = {field.name for field in fields(kind) if field.default is UNSET}
     hints = get_type_hints(kind, include_extras=True)
     own = {name: hints[name] for name in kind.__struct_fields__ if name not in inherited}
-    rows = [(f"*{k}*" if k in optional else f"`{k}`", _in_words(hint), described(hint)[1]) for k, hint in own.items()]
-    if kind is schema.Record:  # msgspec keeps the tag, which follows the version, apart from the fields
+    rows = [
+        (f"*{k}*" if k in optional else f"`{k}`", _in_words(hint), described(hint)[1])
+        for k, hint in own.items()
+    ]
+    # msgspec keeps the tag, which follows the version, apart from the fields
+    if kind is schema.Record:
         rows.insert(1, ("`kind`", "text", " or ".join(figures.ALL)))
-    yield _table(("key", "type", "meaning"), [(*row, text_table.escape_markdown(text)) for *row, text in rows])
+    yield _table(
+        ("key", "type", "meaning"),
+        [(*row, text_table.escape_markdown(text)) for *row, text in rows],
+    )
     for name, hint in own.items():
         for inner in _structures(hint):
             if inner not in known:
@@ -95,7 +106,8 @@ def _in_words(hint: Any) -> str:
     if len(types) > 1:
         parts = [_in_words(part) for part in types if part not in (NoneType, UnsetType)]
         return " or ".join([*dict.fromkeys(parts), *(["null"] if NoneType in types else [])])
-    origin, inner = get_origin(types[0]), get_args(types[0])
+    origin = get_origin(types[0])
+    inner = get_args(types[0])
     if origin in (list, tuple):
         return f"list of {_in_words(inner[0])}"
     if origin is dict:

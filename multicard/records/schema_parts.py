@@ -9,7 +9,8 @@ from msgspec.structs import force_setattr
 from multicard.messages import Message
 
 MOST = 10**18  # beyond any figure: sums and powers of what is larger are no numbers
-Scalar = str | Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | float | bool | None  # seeds have 63 bits
+# seeds have 63 bits
+Scalar = str | Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | float | bool | None
 Int = Annotated[int, Meta(ge=-MOST, le=MOST)]
 Float = Annotated[float, Meta(ge=-MOST, le=MOST)]
 Count = Int | None
@@ -30,20 +31,26 @@ def described(hint: Any) -> tuple[list[Any], str]:
 
 
 class Cause(Struct, frozen=True):
-    """Why a run did not end ok. A `Message` as its `message` brings its code, its key and its facts."""
+    """Why a run did not end ok. A `Message` as its `message` brings its code,
+    its key and its facts.
+    """
 
     kind: Annotated[
         str,
-        "refused, launch, oom, exception, signal, exit, node, disk, tracker, record, slurm, interrupt, "
-        "timeout, preempted, requeued or diverged",
+        "refused, launch, oom, exception, signal, exit, node, disk, tracker, record, slurm,"
+        " interrupt, timeout, preempted, requeued or diverged",
     ] = ""
     message: Annotated[str, "one line"] = ""
-    code: Annotated[str | None, "what the message says, as programs read it; null of libraries' errors"] = None
+    code: Annotated[
+        str | None, "what the message says, as programs read it; null of libraries' errors"
+    ] = None
     key: Annotated[str | None, "the key of the configuration that has to change"] = None
     facts: Annotated[dict[str, Any], "values in the message"] = {}
     rank: Annotated[Count, "the first rank to fail"] = None
     host: Annotated[str | None, "its node"] = None
-    ran_out: Annotated[str | None, "memory of the gpu or of the host; null of other causes and in older records"] = None
+    ran_out: Annotated[
+        str | None, "memory of the gpu or of the host; null of other causes and in older records"
+    ] = None
     memory_bytes: Annotated[Count, "bytes that the rank held when memory ran out"] = None
     log: Annotated[str | None, "the rank's log, relative to the run folder"] = None
     log_tail: Annotated[tuple[str, ...], "its last lines"] = ()
@@ -53,14 +60,17 @@ class Cause(Struct, frozen=True):
             for name, value in self.message.parts.items():
                 if name != "sentence":
                     force_setattr(self, name, value)
-            force_setattr(self, "message", str(self.message))  # plain text, which is written as it is
+            # plain text, which is written as it is
+            force_setattr(self, "message", str(self.message))
 
 
 class SavedModel(Struct):
     """What a run kept of what it trained, by its `save` key."""
 
     form: Annotated[str, "as asked for: model, adapter or int4"] = ""
-    folder: Annotated[str | None, "relative to the run folder; null where it could not be written"] = None
+    folder: Annotated[
+        str | None, "relative to the run folder; null where it could not be written"
+    ] = None
     bytes: Annotated[Count, "of the weights"] = None
     save_s: Annotated[Number, "seconds of writing, after the training"] = None
     problem: Annotated[str | None, "why it could not be written, in a line"] = None
@@ -71,7 +81,9 @@ class Limit(Struct):
 
     code: Annotated[str, "of the fact, as loaded or trained-apart"]
     says: Annotated[str, "the fact in a sentence"] = ""
-    forbids: Annotated[list[str], "rate, speed_up, learning, prediction or verdict; empty: nothing"] = []
+    forbids: Annotated[
+        list[str], "rate, speed_up, learning, prediction or verdict; empty: nothing"
+    ] = []
 
 
 class Divergence(Struct):
@@ -79,7 +91,9 @@ class Divergence(Struct):
 
     epoch: Annotated[Count, "from 0"] = None
     step: Annotated[Count, "of the epoch, from 0"] = None
-    rank: Annotated[Count, "null where only the loss of all ranks together is known (tuning)"] = None
+    rank: Annotated[Count, "null where only the loss of all ranks together is known (tuning)"] = (
+        None
+    )
 
 
 class TextRows(Struct):
@@ -88,12 +102,18 @@ class TextRows(Struct):
     read: Annotated[Count, "all of the data set, or of its sample"] = None
     cut: Annotated[Count, "cut, for being longer than max_seq_len; a pair counts once"] = None
     left_out: Annotated[
-        Count, "of those cut: no label remained, none in one answer of a pair, or both answers became the same"
+        Count,
+        "of those cut: no label remained, none in one answer of a pair, or both answers became the"
+        " same",
     ] = None
-    broken: Annotated[Count, "not read: dataset.skip_broken leaves them out; null without that key"] = None
+    broken: Annotated[
+        Count, "not read: dataset.skip_broken leaves them out; null without that key"
+    ] = None
     equal: Annotated[Count, "pairs not read: both answers are the same; null of other rows"] = None
     last_alone: Annotated[
-        Count, "of several answers only the last is learnt, as the chat template rewrites an answer once others follow"
+        Count,
+        "of several answers only the last is learnt, as the chat template rewrites an answer once"
+        " others follow",
     ] = None
     sequences: Annotated[Count, "into which the others are packed; null of rows as they are"] = None
 
@@ -106,14 +126,22 @@ class Evaluation(Struct):
     evaluate_s: Annotated[Number, "seconds, the slowest rank's"] = None
     ended_s: Annotated[Number, "since the start of training, evaluations included"] = None
     loss: Annotated[Number, "mean over all labelled tokens in nats; of pairs, mean DPO loss"] = None
-    ranked_right: Annotated[Share, "share of pairs whose chosen answer has the higher reward; else null"] = None
-    margin: Annotated[Number, "mean of the chosen answer's reward minus the rejected one's; else null"] = None
+    ranked_right: Annotated[
+        Share, "share of pairs whose chosen answer has the higher reward; else null"
+    ] = None
+    margin: Annotated[
+        Number, "mean of the chosen answer's reward minus the rejected one's; else null"
+    ] = None
 
 
 class InInt4Loss(Struct):
-    """The held-out rows with int4 weights and int8 activations, as torchao converts the model after training."""
+    """The held-out rows with int4 weights and int8 activations,
+    as torchao converts the model after training.
+    """
 
-    loss: Annotated[Number, "mean over all labelled tokens in nats; null where it is not finite"] = None
+    loss: Annotated[
+        Number, "mean over all labelled tokens in nats; null where it is not finite"
+    ] = None
     groupsize: Annotated[Count, "weights that share a scale"] = None
     evaluate_s: Annotated[Number, "seconds, which no time of the run has"] = None
 
@@ -123,23 +151,35 @@ class HeldOut(Struct):
 
     rows: Annotated[Count, "rows or pairs that are evaluated"] = None
     tokens: Annotated[Count, "labelled tokens of these rows"] = None
-    also_trained: Annotated[Count, "of the rows, those that are equal to a row that is trained on"] = None
-    evaluations: Annotated[list[Evaluation], "one entry after each epoch, and each `eval_steps`"] = []
-    in_int4: Annotated[InInt4Loss | None, "after the last, of method=qat and full; else null"] = None
-    int4_problem: Annotated[str | None, "why a rank could not score the rows in int4, in a line"] = None
+    also_trained: Annotated[
+        Count, "of the rows, those that are equal to a row that is trained on"
+    ] = None
+    evaluations: Annotated[
+        list[Evaluation], "one entry after each epoch, and each `eval_steps`"
+    ] = []
+    in_int4: Annotated[InInt4Loss | None, "after the last, of method=qat and full; else null"] = (
+        None
+    )
+    int4_problem: Annotated[
+        str | None, "why a rank could not score the rows in int4, in a line"
+    ] = None
 
 
 class Ignored(Struct):
     """What is there beside the data that was read, and was not read itself."""
 
     what: Annotated[
-        str, "files by their ending, a folder, a column or a key of messages, as .heic, notes/, id or messages.name"
+        str,
+        "files by their ending, a folder, a column or a key of messages, as .heic, notes/, id or"
+        " messages.name",
     ]
     count: Annotated[Int, "of files, or of rows that have it"]
 
 
 class Segment(Struct):
-    """One attempt at a run: a start of its job. A run that was requeued has several; warm-up is counted in each."""
+    """One attempt at a run: a start of its job. A run that was requeued has several;
+    warm-up is counted in each.
+    """
 
     started_at: Annotated[str | None, "UTC, ISO 8601"] = None
     ended_at: Annotated[str | None, "UTC, ISO 8601; null where nobody was left to write it"] = None
@@ -153,10 +193,14 @@ class Segment(Struct):
 
 
 class Attempt(Segment):
-    """A segment with what the controller notes of it in segments.json until the record is written."""
+    """A segment with what the controller notes of it in
+    segments.json until the record is written.
+    """
 
-    saved_step: Annotated[Count, "step of the newest checkpoint, unless the attempt resumed from it"] = None
-    data: "Data | None" = None
+    saved_step: Annotated[
+        Count, "step of the newest checkpoint, unless the attempt resumed from it"
+    ] = None
+    data: "DataContent | None" = None
     started_s: Annotated[Number, "begin of its start-up, on the machine's clock"] = None
     failure: Cause | None = None
     load: "Load | None" = None
@@ -164,13 +208,17 @@ class Attempt(Segment):
     prediction: "Prediction | None" = None
 
 
-class Repeated(Struct):
-    """Images that are in the data more than once, by their file or their bytes, of those that the run meets."""
+class RepeatedImages(Struct):
+    """Images that are in the data more than once, by their file or their bytes,
+    of those that the run meets.
+    """
 
     in_both: Annotated[Int, "images that are tested on and trained on too"]
     two_labels: Annotated[Int, "images that have another label elsewhere"]
     tested: Annotated[Int, "images that are tested on"]
-    compared: Annotated[Int, "images that were compared with all others; fewer than all where that is too much"]
+    compared: Annotated[
+        Int, "images that were compared with all others; fewer than all where that is too much"
+    ]
     images: Annotated[Int, "all"]
 
     @property
@@ -179,20 +227,29 @@ class Repeated(Struct):
         return self.in_both / self.tested if self.tested else 0.0
 
 
-class Data(Struct):
-    """The content of the data, wherever it lies: names, sizes and bytes; of over 64 MiB or 1,024 files, the bytes of
-    evenly spaced pieces (`multicard/records/content.py`)."""
+class DataContent(Struct):
+    """The content of the data, wherever it lies: names, sizes and bytes; of over 64 MiB or 1,024
+    files, the bytes of evenly spaced pieces (`multicard/records/content.py`).
+    """
 
     fingerprint: Annotated[str, "12 hex digits of all parts; equal means the same data"]
-    parts: Annotated[dict[str, str], "digits of dataset, decoding (photographs), tokenizer and weights"]
+    parts: Annotated[
+        dict[str, str], "digits of dataset, decoding (photographs), tokenizer and weights"
+    ]
     bytes: Annotated[Int, "of all parts"]
     hashed_bytes: Annotated[Int, "of them, those that the digits cover"]
-    changed: Annotated[str | None, "the parts that differed when the ranks had ended: they may have read both"] = None
-    repeated: Annotated[Repeated | None, "of dataset=images; null where they were not compared"] = None
+    changed: Annotated[
+        str | None, "the parts that differed when the ranks had ended: they may have read both"
+    ] = None
+    repeated: Annotated[
+        RepeatedImages | None, "of dataset=images; null where they were not compared"
+    ] = None
 
 
 class Load(Struct):
-    """Load of other processes from before the ranks started until they had ended, in busy cores on average."""
+    """Load of other processes from before the ranks started until they had ended,
+    in busy cores on average.
+    """
 
     seconds: Number = None
     others_cores: Annotated[Number, "of the run's cores, busy for other processes"] = None
@@ -202,9 +259,11 @@ class Load(Struct):
 class Statistics(Struct):
     """Seconds of a step, over all steps after the warm-up but those in which a process stood still.
 
-    By the slowest rank's clock, step k takes T_k - T_(k-1), where T_k is the longest that any rank took from the start
-    of the epoch to the end of step k: the steps add up to the epoch. Older records have each step's longest over the
-    ranks, which add up to more; the analysis derives theirs anew from steps.parquet.
+    By the slowest rank's clock, step k takes T_k - T_(k-1), where T_k is the longest that any rank
+    took from the start
+    of the epoch to the end of step k: the steps add up to the epoch. Older records have each step's
+    longest over the ranks, which add up to more;
+    the analysis derives theirs anew from steps.parquet.
     """
 
     mean: Number = None
@@ -216,14 +275,20 @@ class Statistics(Struct):
     warmup_count: Annotated[Count, "steps left out as warm-up"] = None
     stalled_count: Annotated[Count, "steps left out as stalled; null in older records"] = None
     slow_steps: Annotated[
-        list[Int], "of the run, from 0: over three times the median, for their tokens too, where one in twenty is"
+        list[Int],
+        "of the run, from 0: over three times the median, for their tokens too, where one in"
+        " twenty is",
     ] = []
     definition: Annotated[str | UnsetType, "slowest rank's clock; absent in older records"] = UNSET
 
     @property
     def taken(self) -> int | None:
         """The number of all steps, with those left out; None where it is not known."""
-        return None if self.count is None else self.count + (self.warmup_count or 0) + (self.stalled_count or 0)
+        return (
+            None
+            if self.count is None
+            else self.count + (self.warmup_count or 0) + (self.stalled_count or 0)
+        )
 
 
 class Memory(Struct):
@@ -231,7 +296,9 @@ class Memory(Struct):
 
     max: Annotated[Count, "of the rank that held most"] = None
     per_rank: list[Count] = []
-    kind: Annotated[str | None, "cuda_allocated (torch's allocator, and CUDA graphs) or rss (of a CPU rank)"] = None
+    kind: Annotated[
+        str | None, "cuda_allocated (torch's allocator, and CUDA graphs) or rss (of a CPU rank)"
+    ] = None
     per_gpu: Annotated[list[Int] | UnsetType, "strategy=dp: of each GPU of its one rank"] = UNSET
     setup: Annotated[Count | UnsetType, "tuning: while the model was built"] = UNSET
     train: Annotated[Count | UnsetType, "tuning: while it was trained"] = UNSET
@@ -245,24 +312,37 @@ class Parts(Struct, frozen=True):
 class Transfers(Struct):
     """Bytes between host and devices, summed over ranks."""
 
-    h2d: Annotated[Count, "host to device: batches of training and evaluation, and data sets moved before"] = None
+    h2d: Annotated[
+        Count, "host to device: batches of training and evaluation, and data sets moved before"
+    ] = None
     h2d_images: Annotated[Parts | UnsetType, "training on images: bytes of images"] = UNSET
-    h2d_labels: Annotated[Parts | UnsetType, "training on images: bytes of labels, split like h2d_images"] = UNSET
-    h2d_setup: Annotated[Parts | UnsetType, "training on images: bytes of data sets moved before training"] = UNSET
-    d2h: Annotated[Count, "device to host: of a run profiled on GPUs, scaled from its profiled steps"] = None
+    h2d_labels: Annotated[
+        Parts | UnsetType, "training on images: bytes of labels, split like h2d_images"
+    ] = UNSET
+    h2d_setup: Annotated[
+        Parts | UnsetType, "training on images: bytes of data sets moved before training"
+    ] = UNSET
+    d2h: Annotated[
+        Count, "device to host: of a run profiled on GPUs, scaled from its profiled steps"
+    ] = None
     d2d: Annotated[Count, "within a device, scaled like d2h"] = None
-    source: Annotated[str | None, "counted, on CPU ranks what would cross to a device; d2h and d2d profiled"] = None
+    source: Annotated[
+        str | None, "counted, on CPU ranks what would cross to a device; d2h and d2d profiled"
+    ] = None
 
 
 class Communication(Struct):
-    """Bytes that a rank receives in collectives while it trains (ring algorithms); of `strategy=dp`, bytes that cross
-    between the GPUs of its one rank."""
+    """Bytes that a rank receives in collectives while it trains (ring algorithms); of
+    `strategy=dp`, bytes that cross between the GPUs of its one rank.
+    """
 
     all_gather: Int | UnsetType = UNSET
     reduce_scatter: Int | UnsetType = UNSET
     all_reduce: Int | UnsetType = UNSET
     broadcast: Int | UnsetType = UNSET
-    scatter: Annotated[Int | UnsetType, "strategy=dp: images, and gradients of outputs, to further GPUs"] = UNSET
+    scatter: Annotated[
+        Int | UnsetType, "strategy=dp: images, and gradients of outputs, to further GPUs"
+    ] = UNSET
     gather: Annotated[Int | UnsetType, "strategy=dp: outputs to the first GPU"] = UNSET
     reduce: Annotated[Int | UnsetType, "strategy=dp: gradients to the first GPU"] = UNSET
     per: Annotated[str | None, "rank"] = None
@@ -276,7 +356,9 @@ class GpuPart(Struct):
     node: Annotated[Count, "the node's number, from 0"] = None
     host: str | None = None
     covers: Annotated[str | None, "training or sampled"] = None
-    spans_s: Annotated[list[list[Float]], "from, to on the clock of gpu.parquet's time_s, seconds"] = []
+    spans_s: Annotated[
+        list[list[Float]], "from, to on the clock of gpu.parquet's time_s, seconds"
+    ] = []
 
 
 class GpuDevice(Struct):
@@ -288,7 +370,9 @@ class GpuDevice(Struct):
     name: str | UnsetType | None = UNSET
     samples: Count = None
     energy_joules: Number = None
-    energy_source: Annotated[str | None, "counter (NVML's), too short, or power_samples (older records)"] = None
+    energy_source: Annotated[
+        str | None, "counter (NVML's), too short, or power_samples (older records)"
+    ] = None
     power_mean_w: Number = None
     power_max_w: Number = None
     sm_clock_mean_mhz: Number = None
@@ -296,8 +380,12 @@ class GpuDevice(Struct):
     memory_clock_mean_mhz: Number = None
     temperature_max_c: Number = None
     utilisation_mean: Annotated[Number, "share of time with a kernel at work, 0 to 1"] = None
-    throttle: Annotated[dict[str, Float] | None, "share of samples by NVML's reason for lower clocks"] = None
-    missing: Annotated[dict[str, str] | UnsetType, "NVML's reason, by column of gpu.parquet or processes"] = UNSET
+    throttle: Annotated[
+        dict[str, Float] | None, "share of samples by NVML's reason for lower clocks"
+    ] = None
+    missing: Annotated[
+        dict[str, str] | UnsetType, "NVML's reason, by column of gpu.parquet or processes"
+    ] = UNSET
 
 
 class Disturber(Struct):
@@ -314,7 +402,9 @@ class Gpu(Struct):
     """NVML's samples of the run's GPUs; the samples themselves are in gpu.parquet."""
 
     energy_joules: Annotated[Number, "all GPUs together; null where one is not known"] = None
-    covers: Annotated[str | None, "training (what total_s covers), or sampled (as long as ranks ran)"] = None
+    covers: Annotated[
+        str | None, "training (what total_s covers), or sampled (as long as ranks ran)"
+    ] = None
     sampling_s: Annotated[Number, "seconds between two samples"] = None
     parts: Annotated[list[GpuPart], "one for each attempt and node"] = []
     devices: list[GpuDevice] = []
@@ -331,13 +421,17 @@ class ProfileDerived(Struct):
     exposed_communication_s: Annotated[Number, "communication that no other kernel hid"] = None
     overlap_share: Annotated[Number, "share of the communication hidden behind computing"] = None
     launch_gap_s: Annotated[Number, "idle between a device's first and last operation"] = None
-    blocked_s: Annotated[Number, "host threads inside blocking CUDA calls, summed over threads"] = None
+    blocked_s: Annotated[Number, "host threads inside blocking CUDA calls, summed over threads"] = (
+        None
+    )
 
 
 class ProfileRank(Struct):
     rank: Int
     where: Annotated[str, "the profiler's file that its events are from"]
-    window_s: Annotated[Float, "seconds of the profiled steps on the host, or on the device where that takes longer"]
+    window_s: Annotated[
+        Float, "seconds of the profiled steps on the host, or on the device where that takes longer"
+    ]
     steps: Annotated[Count, "profiled steps; null without step markers"]
     devices: list[Int]
     derived: ProfileDerived
@@ -375,7 +469,9 @@ class ProfileCopies(Struct):
     counted_bytes: Annotated[Count, "by the training loop"] = None
     profiled_bytes: Annotated[Count, "by the profiler; null where it saw no device"] = None
     disagreement: Annotated[Number, "(profiled - counted) / counted"] = None
-    whole_run_bytes: Annotated[Count, "scaled to all steps; null where a window from the start ended early"] = None
+    whole_run_bytes: Annotated[
+        Count, "scaled to all steps; null where a window from the start ended early"
+    ] = None
     source: str | None = None
 
 
@@ -384,33 +480,53 @@ class ProfileTable(Struct):
 
     source: Annotated[str | UnsetType, "kineto or nsys"] = UNSET
     ranks: list[ProfileRank] | UnsetType = UNSET
-    rows: Annotated[list[ProfileRow] | UnsetType, "at most 20 kernels and annotations per rank"] = UNSET
-    not_recorded: Annotated[list[str] | UnsetType, "CUDA calls that this profiler leaves out by design"] = UNSET
+    rows: Annotated[list[ProfileRow] | UnsetType, "at most 20 kernels and annotations per rank"] = (
+        UNSET
+    )
+    not_recorded: Annotated[
+        list[str] | UnsetType, "CUDA calls that this profiler leaves out by design"
+    ] = UNSET
     files: Annotated[list[str] | UnsetType, "relative to the run folder"] = UNSET
     first_step: Int | UnsetType = UNSET
     steps: Annotated[Int | UnsetType, "profiled steps per rank; from the start, of rank 0"] = UNSET
-    window: Annotated[str | UnsetType, "start: the training itself was profiled; absent: steps after it"] = UNSET
-    ended: Annotated[str | UnsetType, "what ended a window from the start: seconds, steps, budget or run"] = UNSET
+    window: Annotated[
+        str | UnsetType, "start: the training itself was profiled; absent: steps after it"
+    ] = UNSET
+    ended: Annotated[
+        str | UnsetType, "what ended a window from the start: seconds, steps, budget or run"
+    ] = UNSET
     step_s: Annotated[ProfileCost | UnsetType, "of steps after the training"] = UNSET
     h2d: ProfileCopies | UnsetType = UNSET
     error: str | UnsetType = UNSET
 
 
 class Diagnosis(Struct):
-    """The limit of the run, from blocks of steps after it, each kind without one cost (ablations)."""
+    """The limit of the run, from blocks of steps after it,
+    each kind without one cost (ablations).
+    """
 
-    bound: Annotated[str | None, "input, copy, communication, launch or compute; null: undecided"] = None
+    bound: Annotated[
+        str | None, "input, copy, communication, launch or compute; null: undecided"
+    ] = None
     sentence: Annotated[str | None, "the same in words, with the option to try next"] = None
     finding: Annotated[str | None, "the largest cost and its share of a step, in words"] = None
-    advice: Annotated[str | None, "the option to try next, as it is typed if it is one key; null: undecided"] = None
-    saves_s: Annotated[dict[str, Float | None], "seconds per step that would be saved if a cost were free"] = {}
-    saves_spread_s: Annotated[dict[str, Float], "range over the rounds of what each cost saves in one"] = {}
+    advice: Annotated[
+        str | None, "the option to try next, as it is typed if it is one key; null: undecided"
+    ] = None
+    saves_s: Annotated[
+        dict[str, Float | None], "seconds per step that would be saved if a cost were free"
+    ] = {}
+    saves_spread_s: Annotated[
+        dict[str, Float], "range over the rounds of what each cost saves in one"
+    ] = {}
     step_s: Annotated[dict[str, Float], "median seconds per step of each ablation"] = {}
     spread: Annotated[Number, "of the whole step's rounds: (largest - smallest) / median"] = None
-    rounds_s: Annotated[dict[str, list[Float]], "seconds per step of each ablation and round, of the slowest rank"] = {}
+    rounds_s: Annotated[
+        dict[str, list[Float]], "seconds per step of each ablation and round, of the slowest rank"
+    ] = {}
 
 
-class Interval(Struct):
+class PredictedInterval(Struct):
     """A predicted figure, with its 90 % interval."""
 
     value: Float
@@ -419,12 +535,14 @@ class Interval(Struct):
 
 
 class AsBusy(Struct):
-    """Times if others stay as busy as during the runs that a prediction rests on: given where others kept the cores
-    busy during all of these runs, and about as busy just before the run started."""
+    """Times if others stay as busy as during the runs that a prediction rests on: given where
+    others kept the cores busy during all of these runs,
+    and about as busy just before the run started.
+    """
 
     busy: Annotated[Float, "share of the run's cores that others had during those runs"]
-    step_s: Interval
-    total_s: Annotated[Interval | None, "as the record's total_s"] = None
+    step_s: PredictedInterval
+    total_s: Annotated[PredictedInterval | None, "as the record's total_s"] = None
 
 
 class Prediction(Struct):
@@ -437,35 +555,44 @@ class Prediction(Struct):
     ]
     runs: Annotated[Int, "records that the times rest on"] = 0
     about: Annotated[str, "what it rests on, in words; of unknown: why"] = ""
-    step_s: Interval | None = None
-    total_s: Annotated[Interval | None, "as the record's total_s"] = None
-    energy_joules: Annotated[Interval | None, "of all GPUs while they train"] = None
+    step_s: PredictedInterval | None = None
+    total_s: Annotated[PredictedInterval | None, "as the record's total_s"] = None
+    energy_joules: Annotated[PredictedInterval | None, "of all GPUs while they train"] = None
     memory_bytes: Annotated[
-        Interval | None, "that the GPU must have, of the rank that takes most; of CPU ranks that of tensors alone"
+        PredictedInterval | None,
+        "that the GPU must have, of the rank that takes most; of CPU ranks that of tensors alone",
     ] = None
     active_bytes: Annotated[Count, "of it, those of the run's tensors alone"] = None
-    allocated_bytes: Annotated[Interval | None, "as the record's peak_memory_bytes"] = None
+    allocated_bytes: Annotated[PredictedInterval | None, "as the record's peak_memory_bytes"] = None
     memory_basis: Annotated[str, "what the memory rests on, in words"] = ""
     fits: Annotated[str | None, "yes, tight or no; null where the GPU's memory is not known"] = None
     gpu_memory_bytes: Annotated[Count, "by which it fits"] = None
-    marks: Annotated[str, "of the runs that the times rest on, as tables have them; ? where they beat linear"] = ""
+    marks: Annotated[
+        str, "of the runs that the times rest on, as tables have them; ? where they beat linear"
+    ] = ""
     as_busy: Annotated[AsBusy | None, "null where that is not known, and in older records"] = None
 
 
 class ProbeEnd(Struct):
     """How a run with probe=true ended, and its mean step.
 
-    The mean leaves out the first step of each epoch, which waits for the first batch (`epochs.first_batch_s`), and the
-    warm-up. All other keys of the record are of what the probe itself did: `total_s`, `train_s`, `evaluate_s`, `tokens`
-    and the energy are not those of a whole run. Its last epoch may have fewer steps than `steps_per_epoch`; it is
-    evaluated all the same. `compile_s` and `startup_s` are as of any run. A cell of a race evaluates one batch a rank
-    (`epochs.test_samples`), its `compile_s` and `startup_s` are beside other cells that start, and its energy is not
-    known, as others train while it pauses.
+    The mean leaves out the first step of each epoch, which waits for the first batch
+    (`epochs.first_batch_s`), and the warm-up. All other keys of the record are of what the probe
+    itself did: `total_s`, `train_s`, `evaluate_s`, `tokens` and the energy are not those of a whole
+    run. Its last epoch may have fewer steps than `steps_per_epoch`; it is evaluated all the same.
+    `compile_s` and `startup_s` are as of any run. A cell of a race evaluates one batch a rank
+    (`epochs.test_samples`), its `compile_s` and `startup_s` are beside other cells that start, and
+    its energy is not known, as others train while it pauses.
     """
 
-    ended_by: Annotated[str, "error (its mean step was known), seconds, run (all its epochs), or race (a cell of one)"]
+    ended_by: Annotated[
+        str,
+        "error (its mean step was known), seconds, run (all its epochs), or race (a cell of one)",
+    ]
     steps: Annotated[Int, "that the mean is of"]
-    warmup_steps: Annotated[Int, "that were found to be warm-up (MSER-5), after the run's first step"]
+    warmup_steps: Annotated[
+        Int, "that were found to be warm-up (MSER-5), after the run's first step"
+    ]
     step_s: Annotated[Float, "mean of the steps, seconds"]
     half_width: Annotated[Number, "of its 95 % interval, relative; null: too few steps, or a drift"]
     steps_per_epoch: Annotated[Count, "that the whole run takes each epoch"] = None

@@ -1,6 +1,7 @@
 """What tables of text share, whoever reads them: their encoding, and the delimiter of their cells.
 
-Excel writes UTF-8 with a mark, UTF-16 ("Unicode text"), the system's own code page, and a first line `sep=;`.
+Excel writes UTF-8 with a mark, UTF-16 ("Unicode text"), the system's own code page,
+and a first line `sep=;`.
 """
 
 import codecs
@@ -10,7 +11,11 @@ from typing import NamedTuple
 from multicard.messages import Refusal
 
 DELIMITERS = ",;\t|"
-MARKS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
+MARKS = (
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
 # The line by which Excel is told the delimiter
 TOLD = re.compile(r"\A\s*\"?sep=([^\w\s\"]|\t)\"?[ ]*(?:\r\n|\n|\r)", re.IGNORECASE)
 
@@ -18,7 +23,8 @@ TOLD = re.compile(r"\A\s*\"?sep=([^\w\s\"]|\t)\"?[ ]*(?:\r\n|\n|\r)", re.IGNOREC
 class SeparatedText(NamedTuple):
     """The text of a table.
 
-    lines_before: of the file, that are no part of `text`. delimiter: that the file names, or its header has most often.
+    lines_before: of the file, that are no part of `text`. delimiter: that the file names,
+    or its header has most often.
     """
 
     text: str
@@ -52,7 +58,11 @@ def decoded(content: bytes) -> str:
     likely = _likely(content)
     line = content[:place].count(b"\n") + 1
     if likely is None:
-        raise Refusal("table.nul", f"line {line} has a NUL byte, which no text has; write the file again", line=line)
+        raise Refusal(
+            "table.nul",
+            f"line {line} has a NUL byte, which no text has; write the file again",
+            line=line,
+        )
     raise Refusal(
         "table.encoding",
         f"line {line} is not in UTF-8; save it as UTF-8 (Excel: CSV UTF-8), or write a copy by "
@@ -63,8 +73,10 @@ def decoded(content: bytes) -> str:
 
 
 def _likely(content: bytes) -> str | None:
-    """The encoding that content without a mark probably has, as iconv calls it; None of what is no text. It is offered
-    and not taken: code pages of Windows have no sign of their own."""
+    """The encoding that content without a mark probably has, as iconv calls it; None of what is no
+    text. It is offered
+    and not taken: code pages of Windows have no sign of their own.
+    """
     if b"\0" not in content:
         return "WINDOWS-1252"
     if content.startswith(b"\0"):

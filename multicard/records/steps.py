@@ -20,10 +20,11 @@ COLUMNS = ("epoch", "rank", "step", "step_s")
 
 
 class Counted:
-    """The steps of a run, and those of them that its statistics count: after the warm-up, without stalls.
+    """The steps of a run, and those of them that its statistics count: after the warm-up,
+    without stalls.
 
-    The warm-up is `warmup_steps` of every segment of a training run, `skip_steps` of a tuning run; of a script's
-    `warmup_steps`, and the steps that its record leaves out.
+    The warm-up is `warmup_steps` of every segment of a training run, `skip_steps` of a tuning run;
+    of a script's `warmup_steps`, and the steps that its record leaves out.
 
     Attributes:
         steps_s: seconds of each step (steps,), in their order; see `formulas.step_times_s`.
@@ -33,10 +34,14 @@ class Counted:
 
     def __init__(self, record: AnyRecord, table: Mapping[str, np.ndarray]) -> None:
         """Args:
-        record: with its configuration; of a training run with its segments, of a script with `left_out`.
-        table: the columns of steps.parquet, a row for each step of each rank; empty before the first epoch ended.
+        record: with its configuration; of a training run with its segments, of a script with
+        `left_out`.
+        table: the columns of steps.parquet, a row for each step of each rank;
+        empty before the first epoch ended.
         """
-        epoch, self._rank, step, step_s = (table[name] if table else np.empty(0, dtype=int) for name in COLUMNS)
+        epoch, self._rank, step, step_s = (
+            table[name] if table else np.empty(0, dtype=int) for name in COLUMNS
+        )
         per_epoch = int(step.max(initial=0)) + 1
         self._table = table
         self.steps_s = formulas.step_times_s(epoch, self._rank, step, step_s)
@@ -47,8 +52,12 @@ class Counted:
         self.measured = ~(self.warmup | self.stalls)[self._number]
 
     def statistics(self) -> Statistics:
-        found = msgspec.convert(formulas.statistics(self.steps_s, self.warmup, self.stalls), Statistics)
-        found.slow_steps = formulas.slow(self.steps_s, ~(self.warmup | self.stalls), self._per_epoch, self._tokens())
+        found = msgspec.convert(
+            formulas.statistics(self.steps_s, self.warmup, self.stalls), Statistics
+        )
+        found.slow_steps = formulas.slow(
+            self.steps_s, ~(self.warmup | self.stalls), self._per_epoch, self._tokens()
+        )
         return found
 
     def _tokens(self) -> np.ndarray | None:
@@ -64,7 +73,8 @@ class Counted:
 
     def by_rank(self, column: str) -> list[float]:
         """The sum of a column over the measured steps of each rank (ranks,)."""
-        ranks, values = self._rank[self.measured], self._table[column][self.measured]
+        ranks = self._rank[self.measured]
+        values = self._table[column][self.measured]
         return np.bincount(ranks, values, self._rank.max(initial=0) + 1).tolist()
 
     def per_s(self, column: str) -> float | None:
@@ -77,15 +87,17 @@ class Counted:
 
 
 def measured_s(folder: Path, record: AnyRecord) -> np.ndarray:
-    """Seconds of each step that statistics count (n,), in their order; see `formulas.step_times_s`. A ValueError says
-    that steps.parquet is absent or broken."""
+    """Seconds of each step that statistics count (n,), in their order; see `formulas.step_times_s`.
+    A ValueError says that steps.parquet is absent or broken.
+    """
     steps = counted(folder, record)
     return steps.steps_s[~(steps.warmup | steps.stalls)]
 
 
 def table(folder: Path, record: AnyRecord) -> "pa.Table":
-    """steps.parquet (docs/record.md), a row for each step of each rank; `measured` is true where statistics count it. A
-    ValueError as `measured_s`."""
+    """steps.parquet (docs/record.md), a row for each step of each rank; `measured` is true where
+    statistics count it. A ValueError as `measured_s`.
+    """
     rows = _read(folder)
     return rows.append_column("measured", [_of(record, rows).measured])
 
@@ -110,18 +122,26 @@ def _read(folder: Path, columns: Sequence[str] | None = None) -> "pa.Table":
     except (OSError, pa.ArrowException, KeyError) as error:
         reason = str(error).splitlines()[0]
         raise Refusal(
-            "steps.unreadable", f"{path}: no steps can be read ({reason})", file=str(path), reason=reason
+            "steps.unreadable",
+            f"{path}: no steps can be read ({reason})",
+            file=str(path),
+            reason=reason,
         ) from None
 
 
 def _warmup(record: AnyRecord, steps: int) -> np.ndarray:
-    """Flags of a run's warm-up (steps,): the first steps of every segment, as caches are cold after a restart, and
-    those that a script's record leaves out."""
+    """Flags of a run's warm-up (steps,): the first steps of every segment, as caches are cold after
+    a restart, and those that a script's record leaves out.
+    """
     flags = np.zeros(steps, dtype=bool)
     for segment in record.segments or [Segment(steps=steps)]:
         if segment.steps:  # work that was not saved has no first step of its own
             flags[segment.first_step :][: record.config.get(record.skips) or 0] = True
-    return flags | np.isin(np.arange(steps), record.left_out) if isinstance(record, ScriptRecord) else flags
+    return (
+        flags | np.isin(np.arange(steps), record.left_out)
+        if isinstance(record, ScriptRecord)
+        else flags
+    )
 
 
 def redefine(folder: Path, record: AnyRecord) -> None:
@@ -130,7 +150,12 @@ def redefine(folder: Path, record: AnyRecord) -> None:
     Without steps.parquet only the counts are left. On one rank both definitions are the same.
     """
     stored = record.steps
-    if stored is None or stored.definition == formulas.STEP_DEFINITION or record.ranks == 1 or stored.mean is None:
+    if (
+        stored is None
+        or stored.definition == formulas.STEP_DEFINITION
+        or record.ranks == 1
+        or stored.mean is None
+    ):
         return
     try:
         anew = counted(folder, record).statistics()

@@ -1,4 +1,6 @@
-"""The table at the end of a command: one row a setting, with the mean of its runs and their standard deviation."""
+"""The table at the end of a command: one row a setting,
+with the mean of its runs and their standard deviation.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,21 +16,28 @@ from multicard.messages import Message, link, say
 from multicard.records import comparable, figures, limits, text_table
 from multicard.records.figures import FIGURES, RECORDS, SHARE, Figure
 from multicard.records.limits import Forbids
-from multicard.records.run_folder import Run
+from multicard.records.run_folder import RecordedRun
 from multicard.records.schema import AnyRecord
 
-AGAINST_ONE, USE = "x 1 GPU", "use"
+AGAINST_ONE = "x 1 GPU"
+USE = "use"
 OPTIONAL = [
-    figure.heading() for figure in FIGURES.values() if figure.at_end and (figure.better is None or figure.if_room)
+    figure.heading()
+    for figure in FIGURES.values()
+    if figure.at_end and (figure.better is None or figure.if_room)
 ]
-PROBE_ENDS = {"error": "known", "seconds": "probe.seconds", "run": "last epoch", "race": "race"}  # in words
+# in words
+PROBE_ENDS = {"error": "known", "seconds": "probe.seconds", "run": "last epoch", "race": "race"}
 NOTE_ON_PROBES = Message(
     "table.probes",
-    "Probes do not count as results: they feed predictions (`predict=true`), and stand in no other table.",
+    "Probes do not count as results: they feed predictions (`predict=true`), and stand in no other"
+    " table.",
 )
 
 
-def show(runs: Sequence[Run], probes: bool = False, recommended: Sequence[Path] = ()) -> None:
+def show(
+    runs: Sequence[RecordedRun], probes: bool = False, recommended: Sequence[Path] = ()
+) -> None:
     """Print the table of these runs, or probes, of one kind.
 
     Args:
@@ -42,8 +51,11 @@ def show(runs: Sequence[Run], probes: bool = False, recommended: Sequence[Path] 
     say(Text("Records: ").append(link(folder)))
 
 
-def lines(runs: Sequence[Run], width: int | None = None, recommended: Sequence[Path] = ()) -> list[str]:
-    """The axes that differ, status and figures of each setting, in the order in which they were swept, then notes.
+def lines(
+    runs: Sequence[RecordedRun], width: int | None = None, recommended: Sequence[Path] = ()
+) -> list[str]:
+    """The axes that differ, status and figures of each setting,
+    in the order in which they were swept, then notes.
 
     Args:
         width: of the table in cells; None: any.
@@ -51,19 +63,29 @@ def lines(runs: Sequence[Run], width: int | None = None, recommended: Sequence[P
     """
     records = [run.record for run in runs]
     kind = records[0].kind
-    axes = [axis for axis in comparable.varied(records, RECORDS[kind].always) if Role.repetition not in schema.of(axis)]
+    axes = [
+        axis
+        for axis in comparable.varied(records, RECORDS[kind].always)
+        if Role.repetition not in schema.of(axis)
+    ]
     settings = _settings(records, axes)
     marked = {id(run.record) for run in runs if run.folder in {*recommended}}
     rows = [
-        _setting(group, axes, any(id(record) in marked for record in group)) | _figures(group, settings)
+        _setting(group, axes, any(id(record) in marked for record in group))
+        | _figures(group, settings)
         for group in settings
     ]
     notes = list[str]()
     notes += limits.left_out([limits.of(record) for record in group] for group in settings)
     if len(settings) < len(records):
         notes.append(Message("table.deviation", "±: standard deviation of the n runs"))
-    rate, skipped = RECORDS[kind].rate, RECORDS[kind].skips
-    unmeasured = [record for record in records if record.status == "ok" and FIGURES[rate].value(record) is None]
+    rate = RECORDS[kind].rate
+    skipped = RECORDS[kind].skips
+    unmeasured = [
+        record
+        for record in records
+        if record.status == "ok" and FIGURES[rate].value(record) is None
+    ]
     if any(record.steps is None or not record.steps.count for record in unmeasured):
         heading = FIGURES[rate].heading()
         note = Message(
@@ -80,15 +102,21 @@ def lines(runs: Sequence[Run], width: int | None = None, recommended: Sequence[P
 
 
 def figures_in_brief(record: AnyRecord) -> str:
-    """The figures of a run in the line that says how it ended: "5.2 s   61 images/s   534 MB"; of tuning with the loss
-    of held-out rows, where there are any."""
-    rate, memory = FIGURES[record.rate], FIGURES["peak_memory_bytes"]
-    line = f"{record.total_s or 0.0:>5.1f} s   {rate.text(record):>5} {rate.heading()}   {memory.text(record):>7}"
+    """The figures of a run in the line that says how it ended: "5.2 s   61 images/s   534 MB".
+
+    For tuning with held-out rows, their loss is among them.
+    """
+    rate = FIGURES[record.rate]
+    memory = FIGURES["peak_memory_bytes"]
+    line = (
+        f"{record.total_s or 0.0:>5.1f} s   {rate.text(record):>5} {rate.heading()}  "
+        f" {memory.text(record):>7}"
+    )
     held_out_loss = getattr(record, "held_out_loss", None)
     return line if held_out_loss is None else f"{line}   held-out loss {held_out_loss:.4g}"
 
 
-def probe_lines(runs: Sequence[Run], width: int | None = None) -> list[str]:
+def probe_lines(runs: Sequence[RecordedRun], width: int | None = None) -> list[str]:
     """The axes that differ, status and figures of each probe."""
     records = [run.record for run in runs]
     axes = comparable.varied(records, records[0].always)
@@ -103,16 +131,26 @@ def _probe(record: AnyRecord) -> dict[str, str]:
     if probe is not None:
         known = "-" if probe.half_width is None else f"{probe.half_width:.1%}"
         ended = PROBE_ENDS[probe.ended_by]
-        texts = [f"{probe.step_s:.4g}", known, str(probe.steps), str(probe.warmup_steps), ended, *costs]
+        texts = [
+            f"{probe.step_s:.4g}",
+            known,
+            str(probe.steps),
+            str(probe.warmup_steps),
+            ended,
+            *costs,
+        ]
     headings = ("s/step", "±", "steps", "warm-up", "ended", "total s", "peak memory")
     return dict(zip(headings, texts, strict=True))
 
 
 def _table(rows: Sequence[dict[str, str]], notes: Sequence[str], width: int | None) -> list[str]:
-    """The columns in which rows differ, and below them the others, and notes. Optional figures, as those that are
-    neither better nor worse, are left out where there is no room for them."""
+    """The columns in which rows differ, and below them the others, and notes. Optional figures, as
+    those that are neither better nor worse, are left out where there is no room for them.
+    """
     shown = [heading for heading in rows[0] if any(row[heading] not in ("-", "") for row in rows)]
-    alike = [heading for heading in shown if len(rows) > 1 and len({row[heading] for row in rows}) == 1]
+    alike = [
+        heading for heading in shown if len(rows) > 1 and len({row[heading] for row in rows}) == 1
+    ]
     shown = [heading for heading in shown if heading not in alike] or alike
     sizes = text_table.least_widths(shown, [[row[heading] for heading in shown] for row in rows])
     fits = width is None or sum(sizes) + text_table.GAP * (len(sizes) - 1) <= width
@@ -123,20 +161,26 @@ def _table(rows: Sequence[dict[str, str]], notes: Sequence[str], width: int | No
         values = {name: rows[0][name] for name in alike}
         once.append(Message("table.alike", f"the same in all rows: {named}", values=values))
     cells = [[row[heading] for heading in shown] for row in rows]
-    return text_table.Table(shown, cells, below=[*once, *notes]).lines(width)
+    return text_table.TextTable(shown, cells, below=[*once, *notes]).lines(width)
 
 
 def _settings(records: Sequence[AnyRecord], axes: Sequence[str]) -> list[list[AnyRecord]]:
-    """The runs of each setting that ended ok, on one machine and commit; others alone, as each has its own cause."""
+    """The runs of each setting that ended ok, on one machine and commit; others alone,
+    as each has its own cause.
+    """
     groups: dict[tuple[Any, ...], list[AnyRecord]] = {}
     for record in records:
         ended = None if record.status == "ok" else id(record)
         origin = (ended, record.hardware, record.commit, record.dirty)
-        groups.setdefault((*(comparable.cell(record, axis) for axis in axes), *origin), []).append(record)
+        groups.setdefault((*(comparable.cell(record, axis) for axis in axes), *origin), []).append(
+            record
+        )
     return [*groups.values()]
 
 
-def _setting(group: Sequence[AnyRecord], axes: Sequence[str], is_recommended: bool = False) -> dict[str, str]:
+def _setting(
+    group: Sequence[AnyRecord], axes: Sequence[str], is_recommended: bool = False
+) -> dict[str, str]:
     counted = limits.undisturbed(group)
     marks = "".join(dict.fromkeys("".join(map(limits.brief_signs, counted))))
     row = {axis: comparable.cell(group[0], axis) for axis in axes}
@@ -145,8 +189,11 @@ def _setting(group: Sequence[AnyRecord], axes: Sequence[str], is_recommended: bo
 
 
 def _figures(group: Sequence[AnyRecord], settings: Sequence[Sequence[AnyRecord]]) -> dict[str, str]:
-    """The figures of a setting, by heading, and after its rate what compares it; of `ok` runs alone."""
-    first, row = group[0], dict[str, str]()
+    """The figures of a setting, by heading, and after its rate what compares it;
+    of `ok` runs alone.
+    """
+    first = group[0]
+    row = dict[str, str]()
     for figure in FIGURES.values():
         if first.kind in figure.at_end:
             row[figure.heading()] = _summed(figure, group)
@@ -156,27 +203,50 @@ def _figures(group: Sequence[AnyRecord], settings: Sequence[Sequence[AnyRecord]]
 
 
 def _summed(figure: Figure, group: Sequence[AnyRecord]) -> str:
-    """The figure of a setting: the mean of its runs and their standard deviation, or the highest; of times without
-    disturbed runs."""
+    """The figure of a setting: the mean of its runs and their standard deviation, or the highest;
+    of times without disturbed runs.
+    """
     counted = limits.undisturbed(group) if figure.can_be_disturbed else group
     values = [figure.value(record) for record in counted]
-    if len(values) < 2 or None in values:  # a mean over those that have it might be that of the lucky ones
+    # a mean over those that have it might be that of the lucky ones
+    if len(values) < 2 or None in values:
         return figures.text(figure.name, values[0] if len(values) == 1 else None)
     text = figures.text(figure.name, max(values) if figure.summed == "max" else fmean(values))
     digits = len(text.rstrip("%").partition(".")[2])
     spread = f"{stdev(values) * (100 if figure.unit is SHARE else 1):.{digits}f}"
-    return text if figure.summed == "max" or figure.counted or not float(spread) else f"{text} ± {spread}"
+    return (
+        text
+        if figure.summed == "max" or figure.counted or not float(spread)
+        else f"{text} ± {spread}"
+    )
 
 
 def _against_one(group: Sequence[AnyRecord], settings: Sequence[Sequence[AnyRecord]]) -> str:
-    """The speed-up of mean times over one GPU, and its share of the ideal. Of tuning by tokens/s: with max_steps, n
-    GPUs take as many steps as one and n times the rows."""
+    """The speed-up of mean times over one GPU, and its share of the ideal. Of tuning by tokens/s:
+    with max_steps, n GPUs take as many steps as one and n times the rows.
+    """
     records = [record for setting in settings for record in setting]
     several = any(other.ranks != 1 for other in records)
-    ones = [comparable.reference(record, records, gpus=1, nodes=1) for record in group] if several else []
-    base = next((setting for setting in settings if any(one is record for one in ones for record in setting)), [])
-    sides = [[_taken_s(record) for record in limits.undisturbed(side)] if side else [] for side in (base, group)]
-    forbidden = any(limits.forbidding(limits.of(record), Forbids.speed_up, Forbids.verdict) for record in group)
+    ones = (
+        [comparable.reference(record, records, gpus=1, nodes=1) for record in group]
+        if several
+        else []
+    )
+    base = next(
+        (
+            setting
+            for setting in settings
+            if any(one is record for one in ones for record in setting)
+        ),
+        [],
+    )
+    sides = [
+        [_taken_s(record) for record in limits.undisturbed(side)] if side else []
+        for side in (base, group)
+    ]
+    forbidden = any(
+        limits.forbidding(limits.of(record), Forbids.speed_up, Forbids.verdict) for record in group
+    )
     if forbidden or not all(side and all(side) for side in sides):
         return "-"
     one_s, own_s = (fmean(filter(None, side)) for side in sides)

@@ -1,7 +1,9 @@
-"""Tables as text for a terminal, Markdown, LaTeX and CSV: the one place for the tables of all commands.
+"""Tables as text for a terminal, Markdown, LaTeX and CSV:
+the one place for the tables of all commands.
 
-Cells are text that the caller has formatted (`figures.text`); it may come from a run, so it is cleaned or escaped here.
-Alignments are a letter a column, "l" or "r"; by default columns of figures are aligned to the right.
+Cells are text that the caller has formatted (`figures.text`); it may come from a run, so it is
+cleaned or escaped here. Alignments are a letter a column, "l" or "r";
+by default columns of figures are aligned to the right.
 """
 
 import csv
@@ -36,7 +38,7 @@ FIGURE = re.compile(rf"{NUMBER}|{TIME}( to {TIME})?( ago)?|\d+ of \d+")
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
-class Table(NamedTuple):
+class TextTable(NamedTuple):
     """Headings and rows of text, with the lines above and below them."""
 
     headings: Sequence[str]
@@ -45,7 +47,11 @@ class Table(NamedTuple):
     below: Sequence[str] = ()
 
     def lines(self, width: int | None) -> list[str]:
-        return [*folded(self.above, width), *text(self.headings, self.rows, width), *folded(self.below, width)]
+        return [
+            *folded(self.above, width),
+            *text(self.headings, self.rows, width),
+            *folded(self.below, width),
+        ]
 
     def html(self) -> str:
         """As notebooks show it, the first MOST_ROWS rows; nothing of a line or a cell is markup."""
@@ -54,13 +60,18 @@ class Table(NamedTuple):
         if more > 0:
             below.insert(0, Message("table.more-rows", f"{more:,} more rows", rows=more))
         table = self._replace(rows=self.rows[:MOST_ROWS])._tabulated(clean, "html")
-        table = re.sub(r"<(t[dh])>", r'<\1 style="text-align: left;">', table)  # notebooks align to the right otherwise
+        # notebooks align to the right otherwise
+        table = re.sub(r"<(t[dh])>", r'<\1 style="text-align: left;">', table)
         return "\n".join([*paragraphs(self.above), table, *paragraphs(below)])
 
     def markdown(self) -> str:
-        """A pipe table, below the first line in bold and above a list; nothing of a line or a cell is markup."""
+        """A pipe table, below the first line in bold and above a list;
+        nothing of a line or a cell is markup.
+        """
         title, *above = [*map(escape_markdown, filter(None, self.above))] or [""]
-        table = self._tabulated(lambda cell: "<br>".join(map(escape_markdown, cell.split("\n"))), "pipe")
+        table = self._tabulated(
+            lambda cell: "<br>".join(map(escape_markdown, cell.split("\n"))), "pipe"
+        )
         below = "\n".join(f"- {escape_markdown(line)}" for line in self.below if line)
         return "\n\n".join(filter(None, [f"**{title}**" if title else "", *above, table, below]))
 
@@ -69,13 +80,22 @@ class Table(NamedTuple):
         caption = escape_latex(" ".join(filter(None, self.above)))
         start = [r"\begin{table}", r"\centering", *([rf"\caption{{{caption}}}"] if caption else [])]
         table = _latex_signs(self._tabulated(clean, "latex_booktabs"))
-        below = [r"\par\footnotesize", *(rf"{escape_latex(line)}\par" for line in self.below if line)]
+        below = [
+            r"\par\footnotesize",
+            *(rf"{escape_latex(line)}\par" for line in self.below if line),
+        ]
         return "\n".join([*start, table, *below, r"\end{table}"])
 
     def _tabulated(self, safe: Callable[[str], str], form: str) -> str:
         head, *body = [list(map(safe, row)) for row in (self.headings, *self.rows)]
-        sides = ["right" if side == "r" else "left" for side in alignment(self.headings, self.rows)] if body else None
-        return tabulate(body, head, form, colalign=sides, disable_numparse=True, preserve_whitespace=True)
+        sides = (
+            ["right" if side == "r" else "left" for side in alignment(self.headings, self.rows)]
+            if body
+            else None
+        )
+        return tabulate(
+            body, head, form, colalign=sides, disable_numparse=True, preserve_whitespace=True
+        )
 
 
 def paragraphs(lines: Sequence[str]) -> list[str]:
@@ -84,11 +104,19 @@ def paragraphs(lines: Sequence[str]) -> list[str]:
 
 
 def folded(lines: Sequence[str], width: int | None, indent: str = "  ") -> list[str]:
-    """Lines in as many of `width` cells as they need, with whole words, indented after the first; None: as they are."""
+    """Lines in as many of `width` cells as they need, with whole words, indented after the first;
+    None: as they are.
+    """
     if width is None:
         return [*lines]
-    fill = TextWrapper(width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
-    return [part.replace(KEPT, " ") for line in lines for part in fill.wrap(BEFORE_UNIT.sub(KEPT, line)) or [line]]
+    fill = TextWrapper(
+        width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+    return [
+        part.replace(KEPT, " ")
+        for line in lines
+        for part in fill.wrap(BEFORE_UNIT.sub(KEPT, line)) or [line]
+    ]
 
 
 def text(
@@ -99,22 +127,28 @@ def text(
     wrap: bool = False,
     least_width: int = LEAST_WIDTH,
 ) -> list[str]:
-    """Lines of aligned columns; a cell may have several lines, a row of empty cells is a blank line.
+    """Lines of aligned columns; a cell may have several lines,
+    a row of empty cells is a blank line.
 
     Args:
-        width: in cells; where the lines are longer, headings of several words are folded, then the widest columns of
-            text are cut, never figures; then the table goes on below, beside its first column. None: any.
+        width: in cells; where the lines are longer, headings of several words are folded, then the
+            widest columns of text are cut, never figures; then the table goes on below, beside its
+            first column. None: any.
         wrap: wrap the columns that are too wide instead of cutting them.
         least_width: columns of text are not made narrower than this, or than their heading.
     """
     align = align or alignment(headings, rows)
-    cells = [[[clean(line) for line in cell.split("\n")] for cell in row] for row in (headings, *rows)]
+    cells = [
+        [[clean(line) for line in cell.split("\n")] for cell in row] for row in (headings, *rows)
+    ]
     if width is not None and _line_width(_narrowed(cells, align, None, least_width)) > width:
         cells[0] = [_in_lines(*column) for column in zip(*cells, strict=True)]
     sizes = _narrowed(cells, align, width, least_width)
     if width is not None and len(sizes) > 2 and _line_width(sizes) > width:
         name = max(sizes[0], min(width // 2, max(map(_cell_width, (row[0] for row in cells)))))
-        fit = max(2, sum(_line_width([name, *sizes[1:end]]) <= width for end in range(1, len(sizes))))
+        fit = max(
+            2, sum(_line_width([name, *sizes[1:end]]) <= width for end in range(1, len(sizes)))
+        )
         printed = []
         for places in (range(fit), (0, *range(fit, len(sizes)))):
             head, *body = [[row[place] for place in places] for row in (headings, *rows)]
@@ -124,9 +158,14 @@ def text(
     printed = []
     for row in cells:
         placed = zip(row, sizes, strict=True)
-        columns = [[part for line in cell for part in _folded(line, size, wrap)] for cell, size in placed]
+        columns = [
+            [part for line in cell for part in _folded(line, size, wrap)] for cell, size in placed
+        ]
         for parts in zip_longest(*columns, fillvalue=""):
-            padded = (_padded(part, size, side) for part, size, side in zip(parts, sizes, align, strict=True))
+            padded = (
+                _padded(part, size, side)
+                for part, size, side in zip(parts, sizes, align, strict=True)
+            )
             printed.append((" " * GAP).join(padded).rstrip())
     return printed
 
@@ -142,7 +181,12 @@ def alignment(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Right for columns of figures ("-" and empty cells among them), left for others."""
     columns = zip(*rows, strict=True) if rows else [("",)] * len(headings)
     return "".join(
-        "r" if any(cells) and all(not cell or cell == "-" or FIGURE.fullmatch(cell) for cell in cells) else "l"
+        (
+            "r"
+            if any(cells)
+            and all(not cell or cell == "-" or FIGURE.fullmatch(cell) for cell in cells)
+            else "l"
+        )
         for cells in columns
     )
 
@@ -154,18 +198,24 @@ def least_widths(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list
 
 
 def terminal_width() -> int | None:
-    """The terminal's width in cells; None where the output goes elsewhere, so that nothing is cut."""
+    """The terminal's width in cells; None where the output goes elsewhere,
+    so that nothing is cut.
+    """
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def clean(content: str) -> str:
-    """`content` on one line, without what would drive a terminal (escapes, bidirectional overrides)."""
+    """`content` on one line, without what would drive a terminal (escapes,
+    bidirectional overrides).
+    """
     return CONTROL.sub(lambda match: " " if match[0] in "\n\t\r" else "�", content)
 
 
 def cut(line: str, width: int | None) -> str:
     """The line, no longer than `width`; None: any."""
-    return line if width is None or cell_len(line) <= width else set_cell_size(line, width - 1) + CUT
+    return (
+        line if width is None or cell_len(line) <= width else set_cell_size(line, width - 1) + CUT
+    )
 
 
 def capital(content: str) -> str:
@@ -199,11 +249,16 @@ def _latex_signs(content: str) -> str:
 def _in_lines(heading: list[str], *below: list[str]) -> list[str]:
     """A heading in lines of whole words that are no wider than the cells below it."""
     widest = max(map(_cell_width, below), default=_cell_width(heading))
-    return wrap(" ".join(heading), max(1, widest), break_long_words=False, break_on_hyphens=False) or heading
+    return (
+        wrap(" ".join(heading), max(1, widest), break_long_words=False, break_on_hyphens=False)
+        or heading
+    )
 
 
 def _least_widths(cells: Sequence[Sequence[list[str]]], align: str, least_width: int) -> list[int]:
-    """The width of each column of figures, and what columns of text are cut to at most; `cells` begin with headings."""
+    """The width of each column of figures, and what columns of text are cut to at most;
+    `cells` begin with headings.
+    """
     least = []
     for column, side in zip(zip(*cells, strict=True), align, strict=True):
         size = max(map(_cell_width, column))
@@ -219,16 +274,21 @@ def _cell_width(lines: list[str]) -> int:
     return max(map(cell_len, lines))
 
 
-def _narrowed(cells: Sequence[Sequence[list[str]]], align: str, width: int | None, least_width: int) -> list[int]:
-    """The width of each column. For lines of `width` cells columns of text are made narrower, the widest first, until
-    the lines fit, or until no column can be."""
+def _narrowed(
+    cells: Sequence[Sequence[list[str]]], align: str, width: int | None, least_width: int
+) -> list[int]:
+    """The width of each column. For lines of `width` cells columns of text are made narrower, the
+    widest first, until the lines fit, or until no column can be.
+    """
     sizes = [max(map(_cell_width, column)) for column in zip(*cells, strict=True)]
     if width is None:
         return sizes
     least = _least_widths(cells, align, least_width)
     rest = width - GAP * (len(sizes) - 1)
     sizes = [min(size, max(rest, narrowest)) for size, narrowest in zip(sizes, least, strict=True)]
-    while sum(sizes) > rest and (wide := [i for i, side in enumerate(align) if side == "l" and sizes[i] > least[i]]):
+    while sum(sizes) > rest and (
+        wide := [i for i, side in enumerate(align) if side == "l" and sizes[i] > least[i]]
+    ):
         sizes[max(wide, key=lambda i: sizes[i])] -= 1
     return sizes
 

@@ -1,4 +1,6 @@
-"""Attempts of a run (`segments` in its record): each start of its job. More than one only if it was requeued."""
+"""Attempts of a run (`segments` in its record): each start of its job.
+More than one only if it was requeued.
+"""
 
 import errno
 import os
@@ -12,14 +14,14 @@ from multicard.ranks import checkpoint
 from multicard.ranks.failures import Failure
 from multicard.ranks.process import ended_file
 from multicard.records import content, run_folder
-from multicard.records.schema_parts import Attempt, Data, Load, Prediction, Segment
+from multicard.records.schema_parts import Attempt, DataContent, Load, Prediction, Segment
 
 
 def begin(
     folder: Path,
     allocation: Allocation,
     git: dict[str, Any] | None = None,
-    data: Data | None = None,
+    data: DataContent | None = None,
     started_s: float | None = None,
     prediction: Prediction | None = None,
 ) -> None:
@@ -31,7 +33,8 @@ def begin(
         prediction: of the record; that of the run's first attempt stays.
     """
     before = run_folder.read_segments(folder)
-    if before and before[-1].end is None:  # its ranks may have saved a checkpoint before all were killed
+    # its ranks may have saved a checkpoint before all were killed
+    if before and before[-1].end is None:
         before[-1].saved_step = _saved_step(folder, before[-1])
     run_folder.remove_files(folder / "ranks", "e*_r*.json")  # how an earlier start's ranks ended
     attempt = Attempt(
@@ -47,9 +50,12 @@ def begin(
     run_folder.write_segments(folder, [*before, attempt])
 
 
-def require_same_data(folder: Path, data: Data) -> None:
+def require_same_data(folder: Path, data: DataContent) -> None:
     """Refuse (ValueError) to resume from a checkpoint on other data than it was trained on."""
-    before = next((attempt.data for attempt in reversed(run_folder.read_segments(folder)) if attempt.data), None)
+    before = next(
+        (attempt.data for attempt in reversed(run_folder.read_segments(folder)) if attempt.data),
+        None,
+    )
     changed = content.difference(before, data)
     if checkpoint.latest(folder) is not None and changed is not None:
         raise Refusal(
@@ -61,10 +67,14 @@ def require_same_data(folder: Path, data: Data) -> None:
 
 
 def end(
-    folder: Path, failure: Failure | None, load: Load | None = None, beside: int | None = None, data: Data | None = None
+    folder: Path,
+    failure: Failure | None,
+    load: Load | None = None,
+    beside: int | None = None,
+    data: DataContent | None = None,
 ) -> None:
-    """Note how the last attempt ended, the step that it was saved at, and all else that only this process knows: from
-    now on the record follows from the folder.
+    """Note how the last attempt ended, the step that it was saved at, and all else that only this
+    process knows: from now on the record follows from the folder.
 
     Args:
         load, beside: of the record.
@@ -74,8 +84,11 @@ def end(
     last = attempts[-1]
     if last.data is not None:
         last.data.changed = content.difference(last.data, data)
-    last.ended_at, last.end = timestamp(), "ok" if failure is None else failure.kind
-    last.failure, last.load, last.beside = failure, load, beside
+    last.ended_at = timestamp()
+    last.end = "ok" if failure is None else failure.kind
+    last.failure = failure
+    last.load = load
+    last.beside = beside
     last.saved_step = _saved_step(folder, last)
     run_folder.write_segments(folder, attempts)
 
@@ -93,12 +106,15 @@ def last(folder: Path) -> Attempt:
 def _attempts(folder: Path) -> list[Attempt]:
     attempts = run_folder.read_segments(folder)
     if not attempts:  # somebody removed the folder
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder / run_folder.SEGMENTS))
+        raise FileNotFoundError(
+            errno.ENOENT, os.strerror(errno.ENOENT), str(folder / run_folder.SEGMENTS)
+        )
     return attempts
 
 
 def is_trained(folder: Path, ranks: int) -> bool:
-    """True where the last attempt ended with a measurement, by the files of its controller or of all its ranks.
+    """True where the last attempt ended with a measurement,
+    by the files of its controller or of all its ranks.
 
     One that was stopped saved a checkpoint to go on from.
     """
@@ -112,14 +128,18 @@ def is_trained(folder: Path, ranks: int) -> bool:
 
 
 def moved_on(folder: Path) -> bool:
-    """True where the last attempt came further than the one before: else a job would be requeued for ever."""
+    """True where the last attempt came further than the one
+    before: else a job would be requeued for ever.
+    """
     attempts = run_folder.read_segments(folder)
     return bool(attempts) and attempts[-1].saved_step is not None
 
 
 def requeues(folder: Path) -> int:
     """How often a time limit or a preemption stopped the run."""
-    return sum(attempt.end in ("timeout", "preempted") for attempt in run_folder.read_segments(folder))
+    return sum(
+        attempt.end in ("timeout", "preempted") for attempt in run_folder.read_segments(folder)
+    )
 
 
 def current(folder: Path) -> int:
@@ -128,15 +148,25 @@ def current(folder: Path) -> int:
 
 
 def parts(folder: Path) -> list[tuple[int, int]]:
-    """The number of the attempt and of the node, both from 0, of everything whose work is in the result."""
+    """The number of the attempt and of the node, both from 0,
+    of everything whose work is in the result.
+    """
     attempts = run_folder.read_segments(folder)
-    return [(number, node) for number in in_result(folder) for node in range(len(attempts[number].hosts or ()))]
+    return [
+        (number, node)
+        for number in in_result(folder)
+        for node in range(len(attempts[number].hosts or ()))
+    ]
 
 
 def in_result(folder: Path) -> list[int]:
     """The attempts, from 0, whose work is in the result: those that saved it, and the last."""
     attempts = run_folder.read_segments(folder)
-    return [number for number, attempt in enumerate(attempts) if attempt.saved_step or attempt is attempts[-1]]
+    return [
+        number
+        for number, attempt in enumerate(attempts)
+        if attempt.saved_step or attempt is attempts[-1]
+    ]
 
 
 def merge(folder: Path, trained: list[Segment]) -> list[Segment]:
@@ -145,7 +175,9 @@ def merge(folder: Path, trained: list[Segment]) -> list[Segment]:
     Args:
         trained: by the ranks, one entry for each attempt whose work is in the result.
     """
-    figures, numbers, segments = iter(trained), in_result(folder), []
+    figures = iter(trained)
+    numbers = in_result(folder)
+    segments = []
     for number, attempt in enumerate(run_folder.read_segments(folder)):
         segment = Segment(**{name: getattr(attempt, name) for name in Segment.__struct_fields__})
         own = next(figures, None) if number in numbers else None

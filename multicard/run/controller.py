@@ -1,4 +1,6 @@
-"""One run, from its composed configuration to `result.json`: check, start the ranks, wait for them, record."""
+"""One run, from its composed configuration to `result.json`: check, start the ranks,
+wait for them, record.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -15,12 +17,12 @@ from multicard.machine import environment
 from multicard.machine.slurm import Allocation
 from multicard.measure.timing import clock_s
 from multicard.messages import Message, link, say
-from multicard.observe.sampler import Sampler
+from multicard.observe.sampler import MachineSampler
 from multicard.ranks import elastic, failures
 from multicard.ranks.failures import Failure, Interrupted
 from multicard.records import ownership, run_folder
 from multicard.records.progress import Board
-from multicard.records.run_folder import Run
+from multicard.records.run_folder import RecordedRun
 from multicard.records.schema_parts import Load
 from multicard.run import attempts, outcome
 from multicard.run.peers import Peers
@@ -32,7 +34,10 @@ from multicard.tracking.upload import Mirror
 
 TAKEN = Failure(
     "claim",
-    Message("claim.taken", "another process took its folder, as this one was silent for minutes; nothing is recorded"),
+    Message(
+        "claim.taken",
+        "another process took its folder, as this one was silent for minutes; nothing is recorded",
+    ),
 )
 
 
@@ -47,17 +52,20 @@ def measure(
     started_s: float | None = None,
     cell: InSweep = ALONE,
     family: int | None = None,
-) -> Run:
+) -> RecordedRun:
     """Measure one configuration into `folder`, or say why not; the record says how the run ended.
 
     Args:
         keep_refused: leave a record of a refusal too, as a sweep does.
-        allocation: the nodes of the run, with this process on the first; None for this machine alone.
-        requeue: puts the job in the queue again after a failure, and returns True if it did; then nothing is recorded.
+        allocation: the nodes of the run, with this process on the first; None for this machine
+            alone.
+        requeue: puts the job in the queue again after a failure, and returns True if it did; then
+            nothing is recorded.
         predict: makes the record's `prediction`; it does not raise.
         started_s: when it began, by `clock_s`; None for now.
         cell: the run's place in the sweep that this process measures.
-        family: id of the process whose descendants do not count as load of others; None for this one.
+        family: id of the process whose descendants do not count as load of others;
+            None for this one.
 
     Returns:
         The run with its record; its status is "requeued" where nothing is recorded yet.
@@ -74,20 +82,28 @@ def measure(
             except ValueError as refusal:
                 return outcome.refuse(measured, str(refusal), keep_refused, cell.title)
             claimed = True
-            mirror = Mirror(run.config.tracker, folder, partial(outcome.so_far, run, measured.record))
+            mirror = Mirror(
+                run.config.tracker, folder, partial(outcome.so_far, run, measured.record)
+            )
             try:
                 failure = _train(run, mirror, peers, cell)
-                if failure is not None and outcome.status_of(failure) not in run_folder.DONE and requeue(failure):
+                if (
+                    failure is not None
+                    and outcome.status_of(failure) not in run_folder.DONE
+                    and requeue(failure)
+                ):
                     claimed = False  # the requeued job keeps its claim
                     measured.record.status = "requeued"
                     return measured
                 if ownership.is_lost(folder):  # nothing in it is this run's any more
-                    measured.record.status, measured.record.cause = "failed", TAKEN
+                    measured.record.status = "failed"
+                    measured.record.cause = TAKEN
                     return measured
                 measured = outcome.complete(run, measured, mirror)
             except Exception as error:
                 measured = outcome.not_recorded(measured, error)
-    except Interrupted as interruption:  # before or after the ranks ran: what was written by then stays
+    # before or after the ranks ran: what was written by then stays
+    except Interrupted as interruption:
         measured = outcome.fail(measured, interruption.failure)
     finally:
         peers.close()
@@ -98,8 +114,12 @@ def measure(
 
 
 def _train(run: PreparedRun, mirror: Mirror, peers: Peers, cell: InSweep) -> Failure | None:
-    """Run the ranks, unless an earlier start did, and note how they ended. Returns what ended the run early."""
-    failure, load, beside = None, None, None
+    """Run the ranks, unless an earlier start did, and note how they ended.
+    Returns what ended the run early.
+    """
+    failure = None
+    load = None
+    beside = None
     if run.load is None:
         message = Message(
             "run.trained-before",
@@ -108,9 +128,14 @@ def _train(run: PreparedRun, mirror: Mirror, peers: Peers, cell: InSweep) -> Fai
         )
         say(f"{cell.title}{message}")
     else:
-        if not cell.title:  # else the sweep has said what is alike in all its cells, and the title has the rest
+        # else the sweep has said what is alike in all its cells, and the title has the rest
+        if not cell.title:
             where = run.placement.ranks(run.config.gpus)
-            say(Text(f"{', '.join([*run.workload.describe(run.config), where])} -> ").append(link(run.folder)))
+            say(
+                Text(f"{', '.join([*run.workload.describe(run.config), where])} -> ").append(
+                    link(run.folder)
+                )
+            )
             for notice in run.workload.notices(run.config):
                 say(f"  {notice}")
         else:
@@ -120,7 +145,10 @@ def _train(run: PreparedRun, mirror: Mirror, peers: Peers, cell: InSweep) -> Fai
         if run.placement.crowded(cores):
             ranks = run.placement.processes
             message = Message(
-                "run.crowded", f"{CROWDED}: {ranks} ranks on {count(cores, 'core')}", ranks=ranks, cores=cores
+                "run.crowded",
+                f"{CROWDED}: {ranks} ranks on {count(cores, 'core')}",
+                ranks=ranks,
+                cores=cores,
             )
             say(f"  {message}")
         failure = _run_ranks(run, mirror, peers, cell)
@@ -138,7 +166,10 @@ def _train(run: PreparedRun, mirror: Mirror, peers: Peers, cell: InSweep) -> Fai
 
 def _run_ranks(run: PreparedRun, mirror: Mirror, peers: Peers, cell: InSweep) -> Failure | None:
     """Start the ranks of this node and wait for all. Returns what ended the run early."""
-    config, placement, workload, folder = run.config, run.placement, run.workload, run.folder
+    config = run.config
+    placement = run.placement
+    workload = run.workload
+    folder = run.folder
     elastic.warm_up(placement.device, workload.preloaded(placement.device))
     try:
         if mirror.live:
@@ -147,8 +178,8 @@ def _run_ranks(run: PreparedRun, mirror: Mirror, peers: Peers, cell: InSweep) ->
         reason = failures.words_of(error)
         message = Message(
             "tracker.not-opened",
-            f"tracker.mode={config.tracker.mode}: {reason}; see that there is network and you are logged in "
-            "(`wandb login`), or use `tracker.mode=offline`",
+            f"tracker.mode={config.tracker.mode}: {reason}; see that there is network and you are"
+            " logged in (`wandb login`), or use `tracker.mode=offline`",
             key="tracker.mode",
             value=str(config.tracker.mode),
             reason=reason,
@@ -162,15 +193,18 @@ def _run_ranks(run: PreparedRun, mirror: Mirror, peers: Peers, cell: InSweep) ->
         resumable = workload.resumable and not config.probe.enabled
         stop = StopOnWarning(run.allocation, board, placement, folder, resumable, peers)
         tick = mirror.update if mirror.live else None
-        progress = ProgressBar(board, placement.world_size, getattr(config, "epochs", 1), workload.unit, tick, cell)
-        sampler = Sampler.of_run(config, placement, folder, attempts.current(folder))
+        progress = ProgressBar(
+            board, placement.world_size, getattr(config, "epochs", 1), workload.unit, tick, cell
+        )
+        sampler = MachineSampler.of_run(config, placement, folder, attempts.current(folder))
         with progress, stop, sampler:
             job = job_of(workload, config, placement, folder, run.allocation)
             failure = elastic.launch(workload.work, run.arguments, placement, job)
         sampler.write()
         return peers.outcome(stop.outcome(failure))
     except Interrupted as interruption:
-        # A signal, or another node, ended the run outside of `launch`, which returns its own failures
+        # A signal, or another node, ended the run outside of `launch`,
+        # which returns its own failures
         return interruption.failure
     finally:
         board.remove()

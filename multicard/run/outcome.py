@@ -22,7 +22,7 @@ from multicard.ranks.failures import Failure, Interrupted, in_a_line, no_space, 
 from multicard.ranks.process import LOG_LINES, log_file
 from multicard.records import bounds, limits, ownership, rank_files, run_folder, table
 from multicard.records.rank_files import AnyReport, RankReport
-from multicard.records.run_folder import Run
+from multicard.records.run_folder import RecordedRun
 from multicard.records.schema import SCHEMA_VERSION, AnyRecord, LlmRecord
 from multicard.records.schema_environment import Cpu, Environment, Git, RankPlace
 from multicard.records.schema_parts import Divergence, Gpu, SavedModel
@@ -32,11 +32,13 @@ from multicard.run.prepare import PreparedRun, binds
 from multicard.run.workload import Workload
 from multicard.tracking.upload import Mirror
 
-STYLES = {"ok": "green", "diverged": "yellow", "requeued": "yellow"}  # of statuses on a terminal; others are red
-STOPPED = ("timeout", "preempted")  # kinds of failure after which a job may be requeued; statuses too
+# of statuses on a terminal; others are red
+STYLES = {"ok": "green", "diverged": "yellow", "requeued": "yellow"}
+# kinds of failure after which a job may be requeued; statuses too
+STOPPED = ("timeout", "preempted")
 
 
-def begin(workload: Workload, cfg: DictConfig, folder: Path, job: str | None = None) -> Run:
+def begin(workload: Workload, cfg: DictConfig, folder: Path, job: str | None = None) -> RecordedRun:
     """A run with what every record has, however it ends."""
     record = workload.record(
         schema_version=SCHEMA_VERSION,
@@ -47,26 +49,31 @@ def begin(workload: Workload, cfg: DictConfig, folder: Path, job: str | None = N
         axes=workload.axes(cfg, str(cfg.device)),
         repetition=cfg.repetition,
     )
-    return Run(folder, record)
+    return RecordedRun(folder, record)
 
 
-def refuse(run: Run, message: str, keep: bool = True, title: str = "") -> Run:
+def refuse(run: RecordedRun, message: str, keep: bool = True, title: str = "") -> RecordedRun:
     """Say why a run is refused, and complete its record, which has the code of a `Message`.
 
     Args:
         keep: write the record, unless the folder is in use or holds a measurement.
         title: of the cell, before the line that is printed.
     """
-    run.record.status, run.record.cause = "refused", Failure("refused", message)
+    run.record.status = "refused"
+    run.record.cause = Failure("refused", message)
     say(line(run, title), error=True)
-    if keep and run_folder.finished(run.folder) is None and ownership.owner(run.folder, run.record.job) is None:
+    if (
+        keep
+        and run_folder.finished(run.folder) is None
+        and ownership.owner(run.folder, run.record.job) is None
+    ):
         with suppress(OSError):  # where nothing can be written, the line above has to do
             run_folder.write_result(run)
             ownership.release(run.folder)
     return run
 
 
-def fail(run: Run, failure: Failure, status: str | None = None) -> Run:
+def fail(run: RecordedRun, failure: Failure, status: str | None = None) -> RecordedRun:
     """Complete the record of a run that ended before its ranks' work could be recorded.
 
     A measurement, or a record that the same job wrote itself, stays as it is.
@@ -74,33 +81,39 @@ def fail(run: Run, failure: Failure, status: str | None = None) -> Run:
     Args:
         status: where it does not follow from the failure.
     """
-    run.record.status, run.record.cause = status or status_of(failure), failure
-    before = run_folder.read_json(run.folder / run_folder.RESULT)  # also one that this version cannot read
-    if before is None or (before.get("status") not in run_folder.DONE and before.get("job") != run.record.job):
+    run.record.status = status or status_of(failure)
+    run.record.cause = failure
+    # also one that this version cannot read
+    before = run_folder.read_json(run.folder / run_folder.RESULT)
+    if before is None or (
+        before.get("status") not in run_folder.DONE and before.get("job") != run.record.job
+    ):
         with suppress(OSError):  # where nothing can be written, the line that is printed has to do
             run_folder.write_result(run)
     return run
 
 
-def complete(prepared: PreparedRun, begun: Run, mirror: Mirror) -> Run:
+def complete(prepared: PreparedRun, begun: RecordedRun, mirror: Mirror) -> RecordedRun:
     """Write the record of a run whose last attempt has ended, and mirror it.
 
-    The record follows from what is in the folder, and nothing that it is made of is removed before it is there: whoever
-    is cut off here, the next start writes the same.
+    The record follows from what is in the folder, and nothing that it is made of is removed before
+    it is there: whoever is cut off here, the next start writes the same.
     """
-    config, folder = prepared.config, prepared.folder
+    config = prepared.config
+    folder = prepared.folder
     record, steps = _from_folder(prepared, begun.record)
-    run = Run(folder, record)
+    run = RecordedRun(folder, record)
     run_folder.write_result(run)
     try:
         clean_up(folder)
         _mirror(config.tracker.mode, run, mirror, steps)
     except Interrupted as interruption:  # the record is there, and stays as it is
-        run.tracker_error, run.stopped = interruption.failure.message, True
+        run.tracker_error = interruption.failure.message
+        run.stopped = True
     return run
 
 
-def _mirror(mode: TrackerMode, run: Run, mirror: Mirror, steps: Any) -> None:
+def _mirror(mode: TrackerMode, run: RecordedRun, mirror: Mirror, steps: Any) -> None:
     """Bring a run that has its record to W&B, and say where that fails."""
     record = run.record
     kind = None if record.cause is None else record.cause.kind
@@ -126,7 +139,9 @@ def _mirror(mode: TrackerMode, run: Run, mirror: Mirror, steps: Any) -> None:
 
 def _from_folder(run: PreparedRun, begun: AnyRecord) -> tuple[AnyRecord, Any]:
     """The record, and the table of all steps, from what the ranks and the attempts left."""
-    config, placement, folder = run.config, run.placement, run.folder
+    config = run.config
+    placement = run.placement
+    folder = run.folder
     attempt = attempts.last(folder)
     failure = attempt.failure
     ranks = rank_files.read(folder, placement.world_size if failure is None else 0)
@@ -136,15 +151,21 @@ def _from_folder(run: PreparedRun, begun: AnyRecord) -> tuple[AnyRecord, Any]:
     steps = run_folder.merge_steps(folder)
     gpu = None
     if placement.device != "cpu":
-        gpu = msgspec.convert(gpu_record.merge(folder, attempts.parts(folder), failure is None), Gpu)
+        gpu = msgspec.convert(
+            gpu_record.merge(folder, attempts.parts(folder), failure is None), Gpu
+        )
     record = so_far(run, begun, ranks, steps, gpu)
     record.ended_at = attempt.ended_at
-    record.compile_s = max((rank.compile_s for rank in ranks if rank.compile_s is not None), default=None)
+    record.compile_s = max(
+        (rank.compile_s for rank in ranks if rank.compile_s is not None), default=None
+    )
     record.oversubscribed = placement.oversubscribed
     ended = failure or _diverged(record.divergence, getattr(config, "epochs", 1))
-    record.status, record.cause = status_of(ended), ended
+    record.status = status_of(ended)
+    record.cause = ended
     record.prediction = attempt.prediction
-    record.load, record.beside = attempt.load, attempt.beside
+    record.load = attempt.load
+    record.beside = attempt.beside
     finished = ranks if failure is None else []
     profiles = [rank.profile for rank in finished if rank.profile is not None]
     ablations = [rank.ablations for rank in finished if rank.ablations is not None]
@@ -158,29 +179,45 @@ def _from_folder(run: PreparedRun, begun: AnyRecord) -> tuple[AnyRecord, Any]:
         record.diagnosis = diagnosis.diagnose(ablations, advise)
     record.segments[-1].end = "ok" if ended is None else ended.kind
     machine = _complete_environment(run, ranks)
-    git, cpu = machine.git or Git(), machine.cpu or Cpu()
-    record.commit, record.dirty, record.changes = git.commit, git.dirty, git.changes
-    record.cores, record.hardware = cpu.cores, _hardware(run, machine, ranks)
+    git = machine.git or Git()
+    cpu = machine.cpu or Cpu()
+    record.commit = git.commit
+    record.dirty = git.dirty
+    record.changes = git.changes
+    record.cores = cpu.cores
+    record.hardware = _hardware(run, machine, ranks)
     record.limits = limits.of(record)
     run.workload.explain(config, placement, record)
     return record, steps
 
 
 def so_far(
-    run: PreparedRun, begun: AnyRecord, ranks: Sequence[AnyReport], steps: Any, gpu: Gpu | None = None
+    run: PreparedRun,
+    begun: AnyRecord,
+    ranks: Sequence[AnyReport],
+    steps: Any,
+    gpu: Gpu | None = None,
 ) -> AnyRecord:
-    """The record as far as it follows from what the ranks have left by now; `ok` while the run goes on.
+    """The record as far as it follows from what the ranks have left by now;
+    `ok` while the run goes on.
 
     Args:
-        ranks: the reports of all ranks. steps: of all ranks (an Arrow table); None where there are none.
+        ranks: the reports of all ranks. steps: of all ranks (an Arrow table);
+            None where there are none.
     """
-    config, attempt, record = run.config, attempts.last(run.folder), copy(begun)
-    record.status, record.started_at, record.data, record.gpu = "ok", attempt.started_at, attempt.data, gpu
+    config = run.config
+    attempt = attempts.last(run.folder)
+    record = copy(begun)
+    record.status = "ok"
+    record.started_at = attempt.started_at
+    record.data = attempt.data
+    record.gpu = gpu
     began_s = ranks[0].started_s if ranks else None
     if began_s is not None and attempt.started_s is not None:
         record.startup_s = began_s - attempt.started_s
     record.axes = run.workload.axes(config, run.placement.device)
-    record.identity, record.config = config.identity(), plain(config)
+    record.identity = config.identity()
+    record.config = plain(config)
     run.workload.summarise(record, config, run.placement, list(ranks), steps)
     if config.probe.enabled and attempt.failure is None:
         record.probe = rank_files.probe_end(ranks, steps)
@@ -190,13 +227,16 @@ def so_far(
     return record
 
 
-def not_recorded(run: Run, error: Exception) -> Run:
-    """The record of a run that an error kept from being recorded; what it was to be made of stays in the folder."""
+def not_recorded(run: RecordedRun, error: Exception) -> RecordedRun:
+    """The record of a run that an error kept from being recorded;
+    what it was to be made of stays in the folder.
+    """
     run.record.status = "failed"
     if isinstance(error, OSError) and error.strerror:
         message = Message(
             "folder.not-recorded",
-            f"hydra.run.dir: could not record the run in {run.folder} ({error.strerror}); free some space",
+            f"hydra.run.dir: could not record the run in {run.folder} ({error.strerror}); free some"
+            " space",
             key="hydra.run.dir",
             folder=str(run.folder),
             reason=error.strerror,
@@ -242,22 +282,28 @@ def release_finished(folder: Path) -> None:
 
 
 def _complete_environment(run: PreparedRun, ranks: Sequence[RankReport]) -> Environment:
-    """Add to environment.json what only the ranks know, and the options that took effect. Returns all of it."""
+    """Add to environment.json what only the ranks know, and the options that took effect.
+    Returns all of it.
+    """
     environment = run_folder.read_environment(run.folder)
     environment.numa = "node" if binds(run.config, run.placement) else None
     environment.malloc = str(run.config.malloc) if run.placement.device == "cpu" else "system"
     environment.flags = ranks[0].flags if ranks else None
     environment.openmp = ranks[0].openmp if ranks else None
     places = RankPlace.__struct_fields__
-    environment.ranks = [RankPlace(**{name: getattr(rank, name) for name in places}) for rank in ranks]
+    environment.ranks = [
+        RankPlace(**{name: getattr(rank, name) for name in places}) for rank in ranks
+    ]
     run_folder.write_environment(run.folder, environment)
     return environment
 
 
 def _hardware(run: PreparedRun, machine: Environment, ranks: Sequence[RankReport]) -> str | None:
-    """The names of the GPUs that the ranks used, or the CPU's: figures of other hardware are not compared.
+    """The names of the GPUs that the ranks used,
+    or the CPU's: figures of other hardware are not compared.
 
-    Ranks that ran out of memory before they trained left no name; theirs were the first GPUs of this node.
+    Ranks that ran out of memory before they trained left no name;
+    theirs were the first GPUs of this node.
     """
     names = {rank.device for rank in ranks} - {"cpu"}
     if not ranks and run.placement.device == "cuda":
@@ -278,7 +324,9 @@ def _diverged(divergence: Divergence | None, epochs: int) -> Failure | None:
     """The cause of a run whose ranks ended by themselves; None where its last losses are finite."""
     if divergence is None:
         return None
-    epoch, step = (divergence.epoch or 0) + 1, (divergence.step or 0) + 1  # from 1, as the bar
+    # from 1, as the bar
+    epoch = (divergence.epoch or 0) + 1
+    step = (divergence.step or 0) + 1
     rank = divergence.rank
     where = "" if rank is None else f", first on rank {rank}"
     message = Message(
@@ -297,12 +345,13 @@ def _kept(folder: Path, saved: SavedModel) -> Message:
     here = Path.cwd()
     place = folder.relative_to(here) if folder.is_relative_to(here) else folder
     said = (
-        f"kept: {place / str(saved.folder)} ({in_bytes(saved.bytes)}); in Python, multicard.load_model({str(place)!r})"
+        f"kept: {place / str(saved.folder)} ({in_bytes(saved.bytes)}); in Python,"
+        f" multicard.load_model({str(place)!r})"
     )
     return Message("save.kept", said, folder=str(place), form=saved.form, bytes=saved.bytes)
 
 
-def line(run: Run, title: str = "") -> Text:
+def line(run: RecordedRun, title: str = "") -> Text:
     """How a run ended, in a line; below it, what bounds it where that is known.
 
     Args:
@@ -319,10 +368,16 @@ def line(run: Run, title: str = "") -> Text:
         counted = f"{count(probe.steps, 'step')}, {record.total_s or 0.0:.1f} s"
         end = table.PROBE_ENDS[probe.ended_by]
         return ended.append(f"  [probe] step {probe.step_s:.4g} s{known}, {counted}; ended: {end}")
-    ended.append(f"{limits.brief_signs(record):<1}", "yellow").append(f" {table.figures_in_brief(record)}")
+    ended.append(f"{limits.brief_signs(record):<1}", "yellow").append(
+        f" {table.figures_in_brief(record)}"
+    )
     if not title:
         ended.append(f"   started in {record.startup_s or 0.0:.1f} s")
-    if isinstance(record, LlmRecord) and record.held_out is not None and record.held_out.int4_problem is not None:
+    if (
+        isinstance(record, LlmRecord)
+        and record.held_out is not None
+        and record.held_out.int4_problem is not None
+    ):
         ended.append(f"\n  {record.held_out.int4_problem}")
     saved = getattr(record, "saved", None)
     if saved is not None:

@@ -1,11 +1,12 @@
-"""The controllers of a run on several nodes watch each other, so that a lost node ends the run within seconds.
+"""The controllers of a run on several nodes watch each other,
+so that a lost node ends the run within seconds.
 
-Torch's agents do not notice that a node is gone. SLURM does after `SlurmdTimeout`, 300 s where a site sets no other,
-and then requeues the job without naming the node in its accounting.
+Torch's agents do not notice that a node is gone. SLURM does after `SlurmdTimeout`, 300 s where a
+site sets no other, and then requeues the job without naming the node in its accounting.
 
-Node 0 listens at its own address, and every other node keeps a connection to it. A message on a connection, or its
-loss, ends the run on all nodes. Both sides prove that they know the run's key. Messages are JSON objects: nothing that
-comes from a socket is unpickled.
+Node 0 listens at its own address, and every other node keeps a connection to it. A message on a
+connection, or its loss, ends the run on all nodes. Both sides prove that they know the run's key.
+Messages are JSON objects: nothing that comes from a socket is unpickled.
 """
 
 import json
@@ -44,8 +45,11 @@ class Peers:
         self._closed = False
 
     def meet(self) -> None:
-        """Wait for the controller of every other node; an Interrupted names those that did not come up."""
-        hosts, port = self._allocation.hosts, self._allocation.port + 1
+        """Wait for the controller of every other node;
+        an Interrupted names those that did not come up.
+        """
+        hosts = self._allocation.hosts
+        port = self._allocation.port + 1
         if len(hosts) == 1:
             return
         try:
@@ -63,7 +67,9 @@ class Peers:
         Thread(target=self._accept, args=(server, met), daemon=True).start()
         if not met.wait(MEETING_S):
             met.set()
-            absent = [host for node, host in enumerate(hosts) if node and node not in self._connections]
+            absent = [
+                host for node, host in enumerate(hosts) if node and node not in self._connections
+            ]
             message = Message(
                 "node.absent",
                 f"no controller came up on {', '.join(absent)} within {MEETING_S:.0f} s",
@@ -82,7 +88,8 @@ class Peers:
                     Thread(target=self._greet, args=(connection, met), daemon=True).start()
 
     def _greet(self, connection: Connection, met: Event) -> None:
-        with suppress(AuthenticationError, EOFError, OSError):  # a stranger: the port is open to all
+        # a stranger: the port is open to all
+        with suppress(AuthenticationError, EOFError, OSError):
             deliver_challenge(connection, self._allocation.key)
             answer_challenge(connection, self._allocation.key)
             _keep_alive(connection)
@@ -93,7 +100,8 @@ class Peers:
                     met.set()
 
     def begin(self, attempt: int, arguments: tuple[Any, ...]) -> None:
-        """Wait for the checks of the other nodes, start their ranks, and watch these nodes from now on.
+        """Wait for the checks of the other nodes, start their ranks,
+        and watch these nodes from now on.
 
         Args:
             attempt: the number of the run's start, from 0.
@@ -104,7 +112,8 @@ class Peers:
             Interrupted: another node was lost during its checks.
         """
         for node, connection in self._connections.items():
-            checked, host = _receive(connection), self._allocation.hosts[node]
+            checked = _receive(connection)
+            host = self._allocation.hosts[node]
             if checked is None:
                 raise Interrupted(_lost(host))
             if checked["refusal"] is not None:
@@ -131,7 +140,8 @@ class Peers:
             _send(connection, stop=step)
 
     def outcome(self, failure: Failure | None) -> Failure | None:
-        """The failure that ended the run first, once the ranks of node 0 have ended; None where all nodes end well.
+        """The failure that ended the run first, once the ranks of node 0 have ended;
+        None where all nodes end well.
 
         Args:
             failure: of node 0's own ranks.
@@ -140,7 +150,9 @@ class Peers:
         for node, ended in self._ended.items():
             if not ended.wait(max(0.0, deadline_s - clock_s())) and failure is None:
                 name = self._allocation.hosts[node]
-                message = Message("node.not-ended", f"node {name} did not end with the others", host=name)
+                message = Message(
+                    "node.not-ended", f"node {name} did not end with the others", host=name
+                )
                 failure = Failure("node", message, host=name)
         return self._failure or failure
 
@@ -162,7 +174,9 @@ class Guest:
     def __init__(self, allocation: Allocation) -> None:
         self._head = allocation.hosts[0]
         self._connection = _connect((self._head, allocation.port + 1), allocation.key)
-        self._lock, self._finishing, self._released = Lock(), False, Event()
+        self._lock = Lock()
+        self._finishing = False
+        self._released = Event()
         _keep_alive(self._connection)
         _send(self._connection, node=allocation.node)
 
@@ -173,15 +187,17 @@ class Guest:
             refusal: why this node cannot do its part; None where it can.
 
         Returns:
-            The number of the run's start and the ranks' arguments after configuration and folder; None where node 0
-            does not start the run.
+            The number of the run's start and the ranks' arguments after configuration and folder;
+            None where node 0 does not start the run.
         """
         _send(self._connection, refusal=refusal.parts if isinstance(refusal, Message) else refusal)
         start = (_receive(self._connection) or {}).get("start")
         return None if start is None else (start["attempt"], tuple(start["arguments"]))
 
     def listen(self, on_stop: Callable[[int], None]) -> None:
-        """Watch node 0 from now on, and call `on_stop` with the step after which this node's ranks are to stop."""
+        """Watch node 0 from now on, and call `on_stop` with the
+        step after which this node's ranks are to stop.
+        """
         Thread(target=self._listen, args=(on_stop,), daemon=True).start()
 
     def _listen(self, on_stop: Callable[[int], None]) -> None:
@@ -197,7 +213,9 @@ class Guest:
         """Say how this node's ranks ended, and wait until node 0 needs this controller no more."""
         with self._lock:
             self._finishing = True
-        _send(self._connection, failure=None if failure is None else msgspec.structs.asdict(failure))
+        _send(
+            self._connection, failure=None if failure is None else msgspec.structs.asdict(failure)
+        )
         self._released.wait(LAST_WORDS_S)
 
 
@@ -219,7 +237,8 @@ def _connect(address: tuple[str, int], key: bytes) -> Connection:
         try:
             connection: Any = Client(address, "AF_INET", authkey=key)
             return connection
-        except (OSError, EOFError, AuthenticationError, AssertionError):  # not up yet, or another program
+        # not up yet, or another program
+        except (OSError, EOFError, AuthenticationError, AssertionError):
             if clock_s() > deadline_s:
                 message = Message(
                     "node.first-absent",

@@ -1,4 +1,6 @@
-"""Answers SLURM's warning before a time limit or a preemption: the ranks save and stop after a step that all reach."""
+"""Answers SLURM's warning before a time limit or a preemption: the
+ranks save and stop after a step that all reach.
+"""
 
 import signal
 from pathlib import Path
@@ -17,13 +19,15 @@ from multicard.records.progress import HEARD_AFTER_S, Board
 from multicard.run.peers import Peers
 
 WARNINGS = {signal.SIGTERM, signal.SIGUSR2}
-SAVING_SHARE = 0.8  # of the time between the warning and the kill: ranks that take longer to save are ended
+# of the time between the warning and the kill: ranks that take longer to save are ended
+SAVING_SHARE = 0.8
 POLL_S = 0.25
 MESSAGES = {
     "timeout": Message("job.time-limit", "the job reached its time limit"),
     "preempted": Message("job.preempted", "SLURM preempted the job"),
     "requeued": Message(
-        "job.requeued", "SLURM put the job back into the queue (its node failed, or by scontrol requeue)"
+        "job.requeued",
+        "SLURM put the job back into the queue (its node failed, or by scontrol requeue)",
     ),
     "cancelled": Message("job.cancelled", "the job was cancelled (scancel)"),
 }
@@ -33,28 +37,40 @@ _warned = Event()
 
 
 def hold_warnings() -> None:
-    """Keep warnings for a `StopOnWarning` to take. Call it in the main thread before anything is started: threads and
-    children inherit the blocked signals. Threads that exist already (OpenBLAS starts some) do not; a handler notes what
-    reaches them."""
+    """Keep warnings for a `StopOnWarning` to take. Call it in the main thread before anything is
+    started: threads and children inherit the blocked signals. Threads that exist already (OpenBLAS
+    starts some) do not; a handler notes what reaches them.
+    """
     for number in WARNINGS:
         signal.signal(number, lambda *_: _warned.set())
     signal.pthread_sigmask(signal.SIG_BLOCK, WARNINGS)
 
 
 class StopOnWarning:
-    """While it is open, answers a warning: ranks that can save are asked to stop after a step, others are ended.
+    """While it is open, answers a warning: ranks that can save are asked to stop after a step,
+    others are ended.
 
     Args:
         resumable: whether the ranks look at the board for the step, and save there.
     """
 
     def __init__(
-        self, allocation: Allocation, board: Board, placement: Placement, folder: Path, resumable: bool, peers: Peers
+        self,
+        allocation: Allocation,
+        board: Board,
+        placement: Placement,
+        folder: Path,
+        resumable: bool,
+        peers: Peers,
     ) -> None:
-        self._allocation, self._board, self._ranks, self._folder = allocation, board, placement.world_size, folder
+        self._allocation = allocation
+        self._board = board
+        self._ranks = placement.world_size
+        self._folder = folder
         # hosts of several nodes run ahead of their devices, each by itself
         self._margin = LEAD if placement.device == "cuda" and allocation.nodes > 1 else 2
-        self._resumable, self._peers = resumable, peers
+        self._resumable = resumable
+        self._peers = peers
         self._reason: Failure | None = None
         self._step = 0
         self._done = Event()
@@ -71,7 +87,8 @@ class StopOnWarning:
             self._thread.join()
 
     def outcome(self, failure: Failure | None) -> Failure | None:
-        """The failure that ended the run, once its ranks have ended. A stop that came too late changes nothing.
+        """The failure that ended the run, once its ranks have ended.
+        A stop that came too late changes nothing.
 
         Args:
             failure: of the ranks; None where they ended by themselves.
@@ -103,11 +120,13 @@ class StopOnWarning:
             return
         self._reason = failure
         if not self._done.wait(SAVING_SHARE * self._allocation.grace_s - (clock_s() - warned_s)):
-            failures.end(failure)  # too slow to save: the job resumes from an earlier checkpoint, or starts again
+            # too slow to save: the job resumes from an earlier checkpoint, or starts again
+            failures.end(failure)
 
     def _choose_step(self) -> bool:
-        """Ask the ranks to stop after a step so far ahead that none has passed it when it reads that. Returns whether
-        there is anything to save."""
+        """Ask the ranks to stop after a step so far ahead that none has passed it when it reads
+        that. Returns whether there is anything to save.
+        """
         before = self._steps()
         if self._done.wait(POLL_S):
             return False

@@ -17,21 +17,22 @@ from multicard.config.job import Numa, count
 from multicard.config.placement import Placement, place
 from multicard.config.roles import Role
 from multicard.machine import devices, environment
-from multicard.machine.load import Load
+from multicard.machine.load import LoadMeter
 from multicard.machine.slurm import Allocation
 from multicard.measure.timing import clock_s
 from multicard.messages import Message, Refusal, say
 from multicard.observe.profiles import nsys
 from multicard.ranks import checkpoint, failures
-from multicard.ranks.process import Job
+from multicard.ranks.process import RankSettings
 from multicard.records import content, ownership, run_folder
 from multicard.records.schema_environment import Environment
-from multicard.records.schema_parts import Data, Prediction
+from multicard.records.schema_parts import DataContent, Prediction
 from multicard.run import attempts
 from multicard.run.peers import Peers
 from multicard.run.workload import Workload
 
-# The record's `prediction` of a run that is about to start in a folder, on the code that `environment.git` describes
+# The record's `prediction` of a run that is about to start in a folder,
+# on the code that `environment.git` describes
 Predict = Callable[[RunConfig, Path, dict[str, Any] | None], Prediction | None]
 
 MOST_RANKS_A_CORE = 8  # CPU ranks: more would only wait for each other
@@ -41,7 +42,8 @@ MOST_RANKS_A_CORE = 8  # CPU ranks: more would only wait for each other
 class PreparedRun:
     """A validated run whose folder is claimed, ready to launch.
 
-    load: of the machine, from here on; None where an earlier start trained the run, and only its record is missing.
+    load: of the machine, from here on; None where an earlier start trained the run, and only its
+    record is missing.
     others: the records of the sweep by now (`ownership.results`).
     arguments: what the workload's function is called with, after its `Rank`.
     """
@@ -51,14 +53,14 @@ class PreparedRun:
     placement: Placement
     folder: Path
     allocation: Allocation
-    load: Load | None = None
+    load: LoadMeter | None = None
     others: dict[Path, tuple[int, int]] = field(default_factory=dict)
     arguments: tuple[Any, ...] = ()
 
 
 def typed(workload: Workload, cfg: DictConfig) -> RunConfig:
-    """The composed configuration as dataclasses, checked as far as no machine is needed; a ValueError says what can
-    never work.
+    """The composed configuration as dataclasses, checked as far as no machine is needed; a
+    ValueError says what can never work.
     """
     try:
         config = OmegaConf.to_object(cfg)
@@ -76,8 +78,8 @@ def typed(workload: Workload, cfg: DictConfig) -> RunConfig:
 
 
 def check(workload: Workload, config: RunConfig, allocation: Allocation) -> Placement:
-    """Check all that can be checked before anything starts, on the machine that is to run it; a ValueError says what
-    cannot work, with the key and the remedy.
+    """Check all that can be checked before anything starts, on the machine that is to run it; a
+    ValueError says what cannot work, with the key and the remedy.
     """
     placement = place(config, len(devices.visible_gpus()), allocation.nodes)
     cores = environment.cores()
@@ -85,8 +87,9 @@ def check(workload: Workload, config: RunConfig, allocation: Allocation) -> Plac
     if placement.device == "cpu" and config.gpus > most:
         raise Refusal(
             "run.too-many-ranks",
-            f"gpus={config.gpus}: {count(config.gpus, 'CPU rank')} would take turns on {count(cores, 'core')}, "
-            f"and each takes some 600 MB of memory; use `gpus={most}` or fewer",
+            f"gpus={config.gpus}: {count(config.gpus, 'CPU rank')} would take turns on"
+            f" {count(cores, 'core')}, and each takes some 600 MB of memory; use `gpus={most}` or"
+            " fewer",
             key="gpus",
             value=config.gpus,
             cores=cores,
@@ -109,7 +112,7 @@ def problem(workload: Workload, cfg: DictConfig) -> str | None:
     return None
 
 
-def data_now(workload: Workload, config: RunConfig) -> Data | None:
+def data_now(workload: Workload, config: RunConfig) -> DataContent | None:
     """The fingerprint of the data as it lies there now; None where it cannot be read."""
     try:
         return content.fingerprint(workload.data(config))
@@ -118,13 +121,18 @@ def data_now(workload: Workload, config: RunConfig) -> Data | None:
 
 
 def changed_data(
-    workload: Workload, config: RunConfig, data: Data | None, known: dict[str, Data | None] | None = None
+    workload: Workload,
+    config: RunConfig,
+    data: DataContent | None,
+    known: dict[str, DataContent | None] | None = None,
 ) -> Message | None:
-    """Why the record of this configuration is of other `data` than lies there now; None where it is not, or where that
+    """Why the record of this configuration is of other `data` than lies there now; None where it is
+    not, or where that
     cannot be told: an older record, or a machine that does not hold the data.
 
     Args:
-        known: fingerprints by the configuration of the data, for a sweep whose cells have the same data; added to.
+        known: fingerprints by the configuration of the data,
+            for a sweep whose cells have the same data; added to.
     """
     if data is None:
         return None
@@ -153,7 +161,8 @@ def prepare(
     predict: Predict = lambda *_: None,
     family: int | None = None,
 ) -> PreparedRun:
-    """Check a run on all its nodes, claim its folder and write there what is known before the ranks start.
+    """Check a run on all its nodes, claim its folder and write
+    there what is known before the ranks start.
 
     Raises:
         ValueError: what cannot work, with the key and the remedy.
@@ -185,7 +194,9 @@ def prepare(
             prediction = predict(config, folder, machine["git"])
             taken_s += clock_s() - predicting_s
             # identifying the data, reading the load and predicting are no part of starting
-            attempts.begin(folder, allocation, machine["git"], data, started_s + taken_s, prediction)
+            attempts.begin(
+                folder, allocation, machine["git"], data, started_s + taken_s, prediction
+            )
             arguments = workload.arguments(config, placement, folder)
             # without configuration and folder, which every node has itself
             peers.begin(attempts.current(folder), arguments[2:])
@@ -201,34 +212,46 @@ def prepare(
 
 
 def _with_profiler(config: RunConfig, placement: Placement) -> RunConfig:
-    """The configuration with the profiler that `profile=auto` is here, and a line where it is the lesser one."""
+    """The configuration with the profiler that `profile=auto` is here,
+    and a line where it is the lesser one.
+    """
     own = nsys.chosen(config, placement.device)
     if own is not config and own.profile.name is ProfileName.kineto and placement.device == "cuda":
         message = Message(
             "profile.no-nsys",
-            "profile=auto: no nsys on the PATH (Nsight Systems): torch's own profiler (kineto) instead, "
-            "which does not record cudaEventDestroy, and holds all events in memory",
+            "profile=auto: no nsys on the PATH (Nsight Systems): torch's own profiler (kineto)"
+            " instead, which does not record cudaEventDestroy, and holds all events in memory",
             key="profile",
         )
         say(message)
     return own
 
 
-def _untimed(workload: Workload, config: RunConfig, family: int | None) -> tuple[Data, Load, float]:
-    """The fingerprint of a run's data, the machine's load from now on, and the seconds that both took."""
+def _untimed(
+    workload: Workload, config: RunConfig, family: int | None
+) -> tuple[DataContent, LoadMeter, float]:
+    """The fingerprint of a run's data, the machine's load from now on,
+    and the seconds that both took.
+    """
     began_s = clock_s()
     try:
         data = content.fingerprint(workload.data(config))
         data.repeated = workload.repeated(config)
     except OSError as error:
         raise content.unreadable(error) from None
-    load = Load(family)
+    load = LoadMeter(family)
     return data, load, clock_s() - began_s
 
 
-def job_of(workload: Workload, config: RunConfig, placement: Placement, folder: Path, allocation: Allocation) -> Job:
+def job_of(
+    workload: Workload,
+    config: RunConfig,
+    placement: Placement,
+    folder: Path,
+    allocation: Allocation,
+) -> RankSettings:
     """The job of the ranks of this node."""
-    return Job(
+    return RankSettings(
         folder,
         placement.device,
         workload.nccl if placement.backend == "nccl" else placement.backend,
@@ -247,5 +270,9 @@ def binds(config: RunConfig, placement: Placement) -> bool:
 
     Not under nsys: torch would ask for the GPU in this process, and so start CUDA in it.
     """
-    wanted = config.numa is Numa.node and placement.device == "cuda" and config.profile.name is not ProfileName.nsys
+    wanted = (
+        config.numa is Numa.node
+        and placement.device == "cuda"
+        and config.profile.name is not ProfileName.nsys
+    )
     return wanted and shutil.which("numactl") is not None

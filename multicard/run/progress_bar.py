@@ -1,7 +1,8 @@
-"""A run's progress, drawn on the terminal by a thread of the controller: the ranks do not wait for it.
+"""A run's progress, drawn on the terminal by a thread of
+the controller: the ranks do not wait for it.
 
-Without a terminal it is a line now and then, each after twice as long as the one before: who follows a log sees that
-something runs.
+Without a terminal it is a line now and then, each after twice as long as the one before: who
+follows a log sees that something runs.
 """
 
 import math
@@ -27,8 +28,8 @@ ALMOST = 0.99  # the largest share that is shown while a run evaluates
 class InSweep(NamedTuple):
     """A run's place in the sweep that this process measures.
 
-    title: of its cell: its number, and what tells it from the others. left_s: seconds until the sweep has ended; None
-    where that is not known.
+    title: of its cell: its number, and what tells it from the others. left_s: seconds until the
+    sweep has ended; None where that is not known.
     """
 
     title: str
@@ -39,8 +40,9 @@ ALONE = InSweep("", lambda: None)
 
 
 class ProgressBar:
-    """While it is open: a progress bar where stderr is a terminal that redraws, else a line now and then, and `tick`
-    once a second where there is one."""
+    """While it is open: a progress bar where stderr is a terminal that redraws, else a line now and
+    then, and `tick` once a second where there is one.
+    """
 
     def __init__(
         self,
@@ -51,9 +53,14 @@ class ProgressBar:
         tick: Callable[[], None] | None = None,
         cell: InSweep = ALONE,
     ) -> None:
-        self._board, self._ranks, self._epochs, self._unit, self._tick = board, ranks, epochs, unit, tick
+        self._board = board
+        self._ranks = ranks
+        self._epochs = epochs
+        self._unit = unit
+        self._tick = tick
         self._cell = cell
-        self._first: tuple[float, int] | None = None  # time and samples when training was first seen
+        # time and samples when training was first seen
+        self._first: tuple[float, int] | None = None
         self._done = Event()
         self._thread = Thread(target=self._watch, daemon=True)
 
@@ -72,13 +79,15 @@ class ProgressBar:
         with _bar(self._cell.title) if has_bar else nullcontext() as bar:
             while not self._done.wait(REFRESH_S):
                 now_s = clock_s()
-                fields, left_s = self.fields(now_s), self._cell.left_s()
+                fields = self.fields(now_s)
+                left_s = self._cell.left_s()
                 sweep = "" if left_s is None else f"  sweep {in_hours(left_s)}"
                 if bar is not None:
                     bar.update(bar.task_ids[0], sweep=sweep, **fields)
                     bar.refresh()
                 elif now_s - said_s >= silent_s:
-                    how_far = f"starting, for {in_hours(now_s - began_s)}"  # else the lines would be the same
+                    # else the lines would be the same
+                    how_far = f"starting, for {in_hours(now_s - began_s)}"
                     if fields:
                         how_far = f"{fields['description']}  {fields['figures']}".rstrip()
                     say(f"{self._cell.title or '  '}{how_far}{sweep}")
@@ -88,7 +97,9 @@ class ProgressBar:
                     ticked_s = now_s
 
     def fields(self, now_s: float) -> dict[str, Any]:
-        """The fields of the bar, from what the ranks post; none before training, when nothing is posted."""
+        """The fields of the bar, from what the ranks post; none before training,
+        when nothing is posted.
+        """
         posted = self._board.read(0)
         if not posted.of:
             return {}
@@ -98,9 +109,11 @@ class ProgressBar:
         if samples > first_samples and now_s > first_s:
             figures.append(f"{(samples - first_samples) / (now_s - first_s):,.0f} {self._unit}/s")
         return {
-            "description": f"epoch {posted.epoch + 1}/{self._epochs}" + ", evaluating" * posted.evaluating
-            if posted.of > 0
-            else f"step {posted.steps}",
+            "description": (
+                f"epoch {posted.epoch + 1}/{self._epochs}" + ", evaluating" * posted.evaluating
+                if posted.of > 0
+                else f"step {posted.steps}"
+            ),
             "total": posted.of if posted.of > 0 else None,
             "completed": min(posted.steps, abs(posted.of) * (ALMOST if posted.evaluating else 1.0)),
             "figures": "  ".join(figures),
@@ -110,8 +123,8 @@ class ProgressBar:
 def _bar(title: str) -> Any:
     """rich's bar, which derives the time left from the last 1000 advances.
 
-    By default it looks at 30 s alone, in which a slow step may not advance twice: then no time left is shown. It
-    advances by steps only, so that evaluations count for the time between two of them.
+    By default it looks at 30 s alone, in which a slow step may not advance twice: then no time left
+    is shown. It advances by steps only, so that evaluations count for the time between two of them.
     """
     from rich.console import Console
     from rich.markup import escape

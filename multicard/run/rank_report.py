@@ -1,4 +1,6 @@
-"""A rank's report, which it writes between epochs, so that an interrupted run keeps its measurements."""
+"""A rank's report, which it writes between epochs,
+so that an interrupted run keeps its measurements.
+"""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 Content = TypeVar("Content", VisionReport, LlmReport, ScriptReport)
 
 
-class Report(Generic[Content]):
+class RankReportWriter(Generic[Content]):
     """A rank's report and its steps. The files are written between epochs, outside all timed steps.
 
     Args:
@@ -40,7 +42,8 @@ class Report(Generic[Content]):
         import pyarrow.parquet  # noqa: F401 - now, and not between two epochs
         import torch
 
-        self.rank, self.folder = rank, folder
+        self.rank = rank
+        self.folder = folder
         self.devices = devices or [rank.device]
         self.counters = Counters(self.devices)
         names = ["cpu"]
@@ -53,9 +56,14 @@ class Report(Generic[Content]):
             device=", ".join(names),
             gpu=used_gpu(rank.device),
             threads=rank.threads,
-            cpus=spans(os.sched_getaffinity(0)),  # left to it by NUMA binding, or by whoever started the command
+            # left to it by NUMA binding, or by whoever started the command
+            cpus=spans(os.sched_getaffinity(0)),
             flags=flags,
-            openmp={name: value for name, value in sorted(os.environ.items()) if name.startswith(("OMP_", "GOMP_"))},
+            openmp={
+                name: value
+                for name, value in sorted(os.environ.items())
+                if name.startswith(("OMP_", "GOMP_"))
+            },
             **figures,
         )
 

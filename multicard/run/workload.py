@@ -11,12 +11,14 @@ from multicard.messages import Message
 from multicard.records.content import Parts
 from multicard.records.schema import AnyRecord
 from multicard.records.schema_parts import Cause as Failure
-from multicard.records.schema_parts import Repeated
+from multicard.records.schema_parts import RepeatedImages
 
 
 @dataclass(frozen=True)
 class Named:
-    """Options that a library names: a few words about them, the names, and a refusal (ValueError) of any other."""
+    """Options that a library names: a few words about them, the names,
+    and a refusal (ValueError) of any other.
+    """
 
     words: str
     names: Callable[[], Sequence[str]]
@@ -29,15 +31,20 @@ class Workload:
 
     name: the record's `kind`; entry: the script.
     schema: of the whole configuration; options: the schemas of options, by group.
-    work: the function that each rank calls, as "module:function"; it is imported by the ranks alone.
-    preload, cuda_preload: the modules that ranks are forked with, on CPU and on CUDA, where importing them must not
+    work: the function that each rank calls, as "module:function"; it is imported by the ranks
+    alone.
+    preload, cuda_preload: the modules that ranks are forked with, on CPU and on CUDA, where
+    importing them must not
         start CUDA.
-    refuse, fits, has_room, check: raise ValueError, with the key and the remedy, for a configuration that works
-        nowhere, for one that does not work with this placement, for one that this machine has not the room for, and
-        for what it lacks; `check` comes after the others.
-    data: the parts of what is trained on, by which its content is identified (`multicard.records.content`); raises
+    refuse, fits, has_room, check: raise ValueError, with the key and the remedy, for a
+    configuration that works
+        nowhere, for one that does not work with this placement, for one that this machine has not
+        the room for, and for what it lacks; `check` comes after the others.
+    data: the parts of what is trained on, by which its content is identified
+    (`multicard.records.content`); raises
         ValueError or OSError where they are not there.
-    repeated: counts what is in the data more than once, and says it; None where nothing is compared. It raises OSError.
+    repeated: counts what is in the data more than once, and says it; None where nothing is
+    compared. It raises OSError.
     arguments: of `work` after its `Rank`: configuration, folder, and JSON-ready values.
     axes: the record's `axes`, by configuration and device.
     describe: what a run is before it starts, in parts of a line, by its configuration.
@@ -48,9 +55,11 @@ class Workload:
     unit: what ranks count while they work; nccl: torch's name of the backend where NCCL is chosen.
     joins: whether ranks join a process group before `work`; a script does that itself.
     free: groups of the schema, and keys of options, that take keys of any name.
-    notices: what a person should know before a run starts, by its configuration, once it was checked.
+    notices: what a person should know before a run starts, by its configuration, once it was
+    checked.
     resumable: whether ranks save a checkpoint when they are asked to stop, and resume from it.
-    is_measured_despite: whether a run, by its folder, was measured to its end although a failure ended a rank then.
+    is_measured_despite: whether a run, by its folder, was measured to its end although a failure
+    ended a rank then.
     named: by group, the options that have no file, but the name that a library gives them.
     """
 
@@ -78,7 +87,7 @@ class Workload:
     free: tuple[str, ...] = ()
     resumable: bool = False
     has_room: Callable[[Any, Placement], None] = lambda config, placement: None
-    repeated: Callable[[Any], Repeated | None] = lambda config: None
+    repeated: Callable[[Any], RepeatedImages | None] = lambda config: None
     notices: Callable[[Any], list[Message]] = lambda config: []
     is_measured_despite: Callable[[Path, Failure], bool] = lambda folder, failure: False
     named: Mapping[str, Named] = field(default_factory=dict)
@@ -91,16 +100,19 @@ _SAID: set[tuple[Path, str]] = set()  # notices of this process's sweeps
 
 
 def unsaid(workload: Workload, config: Any, sweep: Path) -> list[Message]:
-    """A cell's notices that no cell of its sweep has said yet; from now on they count as said. Those of rows are known
-    once the cell's rows are read, as it starts."""
-    found = [notice for notice in dict.fromkeys(workload.notices(config)) if (sweep, notice) not in _SAID]
+    """A cell's notices that no cell of its sweep has said yet; from now on they count as said.
+    Those of rows are known once the cell's rows are read, as it starts.
+    """
+    found = [
+        notice for notice in dict.fromkeys(workload.notices(config)) if (sweep, notice) not in _SAID
+    ]
     _SAID.update((sweep, notice) for notice in found)
     return found
 
 
 def settings(config: Any, names: Sequence[str]) -> dict[str, Any]:
-    """Values of settings by their last name, as `rows` for `dataset.rows`; of a group, the name of the chosen option;
-    and the global batch where it was set.
+    """Values of settings by their last name, as `rows` for `dataset.rows`; of a group, the name of
+    the chosen option; and the global batch where it was set.
 
     Takes the composed configuration of a refused run too, which may lack some: they are None.
     """

@@ -1,23 +1,26 @@
 """Which step trained on which batch, also where a loader reads ahead of the training.
 
-A batch is handed out before the step that trains on it; how long before depends on the loader. One that knows which of
-its batches is the last (Accelerate, and so Hugging Face's Trainer, TRL and diffusers) or copies the next batch while
-the model computes (a prefetcher) holds one back, or several. Calls of backward show it: the first batches of a pass are
-handed out with none between them, and some come after the pass has ended. They also say when a batch is trained on.
+A batch is handed out before the step that trains on it; how long before depends on the loader. One
+that knows which of its batches is the last (Accelerate, and so Hugging Face's Trainer, TRL and
+diffusers) or copies the next batch while the model computes (a prefetcher) holds one back, or
+several. Calls of backward show it: the first batches of a pass are handed out with none between
+them, and some come after the pass has ended. They also say when a batch is trained on.
 
-A pass that is left before its end may leave batches that nobody trains on: a look by `next(iter(loader))`, or the batch
-at which a loop breaks. No call of backward comes after those before the same loader is drawn from in another pass.
+A pass that is left before its end may leave batches that nobody trains on: a look by
+`next(iter(loader))`, or the batch at which a loop breaks. No call of backward comes after those
+before the same loader is drawn from in another pass.
 
-A script may skip a batch, too. Those that no call came after, before the pass ended, nobody trained on. Where a call
-comes after two batches and usually after one, one of them was skipped or its loss was added: nobody knows. Where it
-usually comes after two, `contributions.py` has watched some of them. Nor is it
-known of a step with more calls than usual, before which gradients may have been cleared; and of steps from which a
-loader is missing that was beside another until its pass ended, as its batches may have been kept.
+A script may skip a batch, too. Those that no call came after, before the pass ended, nobody trained
+on. Where a call comes after two batches and usually after one, one of them was skipped or its loss
+was added: nobody knows. Where it usually comes after two, `contributions.py` has watched some of
+them. Nor is it known of a step with more calls than usual, before which gradients may have been
+cleared; and of steps from which a loader is missing that was beside another until its pass ended,
+as its batches may have been kept.
 
 Batches that another thread draws are trained on in their turn, or nobody knows: see `streams.py`.
 
-Where batches do not fit into memory, a script may begin again with smaller ones. Those of the failed attempt since its
-last step were not trained on, whether backward was called or not.
+Where batches do not fit into memory, a script may begin again with smaller ones. Those of the
+failed attempt since its last step were not trained on, whether backward was called or not.
 """
 
 from bisect import bisect_right
@@ -38,7 +41,8 @@ class _Trained:
     """What the batches of a pass were for.
 
     Attributes:
-        of_training: flags, of all its batches. steps: of those. trained_by: calls of backward, from 1, of those.
+        of_training: flags, of all its batches. steps: of those. trained_by: calls of backward, from
+            1, of those.
         reads_ahead: steps are those of the calls, as the batches were handed out before.
     """
 
@@ -68,14 +72,17 @@ def attribute(
     is_known = in_threads is not None and (calls_tell or not in_threads)
     trained = _trained(passes, ends, calls_tell, in_threads or {}, total_calls)
     if calls_tell:
-        calls = backwards - np.maximum(_without_cleared(trained, ends), np.append(0, backwards[:-1]))
+        calls = backwards - np.maximum(
+            _without_cleared(trained, ends), np.append(0, backwards[:-1])
+        )
     data = _added_up(trained, calls)
     if calls_tell:
         _doubt(data, trained)
     if passes:
         data.unknown |= (calls > 0) & (data.batches == 0)
     if not is_known:
-        data.unknown[:], data.batches[:] = True, 0
+        data.unknown[:] = True
+        data.batches[:] = 0
     data.samples[data.unknown] = 0
     return data
 
@@ -91,7 +98,8 @@ def _trained(
 
     Args:
         calls_tell: most steps have a call of backward.
-        in_threads: the calls that train on batches that another thread drew, by the number of the pass.
+        in_threads: the calls that train on batches that another thread drew, by the number of the
+            pass.
         total_calls: of backward, in the whole run.
     """
     backwards = np.array([end.backwards for end in ends], dtype=np.int64)
@@ -102,14 +110,17 @@ def _trained(
     failed_at = _failed_at(passes)
     found = []
     for number, one in enumerate(passes):
-        by, last_call, failed = consumed_by[number], left_at[number], failed_at[number]
+        by = consumed_by[number]
+        last_call = left_at[number]
+        failed = failed_at[number]
         trains = np.frombuffer(bytes(one.trains), dtype=np.uint8) > 0
         trained_by = np.array(one.backwards) + 1 if by is None else by
         if by is None:
             steps = np.searchsorted(handed_out, np.array(one.places), side="right")
         else:
             steps = np.searchsorted(backwards, by, side="left")
-            trains |= trains.any()  # a pass is one loop's: its last batches may follow the last known step
+            # a pass is one loop's: its last batches may follow the last known step
+            trains |= trains.any()
         if last_call is not None:
             trains &= trained_by <= last_call
         elif calls_tell and by is None and one.ended is None:
@@ -117,14 +128,17 @@ def _trained(
         if failed is not None:
             trains &= steps < np.searchsorted(handed_out, failed, side="right")
         if calls_tell and by is None and one.ended is not None:
-            trains &= trained_by <= max(one.ended[0], following[number])  # nobody trained on those that no call follows
+            # nobody trained on those that no call follows
+            trains &= trained_by <= max(one.ended[0], following[number])
         found.append(_Trained(one, trains, steps[trains], trained_by[trains], by is not None))
     return found
 
 
 def _without_cleared(trained: Sequence[_Trained], ends: Sequence[StepEnd]) -> np.ndarray:
-    """Leave out the batches whose gradients were cleared before a step that others make (a batch that has further calls
-    after that is trained on). Returns of each step the last call whose gradients it does not have (steps,)."""
+    """Leave out the batches whose gradients were cleared before a step that others make (a batch
+    that has further calls after that is trained on). Returns of each step the last call whose
+    gradients it does not have (steps,).
+    """
     count = len(ends)
     latest = np.zeros(count + 1, dtype=np.int64)
     for each in trained:
@@ -155,9 +169,12 @@ def _added_up(trained: Sequence[_Trained], calls: np.ndarray) -> StepData:
 
 def _doubt(data: StepData, trained: Sequence[_Trained]) -> None:
     """Mark the steps of which calls of backward do not tell what they trained on."""
-    count, unknown = len(data.calls), data.unknown
+    count = len(data.calls)
+    unknown = data.unknown
     unknown |= has_more(data.batches, data.calls)
-    unknown |= lacks_a_source([each.one for each in trained], [each.steps for each in trained], count)
+    unknown |= lacks_a_source(
+        [each.one for each in trained], [each.steps for each in trained], count
+    )
     taken = defaultdict[int, list[_Trained]](list)  # by source
     for each in trained:
         if not each.one.in_thread:
@@ -186,11 +203,12 @@ def _doubt(data: StepData, trained: Sequence[_Trained]) -> None:
 def _consumption(
     passes: Sequence[Pass], nexts: Sequence[int], in_threads: Mapping[int, np.ndarray]
 ) -> list[np.ndarray | None]:
-    """Of each pass the call of backward, from 1, that first trains on each batch; None for a pass whose batches are
-    trained on as they are handed out.
+    """Of each pass the call of backward, from 1, that first trains on each batch; None for a pass
+    whose batches are trained on as they are handed out.
 
     Args:
-        nexts: the calls of backward before the first batch that was handed out after each pass had ended.
+        nexts: the calls of backward before the first batch
+            that was handed out after each pass had ended.
     """
     found = dict(in_threads)
     depths = defaultdict[int, list[int]](list)  # by source, of whole passes
@@ -212,23 +230,30 @@ def _consumption(
 
 
 def _left_at(passes: Sequence[Pass]) -> list[int | None]:
-    """Of each pass that was left before its end the last call of backward that can have trained on its batches: the
-    last one before its loader was drawn from in another pass. None of other passes.
+    """Of each pass that was left before its end the last call of backward that can have trained on
+    its batches: the last one before its loader was drawn from in another pass.
+    None of other passes.
 
-    A later pass counts from its first batch. One that was begun before and goes on counts only where no backward came
-    between the batches of the pass: two iterators that are read in turn are not left. Such batches may also lie between
-    one of that pass and its training: a look, unless most batches of that pass have others beside them.
+    A later pass counts from its first batch. One that was begun before and goes on counts only
+    where no backward came
+    between the batches of the pass: two iterators that are read in turn are not left. Such batches
+    may also lie between
+    one of that pass and its training: a look,
+    unless most batches of that pass have others beside them.
     """
-    draws = defaultdict[int, list[tuple[int, int, int]]](list)  # by source: place, calls of backward, number of pass
+    # by source: place, calls of backward, number of pass
+    draws = defaultdict[int, list[tuple[int, int, int]]](list)
     for number, one in enumerate(passes):
         of_pass = zip(one.places, one.backwards, strict=True)
         draws[id(one.source)] += [(place, calls, number) for place, calls in of_pass]
     for of_source in draws.values():
         of_source.sort()
     found: list[int | None] = [None] * len(passes)
-    beside = defaultdict[int, list[int]](list)  # by the pass within which they are: passes that may be looks
+    # by the pass within which they are: passes that may be looks
+    beside = defaultdict[int, list[int]](list)
     for number, one in enumerate(passes):
-        if one.ended is not None or one.in_thread:  # a thread may begin the next pass before the last is trained on
+        # a thread may begin the next pass before the last is trained on
+        if one.ended is not None or one.in_thread:
             continue
         of_source = draws[id(one.source)]
         is_look = one.backwards[0] == one.backwards[-1]
@@ -255,11 +280,13 @@ def _left_at(passes: Sequence[Pass]) -> list[int | None]:
 def _left_for_other_data(passes: Sequence[Pass]) -> dict[int, int]:
     """Find passes that a script left to begin one of other data, as of its next task or client.
 
-    A loop that ends by `if number == 10: break` has drawn a batch by then that nobody trains on. In a step that adds
-    the losses of several loaders, the batches of a pass have those of other loaders between them. Here they have none.
+    A loop that ends by `if number == 10: break` has drawn a batch by then that nobody trains on. In
+    a step that adds the losses of several loaders, the batches of a pass have those of other
+    loaders between them. Here they have none.
 
     Returns:
-        The calls of backward before the first batch of the other pass, by the number of the pass that was left.
+        The calls of backward before the first batch of the other pass,
+        by the number of the pass that was left.
     """
     drawn = sorted((place, number) for number, one in enumerate(passes) for place in one.places)
     places = [place for place, _ in drawn]
@@ -268,7 +295,8 @@ def _left_for_other_data(passes: Sequence[Pass]) -> dict[int, int]:
         is_look = one.backwards[0] == one.backwards[-1]
         if one.ended is not None or one.in_thread or is_look:
             continue
-        first, following = bisect_right(places, one.places[0]), bisect_right(places, one.places[-1])
+        first = bisect_right(places, one.places[0])
+        following = bisect_right(places, one.places[-1])
         is_alone = following - first == len(one.places) - 1
         if not is_alone or following == len(drawn):
             continue
@@ -279,9 +307,11 @@ def _left_for_other_data(passes: Sequence[Pass]) -> dict[int, int]:
 
 
 def _failed_at(passes: Sequence[Pass]) -> list[int | None]:
-    """Of each pass that failed, the place of the first batch of the next attempt. None of other passes.
+    """Of each pass that failed, the place of the first batch of the next attempt.
+    None of other passes.
 
-    It was left, smaller batches of the same data came after it, and its loader was drawn from no more.
+    It was left, smaller batches of the same data came after it,
+    and its loader was drawn from no more.
     """
     last = dict[int, int]()  # by source: place
     for one in passes:
@@ -305,7 +335,9 @@ def _tries_again(source: Any, before: Any) -> bool:
 
 
 def _next_training(passes: Sequence[Pass], total: int) -> list[int]:
-    """The calls of backward before the first batch that was handed out after each pass had ended."""
+    """The calls of backward before the first batch that
+    was handed out after each pass had ended.
+    """
     drawn = [
         (place, backwards)
         for one in passes
@@ -324,7 +356,9 @@ def _next_training(passes: Sequence[Pass], total: int) -> list[int]:
 def _of_whole_pass(one: Pass, next_backwards: int) -> np.ndarray | None:
     """As `_consumption`, of a pass whose loader ended."""
     assert one.ended is not None
-    count, first, end = len(one.places), one.backwards[0], one.ended[0]
+    count = len(one.places)
+    first = one.backwards[0]
+    end = one.ended[0]
     reads_ahead = sum(each == first for each in one.backwards) > 1 or (count == 1 and end == first)
     if not reads_ahead or next_backwards == end:  # nothing was trained on after the end
         return None
@@ -336,14 +370,16 @@ def _of_whole_pass(one: Pass, next_backwards: int) -> np.ndarray | None:
     if calls and not rest and bool((consumed > np.array(one.backwards)).all()):
         return consumed
     depth = _depth(one)
-    if depth == 0:  # the batches of a step are drawn at once, and so the end is seen before the last is trained on
+    # the batches of a step are drawn at once, and so the end is seen before the last is trained on
+    if depth == 0:
         return None
     return _after(one, 1 if depth is None else depth)
 
 
 def _depth(one: Pass) -> int | None:
-    """How many batches a pass was ahead: those before the first call of backward, less those before a later one. None
-    where there was no later one."""
+    """How many batches a pass was ahead: those before the first call of backward, less those before
+    a later one. None where there was no later one.
+    """
     values, counts = np.unique(np.array(one.backwards), return_counts=True)
     if len(values) < 2:
         return None
@@ -352,8 +388,9 @@ def _depth(one: Pass) -> int | None:
 
 
 def _after(one: Pass, depth: int) -> np.ndarray:
-    """The first call of backward after so many further batches were handed out, of each batch; of the last ones after
-    the end, one after the other. Past any call where nobody knows."""
+    """The first call of backward after so many further batches were handed out, of each batch; of
+    the last ones after the end, one after the other. Past any call where nobody knows.
+    """
     backwards = np.array(one.backwards, dtype=np.int64)
     if one.ended is None:
         return np.append(backwards[depth:] + 1, np.full(min(depth, len(backwards)), NEVER))
@@ -361,7 +398,8 @@ def _after(one: Pass, depth: int) -> np.ndarray:
     ahead = max(1, len(backwards) - depth)
     spent = end - int(backwards[0])
     order = np.arange(min(depth, len(backwards)))
-    if 0 < spent < ahead:  # several batches are trained on by a call, as those of all ranks that one rank draws
+    # several batches are trained on by a call, as those of all ranks that one rank draws
+    if 0 < spent < ahead:
         last = end + 1 + order // max(1, round(ahead / spent))
     else:
         last = end + 1 + max(1, round(spent / ahead)) * order

@@ -1,4 +1,6 @@
-"""The batches that DataLoaders hand out: for a step of training or for an evaluation, and of how many samples."""
+"""The batches that DataLoaders hand out: for a step of training or for an evaluation,
+and of how many samples.
+"""
 
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass
@@ -14,11 +16,12 @@ from multicard.script.sizes import samples
 
 KEPT = 16  # sources that are drawn from in turn
 
-__all__ = ["Drawn", "Draws", "Source", "samples"]
+__all__ = ["BatchSource", "DrawnBatch", "Draws", "samples"]
 
 
-class Source:  # noqa: PLW1641  compared, and never hashed
-    """A data set, and how a loader draws from it: what is trained on may be evaluated too, in other batches.
+class BatchSource:  # noqa: PLW1641  compared, and never hashed
+    """A data set, and how a loader draws from it: what is trained on may be evaluated too,
+    in other batches.
 
     Args:
         data: the data set.
@@ -26,24 +29,35 @@ class Source:  # noqa: PLW1641  compared, and never hashed
     """
 
     def __init__(self, data: Any, index_sampler: Any) -> None:
-        drawn_by = getattr(index_sampler, "batch_sampler", index_sampler)  # within Accelerate's shard
+        # within Accelerate's shard
+        drawn_by = getattr(index_sampler, "batch_sampler", index_sampler)
         size = getattr(drawn_by, "batch_size", None)
         self.batch_size = size if isinstance(size, int) else None
-        self._data, self._how = data, (size, type(getattr(drawn_by, "sampler", None)))
+        self._data = data
+        self._how = (size, type(getattr(drawn_by, "sampler", None)))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Source) and self._data is other._data and self._how == other._how
+        return (
+            isinstance(other, BatchSource) and self._data is other._data and self._how == other._how
+        )
 
-    def is_like(self, other: "Source") -> bool:
-        """True for data of one kind that are drawn from in one way, as those that are built anew for each pass."""
+    def is_like(self, other: "BatchSource") -> bool:
+        """True for data of one kind that are drawn from in one way,
+        as those that are built anew for each pass.
+        """
         return type(self._data) is type(other._data) and self._how == other._how
 
-    def tries_again(self, other: "Source") -> bool:
-        """True for fewer samples a batch of the same data, as where the other's did not fit into memory.
+    def tries_again(self, other: "BatchSource") -> bool:
+        """True for fewer samples a batch of the same data,
+        as where the other's did not fit into memory.
 
         A framework may wrap the same data anew: then their kind and their length tell.
         """
-        if self.batch_size is None or other.batch_size is None or self.batch_size >= other.batch_size:
+        if (
+            self.batch_size is None
+            or other.batch_size is None
+            or self.batch_size >= other.batch_size
+        ):
             return False
         return self._data is other._data or (
             type(self._data) is type(other._data)
@@ -53,14 +67,14 @@ class Source:  # noqa: PLW1641  compared, and never hashed
 
 
 @dataclass(slots=True)
-class Drawn:
+class DrawnBatch:
     """A batch that was handed out: the so many-th of its pass."""
 
     of: Pass
     number: int
 
     @property
-    def source(self) -> Source:
+    def source(self) -> BatchSource:
         return self.of.source
 
     @property
@@ -72,17 +86,18 @@ class Drawn:
 class Draws:
     """Batches drawn since the last step, and the sources that training draws from.
 
-    An evaluation draws its batches without gradients, or from other sources than the training did before. Where a step
-    had no batches but of a new source, training goes on with that. A new source whose loader had ended before another
-    was drawn from was not of the step: it was evaluated, in the first step as well. So was a source that is drawn from
-    anew after a whole pass without a step.
+    An evaluation draws its batches without gradients, or from other sources than the training did
+    before. Where a step had no batches but of a new source, training goes on with that. A new
+    source whose loader had ended before another
+    was drawn from was not of the step: it was evaluated, in the first step as well. So was a source
+    that is drawn from anew after a whole pass without a step.
 
     Attributes:
         ever: any batch for training, in the whole run. backwards: calls of backward so far.
     """
 
     def __init__(self) -> None:
-        self._known: list[Source] = []
+        self._known: list[BatchSource] = []
         self._first_step = True
         self.ever = False
         self.calls_backward = False  # and not `torch.autograd.grad` alone
@@ -96,19 +111,22 @@ class Draws:
     def _clear(self) -> None:
         self.asked = False  # for a batch of the training
         self._trained_on = 0  # batches, by an optimiser that does not count
-        self._pending: list[Drawn] = []  # of known sources
-        self._new: list[Drawn] = []  # with gradients, of other sources
-        self._ended: list[Source] = []  # whose loader had no more
-        self.without_step: list[tuple[Source, int]] = []  # after a whole pass since the last step of so many batches
+        self._pending: list[DrawnBatch] = []  # of known sources
+        self._new: list[DrawnBatch] = []  # with gradients, of other sources
+        self._ended: list[BatchSource] = []  # whose loader had no more
+        # after a whole pass since the last step of so many batches
+        self.without_step: list[tuple[BatchSource, int]] = []
 
     def begins(self, data: Any, index_sampler: Any) -> Pass:
-        """A loader begins a pass. Its source is, of those drawn from before, the same object, as lists find an object
-        without a comparison, and passes of a source are told from others by it."""
-        source = Source(data, index_sampler)
+        """A loader begins a pass. Its source is, of those drawn from before, the same object, as
+        lists find an object without a comparison,
+        and passes of a source are told from others by it.
+        """
+        source = BatchSource(data, index_sampler)
         before = (*self._known, *(each.source for each in self._new))
         return Pass(next((each for each in before if each == source), source))
 
-    def is_known(self, source: Source) -> bool:
+    def is_known(self, source: BatchSource) -> bool:
         """True for a source that training draws from."""
         return source in self._known
 
@@ -116,9 +134,10 @@ class Draws:
         """True where a batch that may be of the training was handed out since the last step."""
         return bool(self._pending or self._new)
 
-    def begins_anew(self, source: Source) -> bool:
-        """True where a source is drawn from once more after a whole pass without a step that seemed to train: it was an
-        evaluation. Batches of such a pass are of no step."""
+    def begins_anew(self, source: BatchSource) -> bool:
+        """True where a source is drawn from once more after a whole pass without a step that seemed
+        to train: it was an evaluation. Batches of such a pass are of no step.
+        """
         count = next((count for ended, count in self.without_step if ended == source), 0)
         if not count:
             return False
@@ -129,7 +148,7 @@ class Draws:
                 del drawn[place]
         return self._first_step or source in self._known
 
-    def asks(self, source: Source) -> bool:
+    def asks(self, source: BatchSource) -> bool:
         """True where a batch that is asked for is for training."""
         if not torch.is_grad_enabled() or not (source in self._known or self._first_step):
             return False
@@ -149,7 +168,7 @@ class Draws:
         of.backwards.append(self.backwards)
         of.trains.append(0)
         self._handed_out += 1
-        batch = Drawn(of, len(of.sizes) - 1)
+        batch = DrawnBatch(of, len(of.sizes) - 1)
         if of.source in self._known:
             if trains:
                 self._pending.append(batch)
@@ -157,12 +176,16 @@ class Draws:
             self._leave_ended(of.source)
             self._new.append(batch)
 
-    def _leave_ended(self, source: Source) -> None:
+    def _leave_ended(self, source: BatchSource) -> None:
         """New sources that ended before this one is drawn from are not of the step."""
-        self._new = [each for each in self._new if each.source == source or each.source not in self._ended]
+        self._new = [
+            each for each in self._new if each.source == source or each.source not in self._ended
+        ]
 
     def step_uncounted(self) -> None:
-        """An optimiser that does not count has ended a step: no pass up to here was an evaluation."""
+        """An optimiser that does not count has ended a
+        step: no pass up to here was an evaluation.
+        """
         self._trained_on = len(self._pending) + len(self._new)
 
     def ends(self, of: Pass, handed_out: int) -> None:
@@ -177,13 +200,15 @@ class Draws:
         if source in self._known:
             self._leave_ended(source)
         self._ended.append(source)
-        since_step = sum(one.source == source for one in (*self._pending, *self._new)) - self._trained_on
+        since_step = (
+            sum(one.source == source for one in (*self._pending, *self._new)) - self._trained_on
+        )
         self.without_step += [(source, handed_out)] if 0 < handed_out <= since_step else []
         self.asked = self.asked and source not in self._known
 
-    def take(self, joined: Sequence[Source] = ()) -> tuple[list[Drawn], bool]:
-        """The batches that were handed out for the step that has ended, and whether they were of a source that seemed
-        to be evaluated.
+    def take(self, joined: Sequence[BatchSource] = ()) -> tuple[list[DrawnBatch], bool]:
+        """The batches that were handed out for the step that has ended, and whether they were of a
+        source that seemed to be evaluated.
 
         Args:
             joined: sources that seemed to be, of which batches reached a loss.
@@ -191,8 +216,10 @@ class Draws:
         with self._changing:
             return self._take(joined)
 
-    def _take(self, joined: Sequence[Source]) -> tuple[list[Drawn], bool]:
-        seemed_evaluated = bool(self._new) and (self._joins(joined) or self._moves()) and not self._first_step
+    def _take(self, joined: Sequence[BatchSource]) -> tuple[list[DrawnBatch], bool]:
+        seemed_evaluated = (
+            bool(self._new) and (self._joins(joined) or self._moves()) and not self._first_step
+        )
         drawn = self._pending
         for one in drawn:
             if not any(one.of.trains):
@@ -228,7 +255,7 @@ class Draws:
             return attribute(self._passes, self._ends, self.backwards, is_stopped)
 
     @property
-    def known(self) -> Sequence[Source]:
+    def known(self) -> Sequence[BatchSource]:
         """The sources of the training."""
         return self._known
 
@@ -240,8 +267,10 @@ class Draws:
         """Gradients were cleared: those of calls up to here are in no step to come."""
         self._cleared = self.backwards
 
-    def _joins(self, sources: Sequence[Source]) -> bool:
-        """Go on with further sources, whose batches reached a loss. True if the step has a batch of them."""
+    def _joins(self, sources: Sequence[BatchSource]) -> bool:
+        """Go on with further sources, whose batches reached a loss.
+        True if the step has a batch of them.
+        """
         joining = [one for one in self._new if any(one.source is each for each in sources)]
         for one in joining:
             if one.source not in self._known:
@@ -260,18 +289,23 @@ class Draws:
             return True
         if not self._new or (self.asked and not self._first_step):
             return False
-        self._known, self.ever = [each.source for each in self._new], True
+        self._known = [each.source for each in self._new]
+        self.ever = True
         self._pending += self._new
         return True
 
     def _tries_again(self) -> bool:
-        """True where training goes on in smaller batches of the same data, as those before did not fit into memory.
+        """True where training goes on in smaller batches of the same data,
+        as those before did not fit into memory.
 
-        An evaluation of the same data has no call of backward after it, before the training draws on.
+        An evaluation of the same data has no call of backward after it,
+        before the training draws on.
         """
         if self._first_step or not self._pending:
             return False
-        first, last, before = self._new[0], self._new[-1], self._pending[-1]
+        first = self._new[0]
+        last = self._new[-1]
+        before = self._pending[-1]
         return (
             first.of.places[first.number] > before.of.places[before.number]
             and self.backwards > last.of.backwards[last.number]

@@ -1,10 +1,10 @@
 """Which batches a script trains on, where the order of events does not show it.
 
-Calls of backward do not tell a script that adds the losses of two batches from one that skips every second, nor a
-loader that joins the training from one that is evaluated. The operations between show it: each tensor that is computed
-from a batch is known as that batch's, up to the losses of which gradients are computed. Some steps of such a script are
-watched in this way, and again after twice as many each time, as a loss may come or go. That makes them slower: they are
-left out of its times.
+Calls of backward do not tell a script that adds the losses of two batches from one that skips every
+second, nor a loader that joins the training from one that is evaluated. The operations between show
+it: each tensor that is computed from a batch is known as that batch's, up to the losses of which
+gradients are computed. Some steps of such a script are watched in this way, and again after twice
+as many each time, as a loss may come or go. That makes them slower: they are left out of its times.
 """
 
 import sys
@@ -30,7 +30,8 @@ class _Handed:
     """A batch that was handed out while operations are watched.
 
     Attributes:
-        backwards: calls of backward before it. step: of the window. reached_by: the first call of whose losses it is.
+        backwards: calls of backward before it. step: of the window.
+            reached_by: the first call of whose losses it is.
     """
 
     source: Any
@@ -70,7 +71,8 @@ class Contributions:
 
     Attributes:
         is_open: operations are watched in this step.
-        joined: sources that seemed to be evaluated when they were first drawn from, and are trained on.
+        joined: sources that seemed to be evaluated when they were first drawn from, and are trained
+            on.
         operations: what watches them.
     """
 
@@ -82,17 +84,23 @@ class Contributions:
         self._held_back: list[tuple[Any, bool]] = []
         self._window: _Window | None = None
         self.operations = Operations()
-        self._steps, self._not_before = 0, 2
-        self._in_row = 0  # steps of several batches up to now: the first of a pass alone may read ahead
+        self._steps = 0
+        self._not_before = 2
+        # steps of several batches up to now: the first of a pass alone may read ahead
+        self._in_row = 0
         self._is_due = False
         self._new = 0  # batches of new sources since the last call of backward
 
     def reach(self, source: Any) -> Reach | None:
-        """Which batches of a source were trained on, where several are handed out in a step; None: nobody knows."""
+        """Which batches of a source were trained on, where several are handed out in a step;
+        None: nobody knows.
+        """
         return next((found for each, found in self._found if each is source), None)
 
     def holds_back(self, source: Any) -> bool | None:
-        """True where a batch was trained on later than by the first call after it; None: nobody knows."""
+        """True where a batch was trained on later than by the first call after it;
+        None: nobody knows.
+        """
         return next((found for each, found in self._held_back if each is source), None)
 
     def receives(self, one: Pass, trains: bool, batch: Any) -> None:
@@ -102,13 +110,16 @@ class Contributions:
         is_new = not trains and torch.is_grad_enabled() and not _is_in(one.source, self._evaluated)
         if is_new and self._joins_as_before(one.source):
             self.joined = [*self.joined[-KEPT:], one.source]
-            is_new, trains = False, True
+            is_new = False
+            trains = True
         if not trains and not is_new:
             self.operations.rest()
             return
         self._new += is_new
         if self._window is None and (is_new or self._is_due) and not _has_compiled():
-            self._window, self._is_due, self.is_open = _Window(is_short=is_new), False, True
+            self._window = _Window(is_short=is_new)
+            self._is_due = False
+            self.is_open = True
         if self._window is None:
             return
         self._window.handed.append(_Handed(one.source, one.backwards[-1], self._window.steps))
@@ -119,13 +130,17 @@ class Contributions:
             self.operations.watch()
 
     def _joins_as_before(self, source: Any) -> bool:
-        """True of data that are built anew for each pass, or each step, and were trained on before."""
+        """True of data that are built anew for each pass, or each step,
+        and were trained on before.
+        """
         if any(source.is_like(each) for each in self._evaluated):
             return False
         return any(source.is_like(each) for each in self.joined)
 
     def computes(self, losses: Any, call: int) -> None:
-        """Gradients of these are about to be computed, by a call of backward of this number, from 1."""
+        """Gradients of these are about to be computed, by a
+        call of backward of this number, from 1.
+        """
         self._new = 0
         if self._window is not None:
             for number in self.operations.batches_of(tree_leaves(losses)):
@@ -175,7 +190,10 @@ class Contributions:
         if window is None or window.is_short:
             self.close()
             return
-        self._conclude(window.settled(later=1), is_enough=any(step < window.steps - 1 for step in window.several))
+        self._conclude(
+            window.settled(later=1),
+            is_enough=any(step < window.steps - 1 for step in window.several),
+        )
 
     def _conclude(self, settled: list[_Handed], is_enough: bool) -> None:
         """Say of the sources of these batches what was seen of them.
@@ -187,9 +205,14 @@ class Contributions:
         for handed in settled:
             if not _is_in(handed.source, sources) and not _is_in(handed.source, self._evaluated):
                 sources.append(handed.source)
-        is_any = any(handed.reached_by is not None for handed in settled)  # else operations are hidden
+        # else operations are hidden
+        is_any = any(handed.reached_by is not None for handed in settled)
         for source in sources if is_any else ():
-            calls = [(handed.backwards, handed.reached_by) for handed in settled if handed.source is source]
+            calls = [
+                (handed.backwards, handed.reached_by)
+                for handed in settled
+                if handed.source is source
+            ]
             reached = [(before, by) for before, by in calls if by is not None]
             if reached:
                 self._held_back.append((source, any(by > before + 1 for before, by in reached)))
@@ -202,11 +225,14 @@ class Contributions:
         before = self.reach(source)
         if before is not None and before is not reach:
             reach = Reach.unsure
-        self._found = [(each, found) for each, found in self._found if each is not source] + [(source, reach)]
+        self._found = [(each, found) for each, found in self._found if each is not source] + [
+            (source, reach)
+        ]
 
     def close(self) -> None:
         """Watch nothing any more, until it is due again."""
-        self.is_open, self._window = False, None
+        self.is_open = False
+        self._window = None
         self.operations.rest()
         self.operations.clear()
 
@@ -216,6 +242,8 @@ def _is_in(source: Any, sources: Iterable[Any]) -> bool:
 
 
 def _has_compiled() -> bool:
-    """True where torch.compile is in use: its graphs hide their operations, and a mode would have it compile anew."""
+    """True where torch.compile is in use: its graphs hide their operations,
+    and a mode would have it compile anew.
+    """
     dynamo = sys.modules.get("torch._dynamo.utils")
     return dynamo is not None and bool(dynamo.counters["frames"])

@@ -1,5 +1,6 @@
-"""Times that seem to be of no step: between two passes over the training's data, and while a module is in evaluation
-mode, as where images are sampled or a loss is estimated without a loader."""
+"""Times that seem to be of no step: between two passes over the training's data, and while a module
+is in evaluation mode, as where images are sampled or a loss is estimated without a loader.
+"""
 
 import weakref
 from collections.abc import Callable
@@ -46,7 +47,9 @@ class Gaps:
         self._has_loader = self._module is not None
 
     def training_draws(self) -> bool:
-        """A pass over the training's data begins or goes on. Returns whether an evaluation without a loader ended."""
+        """A pass over the training's data begins or goes on.
+        Returns whether an evaluation without a loader ended.
+        """
         ended = self._leave_mode(self._has_loader)
         if self.is_between:
             self._end_lap(Lap.pass_begins)
@@ -54,10 +57,13 @@ class Gaps:
         return ended
 
     def sets_mode(self, module: Any, trains: bool, otherwise: Lap) -> bool:
-        """A module is set to training or to evaluation. Returns whether an evaluation without a loader ended."""
+        """A module is set to training or to evaluation.
+        Returns whether an evaluation without a loader ended.
+        """
         if not trains and self._module is None:
             self._end_lap(self.work(otherwise))
-            self._module, self._has_loader = weakref.ref(module), False
+            self._module = weakref.ref(module)
+            self._has_loader = False
         elif trains and self._module is not None and self._module() is module:
             return self._leave_mode(is_evaluation=True)
         return False

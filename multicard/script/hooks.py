@@ -1,5 +1,6 @@
-"""What torch calls while a script trains: the iterators of DataLoaders, backward, the steps of optimisers, and the
-modes of modules. The script is not changed, and no hook waits for a device."""
+"""What torch calls while a script trains: the iterators of DataLoaders, backward, the steps of
+optimisers, and the modes of modules. The script is not changed, and no hook waits for a device.
+"""
 
 import functools
 import os
@@ -11,7 +12,10 @@ from unittest import mock
 import torch
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
@@ -20,17 +24,27 @@ from multicard.script.optimizers import Steps
 from multicard.script.recorder import Recorder
 from multicard.script.sizes import counted_by, samples_collated
 
-Replaced = dict[tuple[Any, str], Any]  # by the object and its attribute: what stands there meanwhile
+# by the object and its attribute: what stands there meanwhile
+Replaced = dict[tuple[Any, str], Any]
 
 
 @contextmanager
 def installed(recorder: Recorder) -> Iterator[None]:
     """Have this process's training tell the recorder of itself; processes that it forks do not."""
     steps = Steps(recorder)
-    handles = [register_optimizer_step_pre_hook(steps.begins), register_optimizer_step_post_hook(steps.ends)]
+    handles = [
+        register_optimizer_step_pre_hook(steps.begins),
+        register_optimizer_step_post_hook(steps.ends),
+    ]
     marks.listen(recorder)
     os.register_at_fork(after_in_child=recorder.leave)
-    replaced = _passes(recorder) | _batches(recorder) | _backward(recorder) | _modes(recorder) | _scaler(steps)
+    replaced = (
+        _passes(recorder)
+        | _batches(recorder)
+        | _backward(recorder)
+        | _modes(recorder)
+        | _scaler(steps)
+    )
     replaced |= _clearing(recorder, steps) | _contexts(recorder)
     try:
         with ExitStack() as patches:
@@ -45,7 +59,8 @@ def installed(recorder: Recorder) -> Iterator[None]:
 
 def _passes(recorder: Recorder) -> Replaced:
     """Where loaders begin a pass: with a new iterator, or with one that is kept for its workers."""
-    begin, begin_again = _BaseDataLoaderIter.__init__, _BaseDataLoaderIter._reset
+    begin = _BaseDataLoaderIter.__init__
+    begin_again = _BaseDataLoaderIter._reset
 
     def measured_begin(batches: Any, loader: Any) -> None:
         recorder.begins_pass(loader)
@@ -65,12 +80,17 @@ def _passes(recorder: Recorder) -> Replaced:
 
 def _batches(recorder: Recorder) -> Replaced:
     """Where iterators hand out batches, and draw the indices of their samples."""
-    next_batch, next_indices = _BaseDataLoaderIter.__next__, _BaseDataLoaderIter._next_index
+    next_batch = _BaseDataLoaderIter.__next__
+    next_indices = _BaseDataLoaderIter._next_index
 
     def measured_indices(batches: Any) -> Any:
         number = getattr(batches, "_send_idx", batches._num_yielded)  # of the batch in this pass
         indices = next_indices(batches)
-        if batches._auto_collation and batches._dataset_kind == _DatasetKind.Map and isinstance(indices, Sized):
+        if (
+            batches._auto_collation
+            and batches._dataset_kind == _DatasetKind.Map
+            and isinstance(indices, Sized)
+        ):
             batches.__dict__.setdefault("multicard_drawn", {})[number] = len(indices)
         return indices
 
@@ -79,9 +99,14 @@ def _batches(recorder: Recorder) -> Replaced:
             return next_batch(batches)
         one = getattr(batches, "multicard_pass", None)
         if one is None:
-            one = batches.multicard_pass = recorder.draws.begins(batches._dataset, batches._index_sampler)
+            one = batches.multicard_pass = recorder.draws.begins(
+                batches._dataset, batches._index_sampler
+            )
             batches.multicard_collated = counted_by(batches)
-            if batches._dataset_kind == _DatasetKind.Iterable and batches.multicard_collated is None:
+            if (
+                batches._dataset_kind == _DatasetKind.Iterable
+                and batches.multicard_collated is None
+            ):
                 one.workers = batches._num_workers
         if recorder.threads.is_elsewhere():
             recorder.threads.reads_elsewhere(one, recorder.steps)
@@ -108,7 +133,9 @@ def _batches(recorder: Recorder) -> Replaced:
 
 def _backward(recorder: Recorder) -> Replaced:
     """Where gradients are computed: that says which batch is trained on."""
-    backward, of_inputs, is_within = torch.autograd.backward, torch.autograd.grad, [False]
+    backward = torch.autograd.backward
+    of_inputs = torch.autograd.grad
+    is_within = [False]
 
     def computing(compute: Any, losses: Any, arguments: Any, keywords: Any) -> Any:
         if not recorder.draws.backwards:
@@ -126,19 +153,28 @@ def _backward(recorder: Recorder) -> Replaced:
         if is_within[0]:  # a checkpoint computes its part within a call
             return backward(*arguments, **keywords)
         recorder.draws.calls_backward = True
-        return computing(backward, arguments[0] if arguments else keywords.get("tensors"), arguments, keywords)
+        return computing(
+            backward, arguments[0] if arguments else keywords.get("tensors"), arguments, keywords
+        )
 
     def measured_gradients(*arguments: Any, **keywords: Any) -> Any:
-        if is_within[0] or recorder.draws.calls_backward:  # beside it, as for a penalty, it is no pass of its own
+        # beside it, as for a penalty, it is no pass of its own
+        if is_within[0] or recorder.draws.calls_backward:
             return of_inputs(*arguments, **keywords)
-        return computing(of_inputs, arguments[0] if arguments else keywords.get("outputs"), arguments, keywords)
+        return computing(
+            of_inputs, arguments[0] if arguments else keywords.get("outputs"), arguments, keywords
+        )
 
-    return {(torch.autograd, "backward"): measured_backward, (torch.autograd, "grad"): measured_gradients}
+    return {
+        (torch.autograd, "backward"): measured_backward,
+        (torch.autograd, "grad"): measured_gradients,
+    }
 
 
 def _clearing(recorder: Recorder, steps: Steps) -> Replaced:
     """Where gradients are cleared of the optimiser that counts, or of a module that it trains."""
-    clear, clear_module = Optimizer.zero_grad, torch.nn.Module.zero_grad
+    clear = Optimizer.zero_grad
+    clear_module = torch.nn.Module.zero_grad
 
     def measured_clear(optimizer: Optimizer, *arguments: Any, **keywords: Any) -> Any:
         if steps.counts(optimizer):
@@ -157,7 +193,9 @@ def _clearing(recorder: Recorder, steps: Steps) -> Replaced:
 
 
 def _contexts(recorder: Recorder) -> Replaced:
-    """Where the script enters or leaves a context that saves torch's state: none may lie across such a place."""
+    """Where the script enters or leaves a context that saves
+    torch's state: none may lie across such a place.
+    """
     crossed = recorder.contributions.operations.crossed
 
     def entering(enter: Any) -> Any:
@@ -184,7 +222,8 @@ def _contexts(recorder: Recorder) -> Replaced:
 
 def _modes(recorder: Recorder) -> Replaced:
     """Where modules are set to training, or to evaluation."""
-    set_mode, is_within = torch.nn.Module.train, [False]
+    set_mode = torch.nn.Module.train
+    is_within = [False]
 
     def measured_mode(module: Any, mode: bool = True) -> Any:
         if is_within[0] or recorder.is_over:  # a module sets those in it
@@ -203,7 +242,9 @@ def _scaler(steps: Steps) -> Replaced:
     """Where a GradScaler leaves out a step."""
     scaled_step = GradScaler.step
 
-    def measured_step(scaler: GradScaler, optimizer: Optimizer, *arguments: Any, **keywords: Any) -> Any:
+    def measured_step(
+        scaler: GradScaler, optimizer: Optimizer, *arguments: Any, **keywords: Any
+    ) -> Any:
         before = steps.calls
         result = scaled_step(scaler, optimizer, *arguments, **keywords)
         if steps.calls == before:

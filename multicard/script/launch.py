@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from traceback import extract_tb
 
-from multicard.config.script import Launch, ScriptConfig
+from multicard.config.script import ScriptConfig, ScriptLaunch
 from multicard.messages import Message, Refusal, typed
 from multicard.ranks.failures import in_a_line, is_oom
 from multicard.ranks.process import Rank
@@ -31,20 +31,34 @@ VARIABLES = (
     "MASTER_PORT",
 )
 AGENT = "TORCHELASTIC_"  # begins the names of the agent's own
-OF_VARIABLES = re.compile(rf"\b({'|'.join(VARIABLES)}|{AGENT}\w+)\b|init_process_group|init_device_mesh")
-OF_GROUP = r"process[ _]group|local[ _-]?rank|world[ _]size|\bnccl|\bgloo\b|\bc10d\b|TCPStore|rendezvous"
+OF_VARIABLES = re.compile(
+    rf"\b({'|'.join(VARIABLES)}|{AGENT}\w+)\b|init_process_group|init_device_mesh"
+)
+OF_GROUP = (
+    r"process[ _]group|local[ _-]?rank|world[ _]size|\bnccl|\bgloo\b|\bc10d\b|TCPStore|rendezvous"
+)
 OF_GPU = r"No CUDA GPUs|device ordinal|not compiled with CUDA|NVIDIA driver"
 OF_START = re.compile(f"{OF_VARIABLES.pattern}|(?i:{OF_GROUP}|{OF_GPU})")
-OF_FILES = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError, ImportError)
-LIBRARIES = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")} | {str(PACKAGES / "multicard")}
-OWN = ("script.relative-import", "script.own-ranks", "script.replaced", "script.no-step")  # whatever starts the script
+OF_FILES = (
+    FileNotFoundError,
+    FileExistsError,
+    PermissionError,
+    IsADirectoryError,
+    NotADirectoryError,
+    ImportError,
+)
+LIBRARIES = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")} | {
+    str(PACKAGES / "multicard")
+}
+# whatever starts the script
+OWN = ("script.relative-import", "script.own-ranks", "script.replaced", "script.no-step")
 
 
 @contextmanager
 def variables(config: ScriptConfig, rank: Rank) -> Iterator[None]:
     """Have the environment be as `launch` says, while the script runs."""
     gone = dict[str, str]()
-    if rank.world_size == 1 and config.launch is Launch.python:
+    if rank.world_size == 1 and config.launch is ScriptLaunch.python:
         names = [name for name in os.environ if name in VARIABLES or name.startswith(AGENT)]
         gone = {name: os.environ.pop(name) for name in names}
     try:
@@ -54,20 +68,21 @@ def variables(config: ScriptConfig, rank: Rank) -> Iterator[None]:
 
 
 def failed_at_start(config: ScriptConfig, rank: Rank, error: BaseException) -> Refusal | None:
-    """What is said of a script on one GPU that failed before its first step: how else it can be started. None where
-    nothing shows that the start has to do with it."""
+    """What is said of a script on one GPU that failed before its first step: how else it can be
+    started. None where nothing shows that the start has to do with it.
+    """
     if rank.world_size > 1 or not isinstance(error, Exception) or is_oom(error):
         return None
     if getattr(error, "code", None) in OWN or not any(map(_is_of_start, _chain(error))):
         return None
     reason = str(error) if isinstance(error, Message | Refusal) else in_a_line(error)
-    other = Launch.python if config.launch is Launch.torchrun else Launch.torchrun
+    other = ScriptLaunch.python if config.launch is ScriptLaunch.torchrun else ScriptLaunch.torchrun
     own = [word for word in words.overrides(config) if not word.startswith("launch=")]
     command = f"{typed('measure_script.py')} {shlex.join([*own, f'launch={other}'])}"
     return Refusal(
         "script.failed-at-start",
-        f"{reason}; started by {config.launch} it failed before its first step: if it starts by {other} alone, "
-        f"use `{command}`",
+        f"{reason}; started by {config.launch} it failed before its first step: if it starts by"
+        f" {other} alone, use `{command}`",
         key="launch",
         value=str(config.launch),
         reason=reason,
@@ -84,13 +99,20 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _is_of_start(error: BaseException) -> bool:
-    """True for an error of the variables, of the group that a script joins by them, or of the GPU that it takes by
-    them: by its text, or by the line of the script that failed. What a file is called says nothing."""
+    """True for an error of the variables, of the group that a script joins by them, or of the GPU
+    that it takes by
+    them: by its text, or by the line of the script that failed.
+    What a file is called says nothing.
+    """
     if isinstance(error, OF_FILES):
         return False
     if OF_START.search(str(error)):
         return True
-    lines = [frame.line or "" for frame in extract_tb(error.__traceback__) if not _is_of_library(frame.filename)]
+    lines = [
+        frame.line or ""
+        for frame in extract_tb(error.__traceback__)
+        if not _is_of_library(frame.filename)
+    ]
     return bool(lines and OF_VARIABLES.search(lines[-1]))
 
 

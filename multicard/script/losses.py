@@ -10,7 +10,9 @@ TOGETHER = 256  # losses on the device that become one tensor
 
 
 class Losses:
-    """Losses of steps. Those on a device stay there, in a tensor for many, until they are read at the end."""
+    """Losses of steps. Those on a device stay there, in a tensor for many,
+    until they are read at the end.
+    """
 
     def __init__(self) -> None:
         self._known: dict[int, float] = {}
@@ -31,7 +33,9 @@ class Losses:
             self._last = {}
 
     def read(self, steps: int) -> tuple[np.ndarray, np.ndarray]:
-        """The loss of each step (steps,), NaN where none was told, and whether one was. Waits for the device."""
+        """The loss of each step (steps,), NaN where none was told, and whether one was.
+        Waits for the device.
+        """
         last = [([*self._last], torch.cat([*self._last.values()]))] if self._last else []
         for numbers, chunk in [*self._chunks, *last]:
             self._known |= dict(zip(numbers, chunk.tolist(), strict=True))

@@ -1,5 +1,6 @@
-"""Marks that a script sets itself: `multicard.step` and `multicard.log`. Outside of a run they have no effect, and do
-not import torch."""
+"""Marks that a script sets itself: `multicard.step` and `multicard.log`. Outside of a run they have
+no effect, and do not import torch.
+"""
 
 from typing import TYPE_CHECKING, Any, Self
 
@@ -18,21 +19,29 @@ def listen(recorder: Any) -> None:
 
 
 class step:  # noqa: N801  a context manager, which scripts call like a function
-    """Marks a step of training: `with multicard.step(samples=len(images)) as step: ...; step.loss = loss`.
+    """Marks a step of training: `with multicard.step(samples=len(images)) as step: ...;
+    step.loss = loss`.
 
-    A step is the block, and the wait for the batches that were drawn since the one before. Steps of optimisers are no
-    longer counted then. What is known in the block alone may be set on the object.
+    A step is the block, and the wait for the batches that were drawn since the one before. Steps of
+    optimisers are no longer counted then. What is known in
+    the block alone may be set on the object.
 
     Args:
-        samples: that this rank trains on in the step; None: as many as its DataLoaders handed out for it.
+        samples: that this rank trains on in the step; None: as many as its DataLoaders handed out
+            for it.
         tokens: the same in tokens.
-        loss: of this rank; a tensor is read at the end of the run, so that nothing waits for it in the step.
+        loss: of this rank; a tensor is read at the end of the run,
+            so that nothing waits for it in the step.
     """
 
     __slots__ = ("loss", "samples", "tokens")
 
-    def __init__(self, samples: int | None = None, tokens: int | None = None, loss: "Loss" = None) -> None:
-        self.samples, self.tokens, self.loss = samples, tokens, loss
+    def __init__(
+        self, samples: int | None = None, tokens: int | None = None, loss: "Loss" = None
+    ) -> None:
+        self.samples = samples
+        self.tokens = tokens
+        self.loss = loss
 
     def __enter__(self) -> Self:
         for listener in _listening:
@@ -46,7 +55,9 @@ class step:  # noqa: N801  a context manager, which scripts call like a function
 
 
 def log(**values: "Loss") -> None:
-    """Tell figures of the training: `loss` of the step that is trained or has just ended, `accuracy` on test data (0 to
-    1), and others, which the record keeps by name, the last value of each."""
+    """Tell figures of the training: `loss` of the step that is trained or has just ended,
+    `accuracy` on test data (0 to 1), and others, which the record keeps by name,
+    the last value of each.
+    """
     for listener in _listening:
         listener.log(values)

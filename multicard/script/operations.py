@@ -1,9 +1,10 @@
 """Watches the operations of a script, to tell which batches a loss was computed from.
 
-torch keeps a mode in its thread-local state, which several contexts of a script save when they begin and bring back
-when they end: a mode that began within `torch.inference_mode()` and ends after it leaves torch in a state that fails at
-the next operation. The mode begins at one hook and ends at another, so it is taken off wherever the script enters or
-leaves such a context, and put on again behind that.
+torch keeps a mode in its thread-local state, which several contexts of a script save when they
+begin and bring back
+when they end: a mode that began within `torch.inference_mode()` and ends after it leaves torch in a
+state that fails at the next operation. The mode begins at one hook and ends at another, so it is
+taken off wherever the script enters or leaves such a context, and put on again behind that.
 """
 
 import threading
@@ -26,17 +27,19 @@ OUTSIDE = -1  # the number of a backward pass, outside of any
 class Operations(TorchDispatchMode):
     """Carries the numbers of batches along the operations that read them.
 
-    What a model computes of a batch without gradients, or what is detached from it, is a constant: as a teacher's
-    answers, or a threshold. A loss is not of the batches of its constants.
+    What a model computes of a batch without gradients, or what is detached from it, is a constant:
+    as a teacher's answers, or a threshold. A loss is not of the batches of its constants.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._batches: Any = WeakTensorKeyDictionary()  # numbers, by the tensor that was computed from them
+        # numbers, by the tensor that was computed from them
+        self._batches: Any = WeakTensorKeyDictionary()
         self._constants: Any = WeakTensorKeyDictionary()  # true
         self._thread = threading.get_ident()  # a mode is one thread's
         self._is_wanted = False
-        self._is_on = False  # torch has the mode; where it cannot be taken off it only passes operations on
+        # torch has the mode; where it cannot be taken off it only passes operations on
+        self._is_on = False
         self._state: object = None  # of torch, when the mode was put on
 
     def trains_here(self) -> None:
@@ -54,7 +57,8 @@ class Operations(TorchDispatchMode):
 
     @contextmanager
     def crossed(self, context: object = None) -> Iterator[None]:
-        """Watch nothing while the script enters or leaves a context of its own, which may save torch's state.
+        """Watch nothing while the script enters or leaves a context of its own,
+        which may save torch's state.
 
         Args:
             context: which it is. This mode itself is none of the script's.
@@ -85,11 +89,16 @@ class Operations(TorchDispatchMode):
         self._is_on = False
 
     def _may_change(self) -> bool:
-        """False in other threads, and in hooks of a backward pass, after which torch brings its state back."""
-        return threading.get_ident() == self._thread and torch._C._current_graph_task_id() == OUTSIDE
+        """False in other threads, and in hooks of a backward pass,
+        after which torch brings its state back.
+        """
+        return (
+            threading.get_ident() == self._thread and torch._C._current_graph_task_id() == OUTSIDE
+        )
 
     def clear(self) -> None:
-        self._batches, self._constants = WeakTensorKeyDictionary(), WeakTensorKeyDictionary()
+        self._batches = WeakTensorKeyDictionary()
+        self._constants = WeakTensorKeyDictionary()
 
     def marks(self, tensors: Iterable[Tensor], number: int) -> None:
         """These are of that batch."""
@@ -98,7 +107,9 @@ class Operations(TorchDispatchMode):
 
     def batches_of(self, values: Iterable[Any]) -> frozenset[int]:
         """The batches from which any of these was computed."""
-        found = [self._batches.get(value, NO_BATCHES) for value in values if isinstance(value, Tensor)]
+        found = [
+            self._batches.get(value, NO_BATCHES) for value in values if isinstance(value, Tensor)
+        ]
         return NO_BATCHES.union(*found)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -119,7 +130,9 @@ class Operations(TorchDispatchMode):
 
 
 def _state() -> object:
-    """What contexts of torch change that save its state and bring it back, also those that nobody tells of."""
+    """What contexts of torch change that save its state and bring it back,
+    also those that nobody tells of.
+    """
     without_autograd = torch._C._dispatch_tls_is_dispatch_key_excluded("AutogradCPU")
     return torch.is_inference_mode_enabled(), without_autograd
 

@@ -9,21 +9,24 @@ from torch.optim import Optimizer
 
 from multicard.script.recorder import Recorder
 
-TAKES_OVER = 20  # steps of another optimiser in which the first takes none, as it was of a phase that has ended
+# steps of another optimiser in which the first takes none, as it was of a phase that has ended
+TAKES_OVER = 20
 
 
 class Steps:
     """Steps of the first optimiser that steps, and of others in its turn.
 
-    Another's step counts where a batch was handed out for it: optimisers then take turns, or follow one another. Where
-    both step on without further batches, several times in a row, it counts too, as of a model that is trained layer by
-    layer. One that steps on the same batch (of a discriminator, or of each layer) is not counted beside the first, nor
-    is one that steps within another's step (a wrapper's, as of ZeRO). One that takes the place of a deleted one, or of
-    one that steps no more, goes on with its count.
+    Another's step counts where a batch was handed out for it: optimisers then take turns, or follow
+    one another. Where both step on without further batches, several times in a row, it counts too,
+    as of a model that is trained layer by layer. One that steps on the same batch (of a
+    discriminator, or of each layer) is not counted beside the first, nor is one that steps within
+    another's step (a wrapper's, as of ZeRO). One that takes the place of a deleted one,
+    or of one that steps no more, goes on with its count.
     """
 
     def __init__(self, recorder: Recorder) -> None:
-        self.recorder, self.calls = recorder, 0
+        self.recorder = recorder
+        self.calls = 0
         self._passed = Counter[int]()  # steps of others, by id, since the last that counted
         self._first: Any = lambda: None
         self._last: Any = lambda: None
@@ -86,13 +89,16 @@ class Steps:
         if has_batch:
             self._takes_turn(optimizer)
             return True
-        if self._first_in_row > 1 and self._in_row == 2:  # a phase of its own, since its step before
+        # a phase of its own, since its step before
+        if self._first_in_row > 1 and self._in_row == 2:
             self.recorder.count_part()
             self._takes_over(optimizer, 1)
             self._first_in_row = 2
             return True
         self._passed[id(optimizer)] += 1
-        self.recorder.ends_uncounted(optimizer, may_count=self._first_in_row > 1 and self._in_row == 1)
+        self.recorder.ends_uncounted(
+            optimizer, may_count=self._first_in_row > 1 and self._in_row == 1
+        )
         return False
 
     def _takes_over(self, optimizer: Optimizer, together: int) -> None:

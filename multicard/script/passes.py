@@ -39,11 +39,16 @@ class Pass:
         places: the number of each batch among all that were handed out, from 0.
         backwards: calls of backward before the batch was handed out.
         trains: 1 for a batch of the training, 0 for one of an evaluation, or of nobody.
-        in_thread: batches are drawn by another thread than that which trains. begun_at: steps that had ended before.
-        ended: the calls of backward, and the batches of all loaders, before the loader had no more; None: it was left.
-        workers: of a stream, processes that collate its batches, each of which may end with a smaller one.
-        reach: which batches were trained on, where several are handed out in a step; None: nobody knows.
-        holds_back: a batch may be trained on later than by the first call after it; None: nobody knows.
+        in_thread: batches are drawn by another thread than that which trains. begun_at: steps that
+            had ended before.
+        ended: the calls of backward, and the batches of all loaders, before the loader had no more;
+            None: it was left.
+        workers: of a stream, processes that collate its batches, each of which may end with a
+            smaller one.
+        reach: which batches were trained on, where several are handed out in a step; None: nobody
+            knows.
+        holds_back: a batch may be trained on later than by the first call after it;
+            None: nobody knows.
     """
 
     source: Any
@@ -59,8 +64,9 @@ class Pass:
     holds_back: bool | None = None
 
     def forget_short(self, batch_size: int | None) -> None:
-        """Of more smaller batches than workers can end with, the sizes are no numbers of samples: of packed rows, or of
-        tokens that come first."""
+        """Of more smaller batches than workers can end with, the sizes are no numbers of samples:
+        of packed rows, or of tokens that come first.
+        """
         if self.workers is None or batch_size is None:
             return
         short = [number for number, size in enumerate(self.sizes) if 0 <= size < batch_size]
@@ -85,8 +91,10 @@ class StepEnd:
 class StepData:
     """What each step trained on: samples, 0 where they are not known, and batches (steps,).
 
-    unknown: flags of the steps whose samples are not known: their batches do not show them, or they computed gradients
-        without a batch that was handed out for them. Of steps with a batch that may have been skipped, the batches are
+    unknown: flags of the steps whose samples are not known: their batches do not show them, or they
+    computed gradients
+        without a batch that was handed out for them. Of steps with a batch that may have been
+        skipped, the batches are
         not known either: 0.
     calls: of backward in each step.
     skips: batches were seen to reach no loss.

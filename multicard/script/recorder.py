@@ -1,7 +1,8 @@
 """The steps of a script on one rank, as its hooks and marks tell of them.
 
-Times are laps between these calls: of the host on CPU, and on CUDA between events in the stream, once the model is
-there. They are read when the device has passed them, and nothing waits for it before the end.
+Times are laps between these calls: of the host on CPU, and on CUDA between events in the stream,
+once the model is there. They are read when the device has passed them,
+and nothing waits for it before the end.
 """
 
 import math
@@ -24,8 +25,8 @@ from multicard.ranks.process import Rank
 from multicard.records.progress import Board, LossPeek
 from multicard.records.rank_files import CountedEpoch, ScriptReport
 from multicard.records.trained_weights import Held
-from multicard.run.rank_report import Report
-from multicard.script.batches import Draws, Source
+from multicard.run.rank_report import RankReportWriter
+from multicard.script.batches import BatchSource, Draws
 from multicard.script.contributions import Contributions
 from multicard.script.gaps import Gaps
 from multicard.script.losses import Losses
@@ -34,11 +35,12 @@ from multicard.script.passes import Pass, StepData
 from multicard.script.seen import Seen, sentences
 from multicard.script.step_times import Lap, StepTimes
 from multicard.script.threads import Threads
-from multicard.script.weights import Trained
+from multicard.script.weights import TrainedParameters
 
 TAKEN = 32  # steps whose laps are read together
 UNKNOWN_STEPS = 0  # of an epoch
-EXCHANGING = ("horovod.torch", "byteps.torch")  # by which ranks train together without a process group
+# by which ranks train together without a process group
+EXCHANGING = ("horovod.torch", "byteps.torch")
 
 
 def _is_grouped() -> bool:
@@ -47,11 +49,14 @@ def _is_grouped() -> bool:
 
 
 class EndedError(BaseException):
-    """Ends a script after the step at which it is to stop. Frameworks let it pass, as it is no `Exception`."""
+    """Ends a script after the step at which it is to stop. Frameworks let it pass,
+    as it is no `Exception`.
+    """
 
 
 class Recorder:
-    """Measures the steps of this rank, posts them, ends them where they are to end, and writes the rank's report.
+    """Measures the steps of this rank, posts them, ends them where they are to end,
+    and writes the rank's report.
 
     Attributes:
         optimizers: calls that counted as steps. others: ids of further ones. skipped: steps that a
@@ -59,39 +64,51 @@ class Recorder:
     """
 
     def __init__(self, rank: Rank, config: ScriptConfig, folder: Path) -> None:
-        self.rank, self.config, self.folder = rank, config, folder
-        self.report = Report(ScriptReport, rank, folder, {})
+        self.rank = rank
+        self.config = config
+        self.folder = folder
+        self.report = RankReportWriter(ScriptReport, rank, folder, {})
         self.board = Board(folder, rank.world_size)
         self.window = TrainingWindow(config.profile, rank, folder, Ranges(rank.device))
         self.peek = LossPeek(rank.device)
         self.gate = self._gate()
         self._length = sys.maxsize if pauses(config) else config.steps or sys.maxsize
         self._races_tokens = config.race.figure == "tokens_per_s"
-        self.optimizers, self.others, self.skipped, self.is_over = list[str](), set[int](), 0, False
-        self.draws, self.losses = Draws(), Losses()
+        self.optimizers = list[str]()
+        self.others = set[int]()
+        self.skipped = 0
+        self.is_over = False
+        self.draws = Draws()
+        self.losses = Losses()
         self.contributions = Contributions()
-        self.trained, self.threads = Trained(), Threads()
+        self.trained = TrainedParameters()
+        self.threads = Threads()
         self.steps = self.evaluations = 0
         self._laps = Laps(torch.device("cpu"))
         self._started_s: float | None = None
         self._closing = Lock()
-        self._stopped = self._marked = self._in_step = self._evaluating = self._with_gradients = False
+        self._stopped = self._marked = self._in_step = self._evaluating = self._with_gradients = (
+            False
+        )
         self._gaps = Gaps(self._end_lap)
         self._evaluated = 0  # evaluations that drew batches since the last step
         self._grouped = True
         self._times = StepTimes()
         self._counted: list[bool] = []  # of each step of an optimiser
-        self._told: list[tuple[int | None, int | None]] = []  # samples and tokens of each step, by its mark
+        # samples and tokens of each step, by its mark
+        self._told: list[tuple[int | None, int | None]] = []
         self._samples = self._tokens = 0  # as they are posted
         self._left_out: list[int] = []
         self._left_out_by_mode: list[int] = []  # alone
-        self._after_mode: set[int] = set()  # steps with an evaluation before them that modules' modes show
+        # steps with an evaluation before them that modules' modes show
+        self._after_mode: set[int] = set()
         self._pending_loss: Any = None
         self._accuracy: Any = None
         self._logged: dict[str, Any] = {}
 
     def _gate(self) -> Gate | None:
-        config, rank = self.config, self.rank
+        config = self.config
+        rank = self.rank
         if not config.probe.enabled:
             return None
         if not pauses(config):
@@ -118,9 +135,14 @@ class Recorder:
     def begins_pass(self, loader: Any) -> None:
         """A loader is about to begin a pass: its workers start."""
         self.contributions.rest()
-        if self.threads.is_elsewhere() or self.is_over or self._started_s is None or not self._gaps.seems_open:
+        if (
+            self.threads.is_elsewhere()
+            or self.is_over
+            or self._started_s is None
+            or not self._gaps.seems_open
+        ):
             return
-        is_of_training = self.draws.is_known(Source(loader.dataset, loader._index_sampler))
+        is_of_training = self.draws.is_known(BatchSource(loader.dataset, loader._index_sampler))
         if is_of_training and torch.is_grad_enabled() and not self._evaluating:
             self._training_draws()
 
@@ -135,7 +157,8 @@ class Recorder:
         if one.in_thread:
             return trains  # no time of the training's
         with_gradients = torch.is_grad_enabled()
-        if self._evaluating and (trains or with_gradients > self._with_gradients):  # one without them has ended before
+        # one without them has ended before
+        if self._evaluating and (trains or with_gradients > self._with_gradients):
             self._end_evaluation(Lap.evaluated)
         if self._evaluating:
             self._laps.end(Lap.evaluate)
@@ -144,7 +167,8 @@ class Recorder:
             self._laps.end(self._work())
         elif self._started_s is not None:
             self._laps.end(self._gaps.work(self._work()))
-            self._evaluating, self._with_gradients = True, with_gradients
+            self._evaluating = True
+            self._with_gradients = with_gradients
             self._gaps.draws_evaluation()
             self._evaluated += 1
             self.evaluations += 1
@@ -176,7 +200,9 @@ class Recorder:
             self._end_evaluation(Lap.evaluated)
 
     def sets_mode(self, module: Any, trains: bool) -> None:
-        """A module is set to training, or to evaluation: what lies between may be an evaluation without a loader."""
+        """A module is set to training, or to evaluation: what lies
+        between may be an evaluation without a loader.
+        """
         if self.steps == 0 or self._marked or self._evaluating:
             return
         if self._gaps.sets_mode(module, trains, self._work()):
@@ -198,7 +224,9 @@ class Recorder:
         return Lap.work if self._in_step or not self._marked else Lap.apart
 
     def steps_now(self) -> None:
-        """An optimiser begins a step: where neither a batch nor a mark came before, the clock starts here."""
+        """An optimiser begins a step: where neither a batch nor a mark came before,
+        the clock starts here.
+        """
         if self._started_s is None and not self.is_over:
             self._start()
             self._evaluated = 1  # when the step began is not known
@@ -206,7 +234,9 @@ class Recorder:
     def counts_steps_of(self, optimizer: torch.optim.Optimizer, together: int) -> None:
         """Another optimiser's steps count from this one on, which has so many of them in it."""
         self.others.discard(id(optimizer))
-        name = f"{type(optimizer).__name__}.step" + (f" (its first {together} as one)" if together > 1 else "")
+        name = f"{type(optimizer).__name__}.step" + (
+            f" (its first {together} as one)" if together > 1 else ""
+        )
         if name not in self.optimizers:
             self.optimizers.append(name)
         self._evaluated += together > 1  # and is left out
@@ -259,8 +289,11 @@ class Recorder:
         """The marked step has ended."""
         if self.is_over or not self._in_step:
             return
-        self._in_step, self._evaluated = False, 0
-        self._end_step(mark.samples, mark.tokens, self._pending_loss if mark.loss is None else mark.loss)
+        self._in_step = False
+        self._evaluated = 0
+        self._end_step(
+            mark.samples, mark.tokens, self._pending_loss if mark.loss is None else mark.loss
+        )
 
     def log(self, values: dict[str, Any]) -> None:
         """The script tells figures."""
@@ -318,7 +351,8 @@ class Recorder:
         elif self._gaps.evaluations:
             self._left_out_by_mode.append(self.steps)
         self._gaps.step_ended(resumed)
-        self._evaluated, self._pending_loss = 0, None
+        self._evaluated = 0
+        self._pending_loss = None
         if loss is not None:
             self._keep_loss(self.steps, loss)
         self.steps += 1
@@ -335,12 +369,15 @@ class Recorder:
             self._laps.end(Lap.pause)
         # ranks that exchange nothing may be past the step: those stop as soon as they see it
         if self.steps >= self._length or 0 < self.board.stop_at <= self.steps:
-            self._stopped, self.is_over = True, True
+            self._stopped = True
+            self.is_over = True
             self.contributions.finish()
             raise EndedError
 
     def _see_model(self) -> None:
-        """After the first step: which clock tells the next ones, and whether ranks train together."""
+        """After the first step: which clock tells the next ones,
+        and whether ranks train together.
+        """
         device = self.rank.device
         if device.type == "cuda" and torch.cuda.is_initialized() and torch.cuda.memory_allocated():
             self._take()
@@ -372,7 +409,9 @@ class Recorder:
     def _post(self) -> None:
         """Show the controller how far this rank is."""
         done = self._tokens if self._races_tokens else self._samples
-        self.board.post(self.rank.rank, self.steps, self.config.steps or -1, done, 0, self.peek.value)
+        self.board.post(
+            self.rank.rank, self.steps, self.config.steps or -1, done, 0, self.peek.value
+        )
 
     # ---- the end
 
@@ -382,11 +421,12 @@ class Recorder:
         self.contributions.finish()
 
     def close(self, is_whole: bool = False) -> None:
-        """Write the report and the steps, once. Waits for the device, and for another thread that writes them: its
-        process must not end meanwhile, where a script fails as it is told to end.
+        """Write the report and the steps, once. Waits for the device, and for another thread that
+        writes them: its process must not end meanwhile, where a script fails as it is told to end.
 
         Args:
-            is_whole: the script ended by itself, or after the step at which it was to stop. Only then is the device
+            is_whole: the script ended by itself, or after the step at which it was to stop. Only
+                then is the device
                 asked what the parameters hold: one that hangs would not answer.
         """
         self.is_over = True
@@ -411,7 +451,8 @@ class Recorder:
             left_out = sorted({*left_out, *self._left_out_by_mode})
             self._times.evaluate_s += float(times[:, 2].sum())
         unseen = [one for one in self.threads.evaluated() if one.begun_at not in self._after_mode]
-        evaluations_known, waits_known = not unseen, self.threads.waits_known
+        evaluations_known = not unseen
+        waits_known = self.threads.waits_known
         self.evaluations += len(unseen)
         left_out = sorted({*left_out, *self.threads.begun_before(steps)})
         data = self.data(is_stopped=self._stopped or not is_whole)
@@ -427,13 +468,18 @@ class Recorder:
         }
         if steps:
             self.report.write_steps(0, columns)
-            content.epochs = [CountedEpoch(0, float(times[:, 0].sum()), self._times.total_s, steps=steps)]
+            content.epochs = [
+                CountedEpoch(0, float(times[:, 0].sum()), self._times.total_s, steps=steps)
+            ]
         content.spans_s = [(started_s, started_s + self._times.span_s)]
         content.left_out = [number for number in left_out if number < steps]
-        content.samples_unknown = np.flatnonzero(data.unknown[:steps]).tolist() if self.draws.ever else []
+        content.samples_unknown = (
+            np.flatnonzero(data.unknown[:steps]).tolist() if self.draws.ever else []
+        )
         content.calls_per_step = float(np.median(data.calls)) if len(data.calls) else 0.0
         content.evaluate_s = self._times.evaluate_s if evaluations_known else None
-        content.loads, content.waits_known = self.draws.ever, waits_known
+        content.loads = self.draws.ever
+        content.waits_known = waits_known
         content.threads = torch.get_num_threads()
         content.peak_memory_bytes = memory.peak_memory_bytes(self.rank.device)
         content.test_accuracy, content.logged = self._figures()
@@ -444,7 +490,8 @@ class Recorder:
             content.probe = self.gate.result()
             content.probe.left_out = sorted({*content.probe.left_out, *content.left_out})
         content.profile = self.window.close()
-        content.grouped, content.stopped = self._grouped, self._stopped or not is_whole
+        content.grouped = self._grouped
+        content.stopped = self._stopped or not is_whole
         if is_whole:
             content.weights = self._held().weights
         self.report.write()
@@ -454,7 +501,8 @@ class Recorder:
         data = self.draws.of_steps(self.contributions, is_stopped)
         for number, (samples, _) in enumerate(self._told):
             if samples is not None:
-                data.samples[number], data.unknown[number] = samples, False
+                data.samples[number] = samples
+                data.unknown[number] = False
         if not self.draws.ever:
             data.unknown = data.samples == 0
         return data

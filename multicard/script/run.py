@@ -24,7 +24,8 @@ from multicard.repository import IS_INSTALLED, PACKAGES
 from multicard.script import hooks, launch, words
 from multicard.script.recorder import EndedError, Recorder
 
-NO_PARENT = "no known parent package"  # Python's words for a relative import in a file that is run by its path
+# Python's words for a relative import in a file that is run by its path
+NO_PARENT = "no known parent package"
 
 # ---- what a script may not do
 
@@ -95,15 +96,20 @@ def exited(config: ScriptConfig, code: object) -> Refusal:
 
 
 def run(rank: Rank, config: ScriptConfig, folder: Path) -> None:
-    """Run the script as `__main__` to its end, or to the step at which it is to stop, and leave rank files and steps.
-    A ValueError says that it exited with a code other than 0, or took no step."""
+    """Run the script as `__main__` to its end, or to the step at which it is to stop, and leave
+    rank files and steps. A ValueError says that it exited with a code other than 0,
+    or took no step.
+    """
     os_calls.adopt_orphans()
     os_calls.unblock_in_children()
-    atexit._clear()  # what the script registers is run at its end, but nothing of the process that was forked
-    multiprocessing.set_start_method(None, force=True)  # Python's own: a rank inherits the one that it was started by
+    # what the script registers is run at its end, but nothing of the process that was forked
+    atexit._clear()
+    # Python's own: a rank inherits the one that it was started by
+    multiprocessing.set_start_method(None, force=True)
     if rank.device.type == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    os.environ.pop("PYTHONSAFEPATH", None)  # ours: programs of the script import what lies beside them
+    # ours: programs of the script import what lies beside them
+    os.environ.pop("PYTHONSAFEPATH", None)
     os.environ.update(words.variables(config))
     sys.argv = [config.script, *words.words(config)]
     own = Path.cwd() if words.module(config) else Path(config.script).resolve().parent
@@ -112,7 +118,8 @@ def run(rank: Rank, config: ScriptConfig, folder: Path) -> None:
         places = [*(path for path in sys.path if path != str(PACKAGES)), str(PACKAGES)]
     sys.path = [str(own), *places]
     recorder = Recorder(rank, config, folder)
-    os_calls.before_end += [recorder.close, end_children]  # a process that hangs would outlive a rank that is killed
+    # a process that hangs would outlive a rank that is killed
+    os_calls.before_end += [recorder.close, end_children]
     try:
         with hooks.installed(recorder), launch.variables(config, rank):
             _call(config)
@@ -128,16 +135,20 @@ def run(rank: Rank, config: ScriptConfig, folder: Path) -> None:
     gc.collect()  # loaders end their own workers
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     end_children()
-    threading._shutdown = lambda: None  # the process does not wait for threads of the script  # pyright: ignore[reportAttributeAccessIssue]
+    # the process does not wait for threads of the script
+    threading._shutdown = lambda: None  # pyright: ignore[reportAttributeAccessIssue]
     if not recorder.steps:
         raise no_step(config)
 
 
 def _call(config: ScriptConfig) -> None:
-    own, exit_at_once = os.getpid(), os._exit
+    own = os.getpid()
+    exit_at_once = os._exit
 
     def exit_as_rank(code: int) -> NoReturn:
-        """`os._exit` of the rank: its agent would wait for ever for what a process that is gone has to return."""
+        """`os._exit` of the rank: its agent would wait for ever
+        for what a process that is gone has to return.
+        """
         if os.getpid() != own or threading.current_thread() is not threading.main_thread():
             exit_at_once(code)
         raise SystemExit(code)
@@ -149,10 +160,14 @@ def _call(config: ScriptConfig) -> None:
 
     rendezvous = importlib.import_module("torch.distributed.rendezvous")
     create_store = rendezvous._create_c10d_store
-    agent, of_agent = (os.environ.get(name, "") for name in ("MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"))
+    agent, of_agent = (
+        os.environ.get(name, "") for name in ("MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE")
+    )
 
     def store_of_port(hostname: str, port: int, *arguments: Any) -> Any:
-        """An address of the script's own is served by its rank 0: the agent of the ranks is at another."""
+        """An address of the script's own is served by its rank
+        0: the agent of the ranks is at another.
+        """
         os.environ["TORCHELASTIC_USE_AGENT_STORE"] = of_agent if str(port) == agent else ""
         return create_store(hostname, port, *arguments)
 
@@ -161,11 +176,17 @@ def _call(config: ScriptConfig) -> None:
         with ExitStack() as patches:
             patches.enter_context(mock.patch.object(os, "_exit", exit_as_rank))
             for name in ("execv", "execve"):  # which all others call
-                patches.enter_context(mock.patch.object(os, name, partial(exec_as_child, getattr(os, name))))
-            patches.enter_context(mock.patch.object(rendezvous, "_create_c10d_store", store_of_port))
+                patches.enter_context(
+                    mock.patch.object(os, name, partial(exec_as_child, getattr(os, name)))
+                )
+            patches.enter_context(
+                mock.patch.object(rendezvous, "_create_c10d_store", store_of_port)
+            )
             for part in ("", ".spawn"):
                 launcher = importlib.import_module(f"torch.multiprocessing{part}")
-                patches.enter_context(mock.patch.object(launcher, "start_processes", side_effect=own_ranks(config)))
+                patches.enter_context(
+                    mock.patch.object(launcher, "start_processes", side_effect=own_ranks(config))
+                )
             if module := words.module(config):
                 runpy.run_module(module, run_name="__main__", alter_sys=True)
             else:

@@ -19,9 +19,11 @@ class Seen:
     """What a rank's hooks saw.
 
     Attributes:
-        step_names: what ended the steps. stopped_after: the step after which the script was to end, where it did.
+        step_names: what ended the steps. stopped_after: the step after which the script was to end,
+            where it did.
         others: optimisers whose steps do not count. skipped: steps that a GradScaler left out.
-        trained_alone: no process group, though there are several ranks. loads: batches of a DataLoader were trained on.
+        trained_alone: no process group, though there are several ranks. loads: batches of a
+            DataLoader were trained on.
         waits_known: no other thread drew them. evaluations_known: nor those of an evaluation.
     """
 
@@ -46,9 +48,13 @@ def sentences(seen: Seen, data: StepData, times: StepTimes) -> list[Message]:
 def _counted(seen: Seen, data: StepData, times: StepTimes) -> Iterator[Message]:
     if seen.steps:
         names = [*seen.step_names]
-        yield Message("script.steps-of", f"steps are those of {', then of '.join(names)}", names=names)
+        yield Message(
+            "script.steps-of", f"steps are those of {', then of '.join(names)}", names=names
+        )
     if seen.stopped_after is not None:
-        yield Message("script.stopped", f"stopped after step {seen.steps}, as asked", step=seen.steps)
+        yield Message(
+            "script.stopped", f"stopped after step {seen.steps}, as asked", step=seen.steps
+        )
     if seen.others:
         others = seen.others
         yield Message(
@@ -77,27 +83,33 @@ def _counted(seen: Seen, data: StepData, times: StepTimes) -> Iterator[Message]:
         seconds = round(times.between_s, 3)
         yield Message(
             "script.between-passes",
-            f"{in_hours(seconds) if seconds >= 60 else f'{seconds:.3g} s'} between passes over the data "
-            "are in no step, as of evaluating or saving",
+            f"{in_hours(seconds) if seconds >= 60 else f'{seconds:.3g} s'} between passes over the"
+            " data are in no step, as of evaluating or saving",
             seconds=seconds,
         )
 
 
 def accumulated(batches: int) -> Message:
     """So many batches make a step."""
-    return Message("script.accumulated", f"gradients of {batches} batches make a step", batches=batches)
+    return Message(
+        "script.accumulated", f"gradients of {batches} batches make a step", batches=batches
+    )
 
 
 def _not_known(seen: Seen, data: StepData) -> Iterator[Message]:
     if seen.trained_alone:
         yield Message(
-            "script.no-process-group", "no process group: each rank trained by itself, on whatever data it read"
+            "script.no-process-group",
+            "no process group: each rank trained by itself, on whatever data it read",
         )
     if not seen.loads:
-        yield Message("script.no-loader", "no DataLoader: how long steps waited for data is not known")
+        yield Message(
+            "script.no-loader", "no DataLoader: how long steps waited for data is not known"
+        )
     if not seen.waits_known:
         yield Message(
-            "script.waits-unknown", "another thread reads the loader: how long steps waited for data is not known"
+            "script.waits-unknown",
+            "another thread reads the loader: how long steps waited for data is not known",
         )
     if not seen.evaluations_known:
         yield Message(
@@ -109,12 +121,16 @@ def _not_known(seen: Seen, data: StepData) -> Iterator[Message]:
         steps = "" if unknown == len(data.unknown) else f" of {count(unknown, 'step')}"
         yield Message(
             "script.samples-unknown",
-            f"the number of samples{steps} is not known: the script can give it by multicard.step(samples=...)",
+            f"the number of samples{steps} is not known: the script can give it by"
+            " multicard.step(samples=...)",
             steps=unknown,
         )
         if data.skips:
             yield Message(
-                "script.batches-skipped", "some batches of a loader reached no loss: they were not trained on"
+                "script.batches-skipped",
+                "some batches of a loader reached no loss: they were not trained on",
             )
     if not seen.tells_loss:
-        yield Message("script.no-loss", "no loss is known: the script can give it by multicard.log(loss=...)")
+        yield Message(
+            "script.no-loss", "no loss is known: the script can give it by multicard.log(loss=...)"
+        )

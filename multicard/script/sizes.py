@@ -21,12 +21,13 @@ Sizes = frozenset[int]  # what the samples of a batch may be; none where parts o
 NONE = Sizes()
 
 
-class Shown:
+class SampleSizes:
     """What the parts of a batch show of its samples.
 
     Args:
-        has_batch_size: of a loader that collates. Its batches have no samples as they are, so a scalar in one is a
-            remark on the batch. Of other loaders, a scalar shows a sample that is no batch.
+        has_batch_size: of a loader that collates. Its batches have no samples as they are, so a
+            scalar in one is a remark on the batch. Of other loaders,
+            a scalar shows a sample that is no batch.
 
     Attributes:
         seen: all sizes that any part shows.
@@ -59,7 +60,8 @@ class Shown:
 
     def _of_columns(self, parts: Iterable[Any], depth: int) -> Sizes | None:
         """Columns have an entry for each sample, all of them."""
-        columns, found = list(parts), None
+        columns = list(parts)
+        found = None
         for part in columns:
             sizes = self.sizes(part, depth + 1)
             if sizes is not None:
@@ -90,12 +92,14 @@ class Shown:
 
 
 def samples(batch: Any, batch_size: int | None) -> int | None:
-    """The samples of a batch of a stream, or of what a data set gives as a batch; None where it does not show.
+    """The samples of a batch of a stream, or of what a data set gives as a batch;
+    None where it does not show.
 
-    They are the first dimension that all tensors of a batch have, or the length of a list of samples. Where parts
-    disagree, or a list may be of samples and of columns, the loader's batch size decides, if it is among the sizes.
+    They are the first dimension that all tensors of a batch have, or the length of a list of
+    samples. Where parts disagree, or a list may be of samples and of columns,
+    the loader's batch size decides, if it is among the sizes.
     """
-    shown = Shown(has_batch_size=batch_size is not None)
+    shown = SampleSizes(has_batch_size=batch_size is not None)
     sizes = shown.sizes(batch)
     if sizes is None:
         return None
@@ -110,13 +114,13 @@ def samples(batch: Any, batch_size: int | None) -> int | None:
 def samples_collated(batch: Any, batch_size: int | None, count: int | None) -> int | None:
     """The samples of a batch of which a loader collated so many; None: that is not known.
 
-    A loader with `batch_size=1` may hand on what a stream had made a batch of: then a batch that shows another size has
-    no known samples.
+    A loader with `batch_size=1` may hand on what a stream had made a batch of: then a batch that
+    shows another size has no known samples.
     """
     if count is None:
         return samples(batch, batch_size)
     if count == 1 and batch_size == 1:
-        sizes = Shown(has_batch_size=True).sizes(batch)
+        sizes = SampleSizes(has_batch_size=True).sizes(batch)
         return count if not sizes or count in sizes else None
     return count
 
@@ -138,9 +142,11 @@ class Collated:
 
 
 def counted_by(batches: Any) -> Collated | None:
-    """Have the iterator of a loader count the samples of a stream, which it collates in this process.
+    """Have the iterator of a loader count the samples of a stream,
+    which it collates in this process.
 
-    None for others: workers collate in their own processes, and a batch of a data set is not collated.
+    None for others: workers collate in their own processes,
+    and a batch of a data set is not collated.
     """
     fetcher = getattr(batches, "_dataset_fetcher", None)
     if type(fetcher) is not _IterableDatasetFetcher or not fetcher.auto_collation:
@@ -166,7 +172,9 @@ def _own_size(value: Any) -> int | None:
 
 
 def _columns(value: Any) -> Iterable[Any] | None:
-    """The columns of a mapping, a named tuple or an object with attributes; None for what has no parts."""
+    """The columns of a mapping, a named tuple or an object with attributes;
+    None for what has no parts.
+    """
     if isinstance(value, Mapping):
         return value.values()
     if isinstance(value, tuple):
@@ -187,15 +195,20 @@ def _is_scalar(value: Any) -> bool:
 def _has_scalars(value: Any) -> bool:
     """True for a structure with a number or a text of its own."""
     if isinstance(value, LISTS):
-        return 0 < len(value) <= LONG and any(map(_is_scalar, value)) and not all(map(_is_scalar, value))
+        return (
+            0 < len(value) <= LONG
+            and any(map(_is_scalar, value))
+            and not all(map(_is_scalar, value))
+        )
     return isinstance(value, Mapping) and any(map(_is_scalar, value.values()))
 
 
 def _may_be_samples(parts: Any) -> bool:
-    """True where the elements of a list are of one kind, so that they may be samples as well as columns.
+    """True where the elements of a list are of one kind,
+    so that they may be samples as well as columns.
 
-    Two tensors are columns: inputs and targets of a language model are of one kind. So are tokens of two dimensions. A
-    picture of a few channels may be a sample.
+    Two tensors are columns: inputs and targets of a language model are of one kind. So are tokens
+    of two dimensions. A picture of a few channels may be a sample.
     """
     first = parts[0]
     if not isinstance(first, ARRAYS):

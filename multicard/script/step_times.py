@@ -8,8 +8,8 @@ import numpy as np
 class Lap(IntEnum):
     """What the time since the lap before was for.
 
-    What seems to be of no step has a label of its own until something shows what it was: a pass over the training's
-    data that begins, or a step that ends.
+    What seems to be of no step has a label of its own until something shows what it was: a pass
+    over the training's data that begins, or a step that ends.
     """
 
     work = 0
@@ -42,7 +42,9 @@ class StepTimes:
         self.total_s = self.span_s = self.evaluate_s = self.between_s = 0.0
         self._lapsed_s = self._paused_s = 0.0
         self._step_s = self._data_s = 0.0
-        self._evaluation_s = self._evaluation_wait_s = self._gap_s = self._mode_s = self._in_mode_s = 0.0
+        self._evaluation_s = self._evaluation_wait_s = self._gap_s = self._mode_s = (
+            self._in_mode_s
+        ) = 0.0
         self._parts: list[tuple[float, float, float]] = []
 
     @property
@@ -97,7 +99,8 @@ class StepTimes:
             self._parts.append((self._step_s, self._data_s, self._in_mode_s))
             self._step_s = self._data_s = self._in_mode_s = 0.0
         if label in (Lap.step, Lap.resumed):
-            self.total_s, self.span_s = self._lapsed_s - self._paused_s, self._lapsed_s
+            self.total_s = self._lapsed_s - self._paused_s
+            self.span_s = self._lapsed_s
 
     def close(self) -> None:
         """The run has ended: what seemed to be an evaluation was one."""
@@ -105,12 +108,12 @@ class StepTimes:
         self._evaluation_s = 0.0
 
     def of_steps(self, counted: list[bool]) -> np.ndarray:
-        """Seconds of the steps that count (steps, 3): of all, of waits for data, and in evaluation mode, which the
-        first leaves out.
+        """Seconds of the steps that count (steps, 3): of all, of waits for data, and in evaluation
+        mode, which the first leaves out.
 
         Args:
-            counted: of each step of an optimiser, in their order, whether it counts; the time of others belongs to the
-                next one that does.
+            counted: of each step of an optimiser, in their order, whether it counts; the time of
+                others belongs to the next one that does.
         """
         known = counted[: len(self._parts)]
         if not any(known):

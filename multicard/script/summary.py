@@ -13,7 +13,7 @@ from multicard.config.script import AXES, STYLE, ScriptConfig
 from multicard.measure import formulas
 from multicard.messages import UNCODED, Message
 from multicard.records.rank_files import ScriptReport, of_ended_epochs, peak_memory
-from multicard.records.schema import Epoch, Loss, ScriptRecord, TokenRates, Tokens
+from multicard.records.schema import Epoch, Loss, ScriptRecord, TokenCounts, TokenRates
 from multicard.records.schema_parts import Divergence, Segment
 from multicard.records.steps import Counted
 from multicard.records.trained_weights import Relation, apart_by, compared
@@ -25,15 +25,26 @@ OF_DRAWS = ("script.no-loader", "script.samples-unknown", "script.accumulated")
 
 
 def axes(config: Any, device: str) -> dict[str, Any]:
-    """The settings that tell runs of a sweep apart: the script's arguments are called as they are typed."""
-    args = {key: value for key, value in (getattr(config, "args", None) or {}).items() if key != STYLE}
-    own = {f"args.{key}": value if not isinstance(value, list) else str(value) for key, value in flat(args).items()}
+    """The settings that tell runs of a sweep apart: the
+    script's arguments are called as they are typed.
+    """
+    args = {
+        key: value for key, value in (getattr(config, "args", None) or {}).items() if key != STYLE
+    }
+    own = {
+        f"args.{key}": value if not isinstance(value, list) else str(value)
+        for key, value in flat(args).items()
+    }
     words = {"words": shlex.join(getattr(config, "words", None) or [])}
     return settings(config, AXES) | words | own | {"device": device}
 
 
 def summarise(
-    record: ScriptRecord, config: ScriptConfig, placement: Placement, ranks: Sequence[ScriptReport], steps: Any
+    record: ScriptRecord,
+    config: ScriptConfig,
+    placement: Placement,
+    ranks: Sequence[ScriptReport],
+    steps: Any,
 ) -> None:
     """Fill in the figures of a run, whole or cut short.
 
@@ -57,22 +68,29 @@ def summarise(
         record.total_s = max(epoch.ended_s for epoch in own)
         evaluated = [rank.evaluate_s for rank in ranks if rank.evaluate_s is not None]
         record.evaluate_s = max(evaluated) if len(evaluated) == len(ranks) else None
-        train_s, done = max(epoch.train_s for epoch in own), max(epoch.steps for epoch in own)
+        train_s = max(epoch.train_s for epoch in own)
+        done = max(epoch.steps for epoch in own)
         is_known = not any(rank.samples_unknown for rank in ranks)
         samples = int(table["samples"].sum()) or None if is_known else None
         record.epochs = [Epoch(0, done, train_s, record.total_s, samples=samples)]
-        record.test_accuracy, record.logged = ranks[0].test_accuracy, ranks[0].logged
+        record.test_accuracy = ranks[0].test_accuracy
+        record.logged = ranks[0].logged
         _judge(record, table)
     if (message := _no_rate(record, table)) is not None:
         codes[str(message)] = message.code
-    record.seen, record.seen_codes = list(codes), list(codes.values())
-    record.segments = [Segment(steps=sum(epoch.steps or 0 for epoch in record.epochs), trained_s=record.total_s)]
+    record.seen = list(codes)
+    record.seen_codes = list(codes.values())
+    record.segments = [
+        Segment(steps=sum(epoch.steps or 0 for epoch in record.epochs), trained_s=record.total_s)
+    ]
     record.peak_memory_bytes = peak_memory(ranks, placement.device)
     record.threads = ranks[0].threads if ranks else None
 
 
 def _seen(ranks: Sequence[ScriptReport]) -> dict[str, str]:
-    """The codes of what ranks saw, by sentence. Most see the same; of others one rank's is there, which says so."""
+    """The codes of what ranks saw, by sentence. Most see the same; of others one rank's is there,
+    which says so.
+    """
     found: dict[str, str] = {}
     by_code: dict[str, str] = {}
     for rank in ranks:
@@ -88,7 +106,11 @@ def _seen(ranks: Sequence[ScriptReport]) -> dict[str, str]:
     }
     first_with = {code: rank.rank for rank in reversed(ranks) for code in rank.seen_codes}
     return {
-        f"rank {first_with[code]}: {sentence} (other ranks differ)" if code in differ else sentence: code
+        (
+            f"rank {first_with[code]}: {sentence} (other ranks differ)"
+            if code in differ
+            else sentence
+        ): code
         for sentence, code in found.items()
     }
 
@@ -106,7 +128,9 @@ def _relate(record: ScriptRecord, placement: Placement, ranks: Sequence[ScriptRe
     record.apart_by = None if reason is None else reason.value
 
 
-def _rate(record: ScriptRecord, ranks: Sequence[ScriptReport], table: dict[str, np.ndarray]) -> None:
+def _rate(
+    record: ScriptRecord, ranks: Sequence[ScriptReport], table: dict[str, np.ndarray]
+) -> None:
     """Fill in the times of steps, and rates over those that statistics have."""
     counted = Counted(record, table)
     record.step_s = counted.statistics()
@@ -116,27 +140,37 @@ def _rate(record: ScriptRecord, ranks: Sequence[ScriptReport], table: dict[str, 
 
     def rate(column: str) -> float | None:
         of_ranks = counted.by_rank(column)
-        return counted.per_s(column) if all(of_ranks) or (any(of_ranks) and _one_draws_for_all(ranks)) else None
+        return (
+            counted.per_s(column)
+            if all(of_ranks) or (any(of_ranks) and _one_draws_for_all(ranks))
+            else None
+        )
 
     unknown = {number for rank in ranks for number in rank.samples_unknown}
     is_known = not any(counted.counts(number) for number in unknown)
     record.samples_per_s = rate("samples") if is_known else None
     if table["tokens"].any():
-        record.tokens, record.tokens_per_s = Tokens(), TokenRates(non_padding=rate("tokens"))
+        record.tokens = TokenCounts()
+        record.tokens_per_s = TokenRates(non_padding=rate("tokens"))
         record.tokens.non_padding = int(table["tokens"].sum())
     if any(rank.loads for rank in ranks) and all(rank.waits_known for rank in ranks):
         record.data_s = counted.mean("data_s")
 
 
 def _one_draws_for_all(ranks: Sequence[ScriptReport]) -> bool:
-    """True where a rank draws batches and sends others theirs, as Accelerate's dispatcher of streams does."""
-    return any(rank.loads for rank in ranks) and any(not rank.loads and rank.grouped for rank in ranks)
+    """True where a rank draws batches and sends others theirs,
+    as Accelerate's dispatcher of streams does.
+    """
+    return any(rank.loads for rank in ranks) and any(
+        not rank.loads and rank.grouped for rank in ranks
+    )
 
 
 def _batches_per_step(ranks: Sequence[ScriptReport], table: dict[str, np.ndarray]) -> float:
     """The median of batches that a rank trains on in a step.
 
-    A rank that draws for all of them may draw a batch for each, or one that is divided. Calls of backward tell which.
+    A rank that draws for all of them may draw a batch for each, or one that is divided.
+    Calls of backward tell which.
     """
     if not _one_draws_for_all(ranks):
         known = table["batches"][table["batches"] > 0]
@@ -152,7 +186,8 @@ def _no_rate(record: ScriptRecord, table: dict[str, np.ndarray]) -> Message | No
     """Why no step counts; None where some do, or none was taken."""
     if not table or record.step_s is None or record.step_s.count:
         return None
-    steps, left_out = record.epochs[0].steps if record.epochs else 0, len(record.left_out)
+    steps = record.epochs[0].steps if record.epochs else 0
+    left_out = len(record.left_out)
     return Message(
         "script.no-step-counts",
         f"no step counts of {steps}: the first are the warm-up, and {left_out} are left out; "

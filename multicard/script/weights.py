@@ -1,7 +1,7 @@
 """What a rank of a script trained: digests of the parameters that its counted optimiser steps.
 
-Each rank makes them after what is timed and without any exchange; `records.trained_weights` compares those of all
-ranks.
+Each rank makes them after what is timed and without any exchange; `records.trained_weights`
+compares those of all ranks.
 """
 
 import gc
@@ -17,9 +17,15 @@ import torch
 
 from multicard.records.trained_weights import Weights
 
-SAMPLED = 1 << 14  # elements of a tensor that are compared, evenly spaced: training changes all, or rows of a table
+# elements of a tensor that are compared, evenly spaced: training changes all, or rows of a table
+SAMPLED = 1 << 14
 # Libraries whose ranks hold stages or parts of a model, though their tensors may have equal shapes
-DIVIDING = ("torch.distributed.pipelining", "deepspeed.runtime.pipe", "megatron.core.pipeline_parallel", "colossalai")
+DIVIDING = (
+    "torch.distributed.pipelining",
+    "deepspeed.runtime.pipe",
+    "megatron.core.pipeline_parallel",
+    "colossalai",
+)
 
 # Modules and their classes whose objects average the ranks' models every few steps (local SGD), so
 # that between two averages the ranks differ
@@ -30,10 +36,11 @@ AVERAGING = {
 }
 
 
-class Trained:
+class TrainedParameters:
     """The parameters of the optimiser whose steps count.
 
-    They are held as long as the optimiser lives. When the script lets go of it, the digests are made at once, and the
+    They are held as long as the optimiser lives. When the script lets go of it, the digests are
+    made at once, and the
     parameters are free: the script's memory stays its own.
 
     made: the digests, once the optimiser is gone; None before, and where they could not be made.
@@ -49,7 +56,8 @@ class Trained:
 
     def counts(self, optimizer: Any) -> None:
         """The steps of this optimiser count from now on."""
-        self.made, self._parameters = None, []
+        self.made = None
+        self._parameters = []
         self._optimizer = weakref.ref(optimizer, self._let_go)
         with suppress(Exception):  # wrappers have groups of their own kinds
             self._parameters = trained(optimizer)
@@ -66,7 +74,8 @@ class Trained:
         if optimizer is None or not self._parameters:
             return self.made
         found = None
-        with suppress(Exception):  # a broken device, or tensors of a kind that has no values: it is not known
+        # a broken device, or tensors of a kind that has no values: it is not known
+        with suppress(Exception):
             found = of(trained(optimizer) or self._parameters)
             found.changed = _versions(self._parameters) != self._versions
             found.averaged = self._averages or averages_models()
@@ -74,7 +83,8 @@ class Trained:
 
     def release(self) -> None:
         """Hold nothing any more."""
-        self._optimizer, self._parameters = lambda: None, []
+        self._optimizer = lambda: None
+        self._parameters = []
 
     def _let_go(self, optimizer: Any) -> None:
         if optimizer is not self._optimizer or os.getpid() != self._process:
@@ -96,19 +106,29 @@ def _versions(parameters: Sequence[torch.Tensor]) -> list[int]:
 
 def averages_models() -> bool:
     """True where an object lives that averages the ranks' models now and then."""
-    found = [getattr(sys.modules[name], kind, None) for name, kind in AVERAGING.items() if name in sys.modules]
+    found = [
+        getattr(sys.modules[name], kind, None)
+        for name, kind in AVERAGING.items()
+        if name in sys.modules
+    ]
     kinds = tuple(kind for kind in found if isinstance(kind, type))
     return bool(kinds) and any(issubclass(type(each), kinds) for each in gc.get_objects())
 
 
 def trained(optimizer: Any) -> list[torch.Tensor]:
     """The parameters that an optimiser steps, in its order."""
-    return [tensor for group in optimizer.param_groups for tensor in group["params"] if tensor.requires_grad]
+    return [
+        tensor
+        for group in optimizer.param_groups
+        for tensor in group["params"]
+        if tensor.requires_grad
+    ]
 
 
 def of(parameters: Iterable[torch.Tensor]) -> Weights:
     """The digests of some parameters. Waits for their device; runs after what is timed."""
-    found, shapes = Weights(divided=any(name in sys.modules for name in DIVIDING)), blake2b(digest_size=8)
+    found = Weights(divided=any(name in sys.modules for name in DIVIDING))
+    shapes = blake2b(digest_size=8)
     with torch.no_grad():
         for tensor in parameters:
             shapes.update(f"{tuple(tensor.shape)} {tensor.dtype}\n".encode())
@@ -123,13 +143,21 @@ def of(parameters: Iterable[torch.Tensor]) -> Weights:
 
 
 def _is_part(tensor: torch.Tensor) -> bool:
-    """True for what is one rank's part of a larger tensor: of FSDP, tensor parallelism, or DeepSpeed's stage 3."""
+    """True for what is one rank's part of a larger tensor: of FSDP, tensor parallelism,
+    or DeepSpeed's stage 3.
+    """
     kinds = {kind.__name__ for kind in type(tensor).__mro__}
-    return bool(kinds & {"DTensor", "FlatParameter"}) or hasattr(tensor, "ds_id") or hasattr(tensor, "_fsdp_flattened")
+    return (
+        bool(kinds & {"DTensor", "FlatParameter"})
+        or hasattr(tensor, "ds_id")
+        or hasattr(tensor, "_fsdp_flattened")
+    )
 
 
 def _digest(tensor: torch.Tensor) -> str | None:
-    """Of a sample of the elements; None for a tensor without values, or whose values are all alike."""
+    """Of a sample of the elements; None for a tensor without values,
+    or whose values are all alike.
+    """
     if tensor.is_meta or not tensor.numel():
         return None
     flat = tensor.detach().reshape(-1)

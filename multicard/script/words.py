@@ -20,11 +20,20 @@ from multicard.config.script import STYLE, ScriptConfig, Style
 from multicard.messages import Refusal
 
 PLAIN = re.compile(r"[\w./:@%+-]+")  # values that Hydra reads without quotes
-NUMBER = re.compile(r"-\d*\.?\d+(e[+-]?\d+)?")  # negative ones, which argparse does not take for an option
+# negative ones, which argparse does not take for an option
+NUMBER = re.compile(r"-\d*\.?\d+(e[+-]?\d+)?")
 RESERVED = ("null", "true", "false")  # texts that Hydra would read as something else
 TIME = "%Y-%m-%d_%H-%M-%S"  # as conf/common.yaml names runs
 # Variables by which ranks find one another
-LAUNCH = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+LAUNCH = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
 
 
 def module(config: ScriptConfig) -> str:
@@ -33,11 +42,13 @@ def module(config: ScriptConfig) -> str:
 
 
 def file(config: ScriptConfig) -> Path:
-    """The file that starts. A module is looked for as `python -m` does, but nothing is imported for it;
-    a ValueError says that there is none."""
+    """The file that starts. A module is looked for as `python -m` does, but nothing is imported for
+    it; a ValueError says that there is none.
+    """
     if not (name := module(config)):
         return Path(config.script)
-    spec, places = None, [str(Path.cwd()), *sys.path]
+    spec = None
+    places = [str(Path.cwd()), *sys.path]
     for part in accumulate(name.split("."), "{}.{}".format):
         spec = PathFinder.find_spec(part, places) if places else None
         places = spec and spec.submodule_search_locations
@@ -55,8 +66,10 @@ def file(config: ScriptConfig) -> Path:
 
 
 def words(config: ScriptConfig) -> list[str]:
-    """The words of the script's command line, after its name: a subcommand takes only the options behind it, and one
-    with a list of values would take words behind it. What follows a word `--` is no option, and comes last."""
+    """The words of the script's command line, after its name: a subcommand takes only the options
+    behind it, and one with a list of values would take words behind it.
+    What follows a word `--` is no option, and comes last.
+    """
     style, args = _style_and_args(config)
     own = list[str]()
     for name, value in args.items():
@@ -71,8 +84,9 @@ def words(config: ScriptConfig) -> list[str]:
 
 
 def variables(config: ScriptConfig) -> dict[str, str]:
-    """The environment variables of `args.style=env`: true is 1, false and null are left out, a list is divided by
-    spaces. A name that the launch of ranks sets is refused (ValueError)."""
+    """The environment variables of `args.style=env`: true is 1, false and null are left out, a list
+    is divided by spaces. A name that the launch of ranks sets is refused (ValueError).
+    """
     style, args = _style_and_args(config)
     if style is not Style.env:
         return {}
@@ -87,13 +101,19 @@ def variables(config: ScriptConfig) -> dict[str, str]:
                 variable=name,
             )
         if value is not None and value is not False:
-            found[name] = "1" if value is True else " ".join(map(_text, value if isinstance(value, list) else [value]))
+            found[name] = (
+                "1"
+                if value is True
+                else " ".join(map(_text, value if isinstance(value, list) else [value]))
+            )
     return found
 
 
 def overrides(config: ScriptConfig) -> list[str]:
-    """The words of a command of multicard that runs this configuration once: the script, and each key that has another
-    value than its default. Keys that mean nothing for a single run, and a name that is a time, are left out."""
+    """The words of a command of multicard that runs this configuration once: the script, and each
+    key that has another value than its default. Keys that mean nothing for a single run,
+    and a name that is a time, are left out.
+    """
     values = flat(asdict(config))
     usual = flat({each.name: _default(each, config) for each in fields(config)})
     own = [f"script={_grammar(config.script)}"]
@@ -111,7 +131,9 @@ def overrides(config: ScriptConfig) -> list[str]:
 
 
 def _default(field: Field[Any], config: ScriptConfig) -> Any:
-    """The default of a key, or those of a group as the option that was chosen has them, as `asdict` gives them."""
+    """The default of a key, or those of a group as the option that was chosen has them,
+    as `asdict` gives them.
+    """
     value = getattr(config, field.name)
     if is_dataclass(value):
         return {each.name: _default(each, cast(Any, value)) for each in fields(value)}
@@ -128,7 +150,9 @@ def _is_time(name: str) -> bool:
 
 
 def _style_and_args(config: ScriptConfig) -> tuple[Style, dict[str, Any]]:
-    return Style(config.args[STYLE]), flat({key: value for key, value in config.args.items() if key != STYLE})
+    return Style(config.args[STYLE]), flat(
+        {key: value for key, value in config.args.items() if key != STYLE}
+    )
 
 
 def _options(option: str, value: Any) -> Sequence[str]:
@@ -139,7 +163,11 @@ def _options(option: str, value: Any) -> Sequence[str]:
     if isinstance(value, list):
         return (option, *map(_text, value))
     text = _text(value)
-    return (f"{option}={text}",) if text.startswith("-") and not NUMBER.fullmatch(text) else (option, text)
+    return (
+        (f"{option}={text}",)
+        if text.startswith("-") and not NUMBER.fullmatch(text)
+        else (option, text)
+    )
 
 
 def _text(value: Any) -> str:
@@ -149,7 +177,9 @@ def _text(value: Any) -> str:
 
 
 def _literal(value: Any) -> str:
-    """A value as Python writes it, which scripts that take `--key=value` alone read by `literal_eval`."""
+    """A value as Python writes it, which scripts that take
+    `--key=value` alone read by `literal_eval`.
+    """
     if isinstance(value, list):
         return f"[{','.join(map(_literal, value))}]"
     return str(value)

@@ -16,13 +16,15 @@ from multicard.script import summary, words
 
 def check(config: ScriptConfig) -> None:
     """Refuse (ValueError) a script that cannot be started."""
-    path, named = words.file(config), f"script={config.script}"
+    path = words.file(config)
+    named = f"script={config.script}"
     if not path.exists():
         raise absent(config)
     if path.suffix == ".ipynb":
         raise Refusal(
             "script.notebook",
-            f"{named}: is a notebook; export it by `jupyter nbconvert --to script {shlex.quote(config.script)}`",
+            f"{named}: is a notebook; export it by `jupyter nbconvert --to script"
+            f" {shlex.quote(config.script)}`",
             key="script",
             value=config.script,
         )
@@ -69,15 +71,20 @@ def absent(config: ScriptConfig) -> Refusal:
 
 
 def code(config: ScriptConfig) -> Parts:
-    """The script, and the Python files of its folder, or of a module's outermost package, and of the packages in it."""
+    """The script, and the Python files of its folder, or of a module's outermost package,
+    and of the packages in it.
+    """
     path = words.file(config)
     if not path.is_file():
         raise absent(config)
     root = path.parents[max(0, words.module(config).count(".") - (path.stem != "__main__"))]
-    files, folders = [path], [root]
+    files = [path]
+    folders = [root]
     while folders and len(files) < MOST_FILES:
         folder = folders.pop()
-        files += sorted(file for file in folder.glob("*.py") if file.is_file() and not file.samefile(path))
+        files += sorted(
+            file for file in folder.glob("*.py") if file.is_file() and not file.samefile(path)
+        )
         folders += sorted((each.parent for each in folder.glob("*/__init__.py")), reverse=True)
     return {"script": [(str(file.relative_to(root)), file) for file in files[:MOST_FILES]]}
 
@@ -86,7 +93,10 @@ def describe(config: ScriptConfig) -> list[str]:
     """What will run, in parts of a line."""
     steps = [] if config.steps is None else [count(config.steps, "step")]
     name = words.module(config)
-    return [shlex.join([*(["-m", name] if name else [config.script]), *words.words(config)]), *steps]
+    return [
+        shlex.join([*(["-m", name] if name else [config.script]), *words.words(config)]),
+        *steps,
+    ]
 
 
 PRELOAD = ("multicard.script.run", "pyarrow.parquet", "hydra.main")
@@ -102,7 +112,8 @@ WORKLOAD = Workload(
     fits=lambda config, placement: None,
     check=check,
     data=code,
-    arguments=lambda config, placement, folder: (config, folder.absolute()),  # scripts change folders
+    # scripts change folders
+    arguments=lambda config, placement, folder: (config, folder.absolute()),
     axes=summary.axes,
     describe=describe,
     record=ScriptRecord,

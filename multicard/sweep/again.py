@@ -1,10 +1,12 @@
 """Repetitions that were disturbed are measured once more.
 
-Whoever asks for `repeat=3` wants three runs of each setting that say how fast it is. A run beside which others used
-the machine, or in which a process stood still, does not. It is measured again, at most `repeat_disturbed` times.
+Whoever asks for `repeat=3` wants three runs of each setting that say how fast it is. A run beside
+which others used the machine, or in which a process stood still, does not. It is measured again,
+at most `repeat_disturbed` times.
 
-The new run is a further repetition of its setting: with `repeat=3` the fourth. So it has a folder and a record as any
-other, a later `repeat=5` takes it, and which runs are owed follows from the records alone: the same command goes on.
+The new run is a further repetition of its setting: with `repeat=3` the fourth. So it has a folder
+and a record as any other, a later `repeat=5` takes it, and which runs are owed follows from the
+records alone: the same command goes on.
 """
 
 from collections import Counter
@@ -24,10 +26,11 @@ from multicard.sweep.order import Turn, in_turn
 
 
 @dataclass
-class Repeated:
+class RunsOfSetting:
     """The runs of one setting: cells that differ in their repetition alone.
 
-    owed: those that were disturbed, and have not been measured once more. last: the number of the last repetition.
+    owed: those that were disturbed, and have not been measured once more.
+    last: the number of the last repetition.
     """
 
     last: int
@@ -35,8 +38,12 @@ class Repeated:
     owed: list[Cell] = field(default_factory=list)
 
     def disturbing(self, cell: Cell) -> list[Limit]:
-        """What disturbed a run of the setting. What its own settings cause is none, as every run has that."""
-        others = [{limit.code for limit in _limits(other)} for other in self.runs if other is not cell]
+        """What disturbed a run of the setting. What its own settings cause is none,
+        as every run has that.
+        """
+        others = [
+            {limit.code for limit in _limits(other)} for other in self.runs if other is not cell
+        ]
         return [
             limit
             for limit in _limits(cell)
@@ -56,19 +63,19 @@ class Again:
         self.repeats = repeats(config.repeat)
         no_result = config.probe.enabled or config.scale == Scale.smoke
         self.most = 0 if self.repeats < 2 or no_result else config.repeat_disturbed
-        self.settings: dict[tuple[str, str], Repeated] = {}
+        self.settings: dict[tuple[str, str], RunsOfSetting] = {}
         self.rounds = self.taken = self.measured = 0
 
     def take(self, cells: Iterable[Cell]) -> None:
         """Take the cells of a round; those without a record are left out."""
-        new: list[tuple[Repeated, Cell]] = []
+        new: list[tuple[RunsOfSetting, Cell]] = []
         for cell in sorted(cells, key=lambda cell: cell.number):
             self.taken = max(self.taken, cell.number)
             if cell.result is None or cell.result.status != "ok":
                 continue
             self.measured += 1
             key = (str(cell.folder.parent), cell.config.identity())
-            setting = self.settings.setdefault(key, Repeated(self.repeats))
+            setting = self.settings.setdefault(key, RunsOfSetting(self.repeats))
             setting.runs.append(cell)
             setting.last = max(setting.last, cell.config.repetition)
             new.append((setting, cell))
@@ -120,8 +127,9 @@ class Again:
         were = "was" if len(owed) == 1 else "were"
         message = Message(
             "repeat.again",
-            f"repeat={self.repeats}: {len(owed)} of {count(self.measured, 'run')} {were} disturbed ({causes}) and "
-            "will be measured once more; means leave them out where the setting has other runs",
+            f"repeat={self.repeats}: {len(owed)} of {count(self.measured, 'run')} {were} disturbed"
+            f" ({causes}) and will be measured once more; means leave them out where the setting"
+            " has other runs",
             key="repeat",
             runs=len(owed),
             of=self.measured,
@@ -129,7 +137,7 @@ class Again:
         )
         say(message)
 
-    def _owed(self) -> Sequence[tuple[Repeated, Cell]]:
+    def _owed(self) -> Sequence[tuple[RunsOfSetting, Cell]]:
         return [(setting, cell) for setting in self.settings.values() for cell in setting.owed]
 
 

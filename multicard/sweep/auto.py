@@ -1,10 +1,13 @@
-"""`gpus=auto`, `batch_size=auto` and `max_seq_len=auto`: a value for each cell, chosen before its folder is named.
+"""`gpus=auto`, `batch_size=auto` and `max_seq_len=auto`: a value for each cell,
+chosen before its folder is named.
 
-The number of GPUs, or CPU ranks, is that of the least predicted time, or all there are where none is predicted. The
-other two are the largest that fit: the memory of powers of two is predicted, then that of sizes between the largest
-that fits and the next; a short probe confirms the choice, or lowers it. The command line writes `gpus=auto` as
-`gpus=1 auto=gpus`, and a single run as a sweep of one cell. Cells keep `auto` beside the value that replaces the one
-here, so that a later command takes it again.
+The number of GPUs, or CPU ranks, is that of the least predicted time, or all there are where none
+is predicted. The
+other two are the largest that fit: the memory of powers of two is predicted, then that of sizes
+between the largest that fits and the next; a short probe confirms the choice, or lowers it. The
+command line writes `gpus=auto` as `gpus=1 auto=gpus`, and a single run as a sweep of one cell.
+Cells keep `auto` beside the value that replaces the one here,
+so that a later command takes it again.
 """
 
 from collections.abc import Sequence
@@ -28,9 +31,9 @@ from multicard.measure.memory import available_memory_bytes
 from multicard.measure.timing import in_hours
 from multicard.messages import Message, Refusal, say, typed
 from multicard.records import run_folder
-from multicard.records.run_folder import Run
+from multicard.records.run_folder import RecordedRun
 from multicard.records.text_table import in_bytes
-from multicard.sweep.cells import NAMED_CELLS, Cell, Refused, cell_of
+from multicard.sweep.cells import NAMED_CELLS, Cell, RefusedCell, cell_of
 from multicard.sweep.command import Command
 from multicard.sweep.compositions import task_of
 from multicard.sweep.task import run
@@ -51,8 +54,10 @@ REMEDIES = {
 
 @dataclass
 class Search:
-    """The search for the value of cells that differ in their seed or repetition alone, at these places of the sweep.
-    found: values that will do, with the reason; the largest is taken."""
+    """The search for the value of cells that differ in their seed or repetition alone, at these
+    places of the sweep.
+    found: values that will do, with the reason; the largest is taken.
+    """
 
     command: Command
     composed: DictConfig
@@ -74,28 +79,43 @@ class Search:
     def sweep(self) -> Path:
         return Path(str(self.composed.hydra.sweep.dir))
 
-    def cell(self, value: int, seed: int | None = None, probes: bool = False) -> Cell | Refused:
+    def cell(self, value: int, seed: int | None = None, probes: bool = False) -> Cell | RefusedCell:
         """The cell with a value, or its probe."""
-        cfg, word = task_of(self.composed), f"{self.key}={value}"
+        cfg = task_of(self.composed)
+        word = f"{self.key}={value}"
         cfg[self.key] = value
         if seed is not None:
             cfg.seed = seed
         if probes:
-            cfg.repeat, cfg.repetition, cfg.tracker.mode, cfg.diagnose = "1", 1, "disabled", False
-            cfg.probe.enabled, cfg.probe.seconds = True, PROBE_S
-        return cell_of(self.command.workload, self.composed, cfg, self.sweep, [word], label=f"{word} ")
+            cfg.repeat = "1"
+            cfg.repetition = 1
+            cfg.tracker.mode = "disabled"
+            cfg.diagnose = False
+            cfg.probe.enabled = True
+            cfg.probe.seconds = PROBE_S
+        return cell_of(
+            self.command.workload, self.composed, cfg, self.sweep, [word], label=f"{word} "
+        )
 
-    def take_measured(self, runs: Sequence[Run]) -> None:
-        """Take the value of an earlier command's run, with any seed, or of the probe that confirmed it."""
+    def take_measured(self, runs: Sequence[RecordedRun]) -> None:
+        """Take the value of an earlier command's run, with any seed,
+        or of the probe that confirmed it.
+        """
         seen = {(run.record.config[self.key], run.record.config.get("seed")) for run in runs}
         cells = [cell for value, seed in seen if isinstance(cell := self.cell(value, seed), Cell)]
         own = {cell.config.identity(): cell.cfg[self.key] for cell in cells}
-        alike = [value for run in runs for digits, value in own.items() if f"-{digits}" in run.folder.name]
+        alike = [
+            value
+            for run in runs
+            for digits, value in own.items()
+            if f"-{digits}" in run.folder.name
+        ]
         self.found = dict.fromkeys(alike[:1], Message("auto.measured-before", "measured so before"))
 
     def on_each_number(self) -> list[Cell]:
         """The cells on the numbers of GPUs that can work."""
-        found, machine = list[Cell](), shares.machine()
+        found = list[Cell]()
+        machine = shares.machine()
         on_cpu = not machine.gpus or self.composed.device is Device.cpu
         for gpus in counts(len(machine.cpus if on_cpu else machine.gpus)):
             cell = self.cell(gpus)
@@ -106,20 +126,26 @@ class Search:
         return found
 
     def of_next_sizes(self) -> list[Cell]:
-        """The cells of powers of two up to the most that makes sense; once some fit, of sizes above the largest and
-        below the next."""
-        least, most = LEAST[self.key], self._most()
+        """The cells of powers of two up to the most that makes sense; once some fit, of sizes above
+        the largest and below the next.
+        """
+        least = LEAST[self.key]
+        most = self._most()
         sizes = {1 << power for power in range(least.bit_length() - 1, most.bit_length())} | {most}
         if self.found:
             between = {self.value * quarters // 4 for quarters in (5, 6, 7)}
             sizes = {size for size in between if self.value < size < most and size % least == 0}
-        return [cell for size in sorted(sizes) if size and isinstance(cell := self.cell(size), Cell)]
+        return [
+            cell for size in sorted(sizes) if size and isinstance(cell := self.cell(size), Cell)
+        ]
 
     def _most(self) -> int:
-        """A rank's samples; tokens of the longest row, or of packed ones a sequence's part of a step; 0: not known."""
+        """A rank's samples; tokens of the longest row,
+        or of packed ones a sequence's part of a step; 0: not known.
+        """
         limit = self._longest() if self.key is Auto.max_seq_len else 1
         one = self.cell(limit)
-        if isinstance(one, Refused):
+        if isinstance(one, RefusedCell):
             self.problem = one.reason
             return 0
         known = facts.sizes(one.config)
@@ -130,7 +156,8 @@ class Search:
         if isinstance(known, str):
             self.problem = known
             return 0
-        config, unit = one.config, LEAST[self.key]
+        config = one.config
+        unit = LEAST[self.key]
         assert isinstance(config, LlmConfig)
         sequences = config.batch_size * config.world_size * config.gradient_accumulation_steps
         all_tokens = facts.all_tokens(config) if config.packed else None
@@ -138,15 +165,22 @@ class Search:
         return min(limit, max(unit, tokens // unit * unit))
 
     def _longest(self) -> int:
-        """Tokens of the model's longest sequence: of a folder's it is known once its cell is typed."""
+        """Tokens of the model's longest sequence: of a
+        folder's it is known once its cell is typed.
+        """
         least = self.cell(LEAST[self.key])
-        known = least.config.model.max_seq_len if isinstance(least, Cell) and isinstance(least.config, LlmConfig) else 0
+        known = (
+            least.config.model.max_seq_len
+            if isinstance(least, Cell) and isinstance(least.config, LlmConfig)
+            else 0
+        )
         return known or ENDLESS
 
     def took(self, probe: Cell) -> bool:
         """Take what the value's probe has shown. False where memory ran out."""
         assert probe.result is not None
-        status, seen = probe.result.status, probe.result.record.probe
+        status = probe.result.status
+        seen = probe.result.record.probe
         if status == "interrupted":
             raise KeyboardInterrupt
         if status == "oom":
@@ -162,16 +196,23 @@ class Search:
 
 
 def refuse(config: Any, on_slurm: bool, packs: bool) -> None:
-    """Refuse `auto` where it has no meaning, with the remedy. With `packs` cells are processes on this machine, beside
-    each other unless they want all of it."""
+    """Refuse `auto` where it has no meaning, with the remedy. With `packs` cells are processes on
+    this machine, beside each other unless they want all of it.
+    """
     key = config.auto
-    folders = [word for word in config.hydra.overrides.hydra if word.startswith(("hydra.run.dir=", "hydra.sweep.dir="))]
+    folders = [
+        word
+        for word in config.hydra.overrides.hydra
+        if word.startswith(("hydra.run.dir=", "hydra.sweep.dir="))
+    ]
     if len(folders) == 1 and folders[0].startswith("hydra.run.dir="):
         sentence = f"{folders[0]}: {key}=auto makes a sweep; use `hydra.sweep.dir=FOLDER`"
         raise Refusal("auto.run-folder", sentence, key="hydra.run.dir", auto=key)
     if config.cpus_per_gpu < 1:
         value = config.cpus_per_gpu
-        raise Refusal("auto.cpus", f"cpus_per_gpu={value}: must be 1 or more", key="cpus_per_gpu", value=value)
+        raise Refusal(
+            "auto.cpus", f"cpus_per_gpu={value}: must be 1 or more", key="cpus_per_gpu", value=value
+        )
     beside = packs and config.exclusive is False
     if key is Auto.gpus:
         _refuse_gpus(config, on_slurm, beside)
@@ -189,7 +230,9 @@ def _refuse_gpus(config: Any, on_slurm: bool, beside: bool) -> None:
         raise Refusal("auto.gpus-beside", sentence, key="gpus")
     if on_slurm:
         raise Refusal(
-            "auto.gpus-of-slurm", f"gpus=auto: chooses for this machine, not for SLURM's; {remedy}", key="gpus"
+            "auto.gpus-of-slurm",
+            f"gpus=auto: chooses for this machine, not for SLURM's; {remedy}",
+            key="gpus",
         )
     if is_elsewhere(config):
         sentence = f"gpus=auto: chooses for this machine, not for that of predict.gpu; {remedy}"
@@ -203,18 +246,33 @@ def _refuse_gpus(config: Any, on_slurm: bool, beside: bool) -> None:
 
 
 def _refuse_size(config: Any, on_slurm: bool, beside: bool) -> None:
-    key, remedy, profile = config.auto, REMEDIES[config.auto], str(config.profile.name)
+    key = config.auto
+    remedy = REMEDIES[config.auto]
+    profile = str(config.profile.name)
     if key is Auto.batch_size and config.global_batch_size is not None:
         whole = f"global_batch_size={config.global_batch_size}"
-        sentence = f"batch_size=auto: {whole} already sets the samples of a step; leave it out, or {remedy}"
-        raise Refusal("auto.global-batch", sentence, key="batch_size", global_batch_size=config.global_batch_size)
+        sentence = (
+            f"batch_size=auto: {whole} already sets the samples of a step; leave it out, or"
+            f" {remedy}"
+        )
+        raise Refusal(
+            "auto.global-batch",
+            sentence,
+            key="batch_size",
+            global_batch_size=config.global_batch_size,
+        )
     if config.race.figure is not None:
-        raise Refusal("auto.size-of-race", f"{key}=auto: a race compares given sizes; {remedy}", key=key)
+        raise Refusal(
+            "auto.size-of-race", f"{key}=auto: a race compares given sizes; {remedy}", key=key
+        )
     if beside:
         sentence = f"{key}=auto: cells that run beside each other share their memory; {remedy}"
         raise Refusal("auto.size-beside", sentence, key=key)
     if profile != "none":
-        sentence = f"{key}=auto: a probe without a profile confirms the size; leave out profile={profile}, or {remedy}"
+        sentence = (
+            f"{key}=auto: a probe without a profile confirms the size; leave out profile={profile},"
+            f" or {remedy}"
+        )
         raise Refusal("auto.size-profiled", sentence, key=key, profile=profile)
     if on_slurm and not is_elsewhere(config):
         sentence = f"{key}=auto: SLURM's GPUs are not known; give `predict.gpu=GPU`, or {remedy}"
@@ -222,17 +280,27 @@ def _refuse_size(config: Any, on_slurm: bool, beside: bool) -> None:
 
 
 def resolve(
-    command: Command, context: HydraContext, config: DictConfig, job_overrides: Sequence[Sequence[str]], on_slurm: bool
+    command: Command,
+    context: HydraContext,
+    config: DictConfig,
+    job_overrides: Sequence[Sequence[str]],
+    on_slurm: bool,
 ) -> list[list[str]]:
-    """The overrides of each cell with its value. Nothing confirms a size for a command that starts nothing here.
-    Refuses a cell of whose memory nothing is known."""
-    key, searches = config.auto, dict[tuple[str, ...], Search]()
+    """The overrides of each cell with its value. Nothing confirms a size for a command that starts
+    nothing here. Refuses a cell of whose memory nothing is known.
+    """
+    key = config.auto
+    searches = dict[tuple[str, ...], Search]()
     for index, words in enumerate(job_overrides):
         alike = tuple(sorted(word for word in words if not word.startswith(REPEATS)))
         if alike not in searches:
-            searches[alike] = Search(command, context.config_loader.load_sweep_config(config, [*words]))
+            searches[alike] = Search(
+                command, context.config_loader.load_sweep_config(config, [*words])
+            )
         searches[alike].places.append(index)
-    earlier = {sweep: _earlier(sweep, key) for sweep in {search.sweep for search in searches.values()}}
+    earlier = {
+        sweep: _earlier(sweep, key) for sweep in {search.sweep for search in searches.values()}
+    }
     for search in searches.values():
         search.take_measured([] if config.rerun else earlier[search.sweep])
     left = [search for search in searches.values() if not search.found]
@@ -242,8 +310,12 @@ def resolve(
     for search in searches.values():
         labels = " ".join(f"[{place + 1}/{len(job_overrides)}]" for place in search.places)
         label = labels if len(search.places) <= NAMED_CELLS else count(len(search.places), "cell")
-        why = ", ".join(filter(None, (search.found.get(search.value, search.problem), *search.notes)))
-        told = search.found or key is Auto.gpus or isinstance(search.cell(search.value), Refused)
+        why = ", ".join(
+            filter(None, (search.found.get(search.value, search.problem), *search.notes))
+        )
+        told = (
+            search.found or key is Auto.gpus or isinstance(search.cell(search.value), RefusedCell)
+        )
         told = told or (search.too_large and key is Auto.batch_size)  # `fit` decides
         if not told:
             sentence = f"{label} {key}=auto: no size can be chosen ({why}); {REMEDIES[key]}"
@@ -258,7 +330,10 @@ def resolve(
     replaced = {key, "auto", "hydra.mode"}
     command.forget(*replaced)  # each cell has its own value
     values = {place: search.value for search in searches.values() for place in search.places}
-    own = [[word for word in words if word.partition("=")[0] not in replaced] for words in job_overrides]
+    own = [
+        [word for word in words if word.partition("=")[0] not in replaced]
+        for words in job_overrides
+    ]
     return [[*words, f"{key}={values[place]}", f"auto={key}"] for place, words in enumerate(own)]
 
 
@@ -267,17 +342,28 @@ def counts(most: int) -> tuple[int, ...]:
     return tuple(sorted({*(1 << power for power in range(most.bit_length())), most}))
 
 
-def _earlier(sweep: Path, key: Auto) -> list[Run]:
-    """Finished runs of a sweep whose value counts: of GPUs any, of sizes that which was found; probes come last."""
-    runs = [run for path in sorted(sweep.glob(f"*/{run_folder.RESULT}")) if (run := run_folder.finished(path.parent))]
+def _earlier(sweep: Path, key: Auto) -> list[RecordedRun]:
+    """Finished runs of a sweep whose value counts: of GPUs any, of sizes that which was found;
+    probes come last.
+    """
+    runs = [
+        run
+        for path in sorted(sweep.glob(f"*/{run_folder.RESULT}"))
+        if (run := run_folder.finished(path.parent))
+    ]
     if key is Auto.gpus:
         return [run for run in runs if not run.record.is_probe]
     runs = [run for run in runs if run.record.config.get("auto") == key]
-    return sorted((r for r in runs if not r.record.is_probe or r.status == "ok"), key=lambda run: run.record.is_probe)
+    return sorted(
+        (r for r in runs if not r.record.is_probe or r.status == "ok"),
+        key=lambda run: run.record.is_probe,
+    )
 
 
 def _by_time(searches: Sequence[Search]) -> set[int]:
-    """Choose numbers of GPUs by predicted times. Returns those of cells of which none is predicted."""
+    """Choose numbers of GPUs by predicted times.
+    Returns those of cells of which none is predicted.
+    """
     tried = [(search, cell) for search in searches for cell in search.on_each_number()]
     answers = estimate([cell.config for _, cell in tried], tried[0][1].folder) if tried else []
     unknown = set[int]()
@@ -286,10 +372,16 @@ def _by_time(searches: Sequence[Search]) -> set[int]:
         fitting = [answer for answer in own if answer.prediction.fits != "no"] or own
         # a roofline is no measurement: it chooses nothing
         timed = [each for each in fitting if each.basis.is_measured]
-        seconds = {each.config.gpus: each.prediction.total_s.value for each in timed if each.prediction.total_s}
+        seconds = {
+            each.config.gpus: each.prediction.total_s.value
+            for each in timed
+            if each.prediction.total_s
+        }
         if seconds:
             least_s, gpus = min((value, gpus) for gpus, value in seconds.items())
-            others = ", ".join(f"{other}: {in_hours(value)}" for other, value in seconds.items() if other != gpus)
+            others = ", ".join(
+                f"{other}: {in_hours(value)}" for other, value in seconds.items() if other != gpus
+            )
             others = others or "nothing is predicted for other numbers"
             sentence = f"the least predicted time, {in_hours(least_s)}; {others}"
             search.found[gpus] = Message("auto.least-time", sentence, seconds=seconds)
@@ -307,9 +399,15 @@ def _by_memory(searches: Sequence[Search], probes: bool) -> None:
     for _ in range(2):  # powers of two, then what lies between
         tried = [(search, cell) for search in searches for cell in search.of_next_sizes()]
         configs = [cell.config for _, cell in tried]
-        answers = estimate(configs, tried[0][1].folder, targets(configs), Effort.all) if tried else []
+        answers = (
+            estimate(configs, tried[0][1].folder, targets(configs), Effort.all) if tried else []
+        )
         for (search, cell), answer in zip(tried, answers, strict=True):
-            (fits, needs), size, none = _verdict(answer), cell.cfg[search.key], not answer.prediction.memory_bytes
+            (fits, needs), size, none = (
+                _verdict(answer),
+                cell.cfg[search.key],
+                not answer.prediction.memory_bytes,
+            )
             if fits:
                 search.found[size] = Message("auto.fits", f"predicted {needs}", needs=needs)
             elif not search.found and size <= max(2, LEAST[search.key]):  # BatchNorm may not take 1
@@ -317,7 +415,9 @@ def _by_memory(searches: Sequence[Search], probes: bool) -> None:
                 search.problem = needs if none else _too_large(size, needs)
         searches = [search for search in searches if search.found]
     for _ in range(TRIES if probes else 0):
-        pairs = [(search, search.cell(search.value, probes=True)) for search in searches if search.found]
+        pairs = [
+            (search, search.cell(search.value, probes=True)) for search in searches if search.found
+        ]
         probing = [(search, probe) for search, probe in pairs if isinstance(probe, Cell)]
         with shares.announced([probe.config for _, probe in probing]):
             for search, probe in probing:
@@ -330,14 +430,23 @@ def _too_large(size: int, needs: str) -> Message:
 
 
 def _verdict(answer: Estimate) -> tuple[bool, str]:
-    """Whether all of a run's interval fits, and its memory in words; CPU ranks share what the machine has left."""
-    prediction, has, extra = answer.prediction, answer.target.memory_bytes, 0
-    needed, fits = prediction.memory_bytes, prediction.fits == "yes"
+    """Whether all of a run's interval fits, and its memory in words;
+    CPU ranks share what the machine has left.
+    """
+    prediction = answer.prediction
+    has = answer.target.memory_bytes
+    extra = 0
+    needed = prediction.memory_bytes
+    fits = prediction.fits == "yes"
     if needed is None or has is None:
         return False, prediction.memory_basis
     if answer.target.device_type == "cpu":
-        has, extra = available_memory_bytes() // answer.config.gpus, RANK_BYTES
+        has = available_memory_bytes() // answer.config.gpus
+        extra = RANK_BYTES
         fits = prediction.fits != "no" and needed.high + extra <= has
-    likely, most = needed.value + extra, needed.high + extra
+    likely = needed.value + extra
+    most = needed.high + extra
     sentence = f"{in_bytes(likely)}, at most {in_bytes(most)} of {in_bytes(has)}"
-    return fits, Message("auto.needs", sentence, likely_bytes=likely, most_bytes=most, has_bytes=has)
+    return fits, Message(
+        "auto.needs", sentence, likely_bytes=likely, most_bytes=most, has_bytes=has
+    )

@@ -1,4 +1,6 @@
-"""The cells of a sweep: made by axes, composed once, then either measured before, refused, or left to measure."""
+"""The cells of a sweep: made by axes, composed once, then either measured before, refused,
+or left to measure.
+"""
 
 import shlex
 import sys
@@ -23,7 +25,7 @@ from multicard.config.roles import Role
 from multicard.machine.slurm import Allocation
 from multicard.messages import Message, Refusal, console_script, link, say
 from multicard.records import run_folder, text_table
-from multicard.records.run_folder import Run
+from multicard.records.run_folder import RecordedRun
 from multicard.records.schema import SCHEMA_VERSION, AnyRecord
 from multicard.run import outcome, prepare
 from multicard.run.workload import Workload, unsaid
@@ -41,9 +43,10 @@ Cells = list[list[str]]  # the overrides of each
 class Axes:
     """The parts of `hydra.sweeper` and `hydra.experiment` that make cells.
 
-    params: keys to their values, separated by commas. smoke: the same, instead of these, with `scale=smoke`; null
-    leaves a key out. exclude: values of some axes that cannot be together. parts: axes that are tried one by one
-    (`one_by_one`) in place of all their combinations.
+    params: keys to their values, separated by commas. smoke: the same, instead of these, with
+    `scale=smoke`; null
+    leaves a key out. exclude: values of some axes that cannot be together. parts: axes that are
+    tried one by one (`one_by_one`) in place of all their combinations.
     """
 
     params: Mapping[str, Any] = field(default_factory=dict)
@@ -57,10 +60,15 @@ class Axes:
         hydra = OmegaConf.load(CONF / "experiment" / f"{name}.yaml").hydra
         own = hydra.experiment
         return Axes(
-            hydra.sweeper.params, {**smoke, **own.get("smoke", {})}, own.get("exclude", ()), own.get("parts", ())
+            hydra.sweeper.params,
+            {**smoke, **own.get("smoke", {})},
+            own.get("exclude", ()),
+            own.get("parts", ()),
         )
 
-    def cells(self, words: Sequence[str], shrunk: bool, times: int, tell: Callable[[str], None] = say) -> Cells:
+    def cells(
+        self, words: Sequence[str], shrunk: bool, times: int, tell: Callable[[str], None] = say
+    ) -> Cells:
         """The overrides of each cell.
 
         Args:
@@ -72,7 +80,9 @@ class Axes:
         values = {**self.params, **(self.smoke if shrunk else {})}
         axes = [f"{key}={value}" for key, value in values.items() if value is not None]
         axes += [f"repetition={','.join(map(str, range(1, times + 1)))}"] if times > 1 else []
-        cells = one_by_one(product(OverridesParser.create().parse_overrides([*axes, *words])), self.parts)
+        cells = one_by_one(
+            product(OverridesParser.create().parse_overrides([*axes, *words])), self.parts
+        )
         for entry in self.exclude:
             named = {f"{key}={value}" for key, value in entry.items()}
             within = [overrides for overrides in cells if not named <= {*overrides}]
@@ -80,7 +90,8 @@ class Axes:
             if left_out > 0:
                 message = Message(
                     "cells.excluded",
-                    f"{count(left_out, 'cell')} left out by the experiment: {' '.join(sorted(named))}",
+                    f"{count(left_out, 'cell')} left out by the experiment:"
+                    f" {' '.join(sorted(named))}",
                     cells=left_out,
                     values=sorted(named),
                 )
@@ -93,7 +104,8 @@ def product(overrides: Sequence[Override]) -> Cells:
     """Every combination of the values of all keys; the last values of a key that is there twice."""
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 
-    repeats = schema.keys(Role.repetition)  # outermost: all cells are measured once before any is measured again
+    # outermost: all cells are measured once before any is measured again
+    repeats = schema.keys(Role.repetition)
 
     def place(override: Override) -> int:
         key = override.get_key_element()
@@ -104,9 +116,11 @@ def product(overrides: Sequence[Override]) -> Cells:
 
 
 def one_by_one(cells: Cells, parts: Sequence[str]) -> Cells:
-    """The cells of a grid that have the first value of each part, of all but one, or the last value of each.
+    """The cells of a grid that have the first value of each part, of all but one,
+    or the last value of each.
 
-    So n parts of two values take n + 2 cells in place of 2^n. Keys that are no part keep all their values.
+    So n parts of two values take n + 2 cells in place of 2^n. Keys that are no part keep all their
+    values.
     Raises:
         Refusal: a part that no cell has as a key.
     """
@@ -134,13 +148,14 @@ def one_by_one(cells: Cells, parts: Sequence[str]) -> Cells:
 
 
 @dataclass(kw_only=True)
-class Place:
+class CellPlace:
     """A cell's place in its sweep.
 
     Args:
         number: in the typed order of the sweep, from 1, which tables keep.
         label: its turn among the cells that are measured ("[2/6] "); empty for a single run.
-        setting: what tells it from the other cells of the sweep, as wide as theirs ("layout=nchw gpus=1  rep 2").
+        setting: its values of the swept keys, as wide as those of the other cells
+            ("layout=nchw gpus=1  rep 2").
         overrides: those of which a cell of a sweep is composed.
         is_as_before: it leaves out what became the default after its sweep had begun (`as_before`).
         composed: Hydra's configuration with its own part; `cfg` is the run's part, resolved.
@@ -155,7 +170,7 @@ class Place:
     composed: DictConfig
     cfg: DictConfig
     folder: Path
-    result: Run | None = None
+    result: RecordedRun | None = None
 
     @property
     def title(self) -> str:
@@ -164,33 +179,40 @@ class Place:
 
 
 @dataclass(kw_only=True)
-class Cell(Place):
+class Cell(CellPlace):
     """A cell that can be measured: `config` is `cfg` as dataclasses."""
 
     config: RunConfig
 
     def as_record(self, device: str = "") -> AnyRecord:
-        """The part of its record that is known before it is measured, on a device or the configuration's."""
+        """The part of its record that is known before it is measured,
+        on a device or the configuration's.
+        """
         axes = self.workload.axes(self.cfg, device or str(self.cfg.device))
         config = plain(self.config)
-        return self.workload.record(schema_version=SCHEMA_VERSION, status="", axes=axes, config=config)
+        return self.workload.record(
+            schema_version=SCHEMA_VERSION, status="", axes=axes, config=config
+        )
 
-    def refused(self, reason: str, is_mistake: bool = True) -> "Refused":
+    def refused(self, reason: str, is_mistake: bool = True) -> "RefusedCell":
         """The cell as one that is not measured."""
-        shared = {name: getattr(self, name) for name in Place.__dataclass_fields__}
-        return Refused(**shared, reason=reason, is_mistake=is_mistake)
+        shared = {name: getattr(self, name) for name in CellPlace.__dataclass_fields__}
+        return RefusedCell(**shared, reason=reason, is_mistake=is_mistake)
 
 
 @dataclass(kw_only=True)
-class Refused(Place):
-    """A cell that is not measured, for a reason with the key and the remedy. The command exits with 1 for a mistake; a
-    cell that does not fit, and that a race leaves out, is none."""
+class RefusedCell(CellPlace):
+    """A cell that is not measured, for a reason with the key and the remedy. The command exits with
+    1 for a mistake; a cell that does not fit, and that a race leaves out, is none.
+    """
 
     reason: str
     is_mistake: bool = True
 
     def record(self, keep: bool = True) -> None:
-        """Say the reason, and with `keep` write it as a record, as a sweep does, where that replaces no measurement."""
+        """Say the reason, and with `keep` write it as a record, as a sweep does,
+        where that replaces no measurement.
+        """
         begun = outcome.begin(self.workload, self.cfg, self.folder)
         self.result = outcome.refuse(begun, self.reason, keep, self.title)
 
@@ -201,13 +223,17 @@ class Sweep:
 
     command: Command
     cells: list[Cell] = field(default_factory=list)
-    refused: list[Refused] = field(default_factory=list)
+    refused: list[RefusedCell] = field(default_factory=list)
 
     @classmethod
-    def of(cls, command: Command, cells: Iterable[Cell | Refused]) -> "Sweep":
+    def of(cls, command: Command, cells: Iterable[Cell | RefusedCell]) -> "Sweep":
         """The sweep of cells of both kinds."""
         every = [*cells]
-        return cls(command, [c for c in every if isinstance(c, Cell)], [c for c in every if isinstance(c, Refused)])
+        return cls(
+            command,
+            [c for c in every if isinstance(c, Cell)],
+            [c for c in every if isinstance(c, RefusedCell)],
+        )
 
     @property
     def left(self) -> list[Cell]:
@@ -215,7 +241,7 @@ class Sweep:
         return [cell for cell in self.cells if cell.result is None]
 
     @property
-    def every(self) -> list[Cell | Refused]:
+    def every(self) -> list[Cell | RefusedCell]:
         """All cells, in the order in which they were typed."""
         return sorted([*self.cells, *self.refused], key=lambda cell: cell.number)
 
@@ -232,12 +258,16 @@ class Sweep:
 
     def finish(self) -> None:
         """Hand the runs to the command, which shows them in the order in which they were typed."""
-        self.command.take({cell.number: cell.result for cell in self.every if cell.result is not None})
+        self.command.take(
+            {cell.number: cell.result for cell in self.every if cell.result is not None}
+        )
 
     def say_start(self) -> None:
         """Say how many cells are to be measured, and what is alike in all of them."""
         described = [cell.workload.describe(cell.config) for cell in self.left]
-        alike = ", ".join(part for part in described[0] if all(part in parts for parts in described))
+        alike = ", ".join(
+            part for part in described[0] if all(part in parts for parts in described)
+        )
         line = f"{count(len(described), 'cell')}{' of ' * bool(alike)}{alike} -> "
         say(Text(line).append(link(self.left[0].folder.parent)))
         self.say_notices()
@@ -265,11 +295,19 @@ class Sweep:
             self.command.has_said_as_before = True
 
     def say_left(self, ended: str = "interrupted") -> None:
-        """Say why a sweep ended early, how many cells it has left, and the command that measures them."""
-        left = sum(cell.result is None or cell.result.status == "interrupted" for cell in self.every)
+        """Say why a sweep ended early, how many cells it has left,
+        and the command that measures them.
+        """
+        left = sum(
+            cell.result is None or cell.result.status == "interrupted" for cell in self.every
+        )
         every = len(self.every)
         message = Message(
-            "sweep.left", f"{ended}: {left} of {every} cells are left", ended=ended, left=left, cells=every
+            "sweep.left",
+            f"{ended}: {left} of {every} cells are left",
+            ended=ended,
+            left=left,
+            cells=every,
         )
         say(message, error=True)
         command = self.resume_command()
@@ -292,8 +330,10 @@ def compose(
     sweep_config: DictConfig,
     turns: Sequence[Turn],
 ) -> Sweep:
-    """Compose every cell from its overrides, once, and find its folder. Cells that measure the same are one."""
-    placed: dict[tuple[Path, str], Cell | Refused] = {}
+    """Compose every cell from its overrides, once, and find its folder.
+    Cells that measure the same are one.
+    """
+    placed: dict[tuple[Path, str], Cell | RefusedCell] = {}
     turn_of: dict[tuple[Path, str], int] = {}
     alike: list[str] = []
     total = len(turns)
@@ -310,7 +350,10 @@ def compose(
         cell.overrides = turn.words
         setting = (cell.folder.parent, cell.folder.name)
         if isinstance(cell, Cell):
-            setting = (cell.folder.parent, f"{cell.config.identity()}-r{cfg.repetition}-{cfg.probe.enabled}")
+            setting = (
+                cell.folder.parent,
+                f"{cell.config.identity()}-r{cfg.repetition}-{cfg.probe.enabled}",
+            )
         if setting in placed:
             first = turn_of[setting]
             sentence = f"measures the same as [{first}/{total}]: left out"
@@ -322,7 +365,10 @@ def compose(
             composed.hydra.sweep.subdir = cell.folder.name
         placed[setting] = cell
         turn_of[setting] = at
-    words_of = [[word for word in cell.overrides if not word.startswith("auto=")] for cell in placed.values()]
+    words_of = [
+        [word for word in cell.overrides if not word.startswith("auto=")]
+        for cell in placed.values()
+    ]
     for cell, apart in zip(placed.values(), settings_apart(words_of), strict=True):
         cell.setting = " " * (len(f"[{total}/{total}] ") - len(cell.label)) + apart
     if len(alike) > NAMED_CELLS:
@@ -339,10 +385,14 @@ def compose(
 
 
 def settings_apart(settings: Sequence[Sequence[str]]) -> list[str]:
-    """The words by which settings differ, in columns; none of a single one. The repetition comes last, and stands there
-    where it is the same for all too."""
+    """The words by which settings differ, in columns; none of a single one. The repetition comes
+    last, and stands there where it is the same for all too.
+    """
     shared = set.intersection(*map(set, settings)) if settings else set[str]()
-    rows = [[word for word in words if word not in shared or word.startswith(REPETITION)] for words in settings]
+    rows = [
+        [word for word in words if word not in shared or word.startswith(REPETITION)]
+        for words in settings
+    ]
     rows = [sorted(row, key=lambda word: word.startswith(REPETITION)) for row in rows]
     rows = [[word.replace(REPETITION, "rep ") for word in row] for row in rows]
     widths = [max(map(cell_len, column)) for column in zip_longest(*rows, fillvalue="")]
@@ -358,9 +408,17 @@ def cell_of(
     words: list[str],
     number: int = 1,
     label: str = "",
-) -> Cell | Refused:
-    """The cell of a composed configuration, in a folder of the sweep's that is named by some words of the overrides."""
-    place: dict[str, Any] = {"number": number, "label": label, "workload": workload, "composed": composed, "cfg": cfg}
+) -> Cell | RefusedCell:
+    """The cell of a composed configuration, in a folder of the sweep's
+    that is named by some words of the overrides.
+    """
+    place: dict[str, Any] = {
+        "number": number,
+        "label": label,
+        "workload": workload,
+        "composed": composed,
+        "cfg": cfg,
+    }
     try:
         config = prepare.typed(workload, cfg)
         if as_before.trains_on_all_rows(config, sweep):
@@ -369,14 +427,15 @@ def cell_of(
             place["is_as_before"] = True
     except ValueError as error:
         name = run_folder.cell_name(run_folder.REFUSED, words, cfg.repetition, cfg.probe.enabled)
-        return Refused(**place, folder=run_folder.find_cell(sweep, name), reason=str(error))
+        return RefusedCell(**place, folder=run_folder.find_cell(sweep, name), reason=str(error))
     name = run_folder.cell_name(config.identity(), words, cfg.repetition, cfg.probe.enabled)
     return Cell(**place, folder=run_folder.find_cell(sweep, name), config=config)
 
 
 def settle(sweep: Sweep) -> None:
-    """Take the records of cells that were measured before, and refuse cells whose folder holds the record of another,
-    or that were measured on other data than lies there now."""
+    """Take the records of cells that were measured before, and refuse cells whose folder holds the
+    record of another, or that were measured on other data than lies there now.
+    """
     sweep.say_as_before()
     fingerprints: dict[str, Any] = {}
     for cell in list(sweep.cells):
@@ -402,7 +461,7 @@ def settle(sweep: Sweep) -> None:
         cell.result = run
 
 
-def _say_not_kept(cell: Cell, run: Run) -> None:
+def _say_not_kept(cell: Cell, run: RecordedRun) -> None:
     """That a cell was measured without keeping what it trained, which its command asks for now."""
     asked = str(getattr(cell.config, "save", "none"))
     saved = getattr(run.record, "saved", None)
@@ -410,7 +469,8 @@ def _say_not_kept(cell: Cell, run: Run) -> None:
         return
     message = Message(
         "save.not-kept",
-        f"save={asked}: was measured without; add `rerun=true` to train it again and keep the {asked}",
+        f"save={asked}: was measured without; add `rerun=true` to train it again and keep the"
+        f" {asked}",
         key="save",
         cell=cell.folder.name,
     )
@@ -418,8 +478,10 @@ def _say_not_kept(cell: Cell, run: Run) -> None:
 
 
 def check(sweep: Sweep, left: Sequence[Cell], on_slurm: bool = False) -> None:
-    """Refuse those of some cells that do not pass the checks that a run makes before it starts; for SLURM without those
-    that only the job's nodes can make, as of the data: these are taken to have the GPUs that the job asks for."""
+    """Refuse those of some cells that do not pass the checks that a run makes before it starts; for
+    SLURM without those that only the job's nodes can make, as of the data: these are taken to have
+    the GPUs that the job asks for.
+    """
     for cell in [*left]:
         config = cell.config
         try:
@@ -432,19 +494,36 @@ def check(sweep: Sweep, left: Sequence[Cell], on_slurm: bool = False) -> None:
             sweep.refuse(cell, str(error))
 
 
-def dry_run(sweep: Sweep, groups: Sequence[tuple[str, list[Cell]]], how: str, queued: int = 0) -> None:
-    """Print the cells that would be measured and how, in groups with what their jobs ask for, and the number of the
-    others; `queued` are cells whose jobs are in the queue already."""
+def dry_run(
+    sweep: Sweep, groups: Sequence[tuple[str, list[Cell]]], how: str, queued: int = 0
+) -> None:
+    """Print the cells that would be measured and how, in groups with what their jobs ask for, and
+    the number of the others; `queued` are cells whose jobs are in the queue already.
+    """
     number = sum(len(members) for _, members in groups)
-    plan = f"{count(number, 'cell')}, to be measured as {how}:" if number else "No cell is left to measure."
+    plan = (
+        f"{count(number, 'cell')}, to be measured as {how}:"
+        if number
+        else "No cell is left to measure."
+    )
     message = Message(
-        "sweep.dry-run", f"dry_run=true: nothing is started. {plan}", key="dry_run", cells=number, how=how
+        "sweep.dry-run",
+        f"dry_run=true: nothing is started. {plan}",
+        key="dry_run",
+        cells=number,
+        how=how,
     )
     say(message)
     sweep.say_notices()
     sweep.say_order()
-    rows = [(str(len(own)), each, "\n".join(map(_in_a_dry_run, own))) for each, own in groups if own]
-    for line in text_table.text(("cells", "each", "which"), rows, text_table.terminal_width()) if rows else ():
+    rows = [
+        (str(len(own)), each, "\n".join(map(_in_a_dry_run, own))) for each, own in groups if own
+    ]
+    for line in (
+        text_table.text(("cells", "each", "which"), rows, text_table.terminal_width())
+        if rows
+        else ()
+    ):
         say(line)
     measured = len(sweep.cells) - len(sweep.left)
     refused = sum(cell.is_mistake for cell in sweep.refused)
@@ -460,15 +539,20 @@ def dry_run(sweep: Sweep, groups: Sequence[tuple[str, list[Cell]]], how: str, qu
 
 
 def _in_a_dry_run(cell: Cell) -> str:
-    """The settings of the cell that others do not have, else what it does, and the identity that its folder has."""
+    """The settings of the cell that others do not have, else what it does,
+    and the identity that its folder has.
+    """
     setting = cell.setting.lstrip() or ", ".join(cell.workload.describe(cell.config))
     return f"{setting}  {cell.config.identity()}"
 
 
 def say_refused(sweep: Sweep) -> None:
-    """Say why cells would be refused, once for those of the same reason; the command then exits with 1, as the sweep
-    would."""
-    refused = sorted((cell for cell in sweep.refused if cell.is_mistake), key=lambda cell: cell.number)
+    """Say why cells would be refused, once for those of the same reason; the command then exits
+    with 1, as the sweep would.
+    """
+    refused = sorted(
+        (cell for cell in sweep.refused if cell.is_mistake), key=lambda cell: cell.number
+    )
     for reason in dict.fromkeys(cell.reason for cell in refused):
         members = [cell for cell in refused if cell.reason == reason]
         more = f"and {len(members) - 1} more " if len(members) > 1 else ""

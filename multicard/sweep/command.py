@@ -13,7 +13,7 @@ from multicard.measure.timing import clock_s, process_started_s
 from multicard.messages import Message, say, typed
 from multicard.ranks.failures import in_a_line
 from multicard.records import run_folder, table
-from multicard.records.run_folder import Run, is_probe
+from multicard.records.run_folder import RecordedRun, is_probe
 from multicard.run.workload import Workload
 
 if TYPE_CHECKING:
@@ -49,9 +49,10 @@ class Command:
     """
 
     def __init__(self, workload: Workload) -> None:
-        self.workload, self.words = workload, list[str]()
+        self.workload = workload
+        self.words = list[str]()
         self.conclude: Conclude = lambda folders: Conclusion()
-        self.runs: list[Run] = []
+        self.runs: list[RecordedRun] = []
         self.is_sweep = self.abandoned = self.would_refuse = False
         self.has_said_order = self.has_said_as_before = False
         self.foreseen_s = 0.0
@@ -62,7 +63,7 @@ class Command:
         """Leave the words that set some keys out of what is shown of this command."""
         self.words = [word for word in self.words if word.partition("=")[0] not in keys]
 
-    def take(self, runs: Mapping[int, Run]) -> None:
+    def take(self, runs: Mapping[int, RecordedRun]) -> None:
         """Take the runs of cells, by their number in the typed order of the sweep."""
         for number, run in runs.items():
             place = bisect_right(self._numbers, number)
@@ -70,7 +71,9 @@ class Command:
             self.runs.insert(place, run)
 
     def run_started_s(self) -> float:
-        """The start of the run that begins now, in seconds of `clock_s`: the first began with the command itself."""
+        """The start of the run that begins now, in seconds of
+        `clock_s`: the first began with the command itself.
+        """
         self._runs += 1
         return process_started_s() + self.foreseen_s if self._runs == 1 else clock_s()
 
@@ -92,12 +95,15 @@ class Command:
                 place = shlex.quote(str(sweep))
                 message = Message(
                     "sweep.open-to-others",
-                    f"{others} may write to {sweep}, and falsify its records; use `chmod go-w {place}`",
+                    f"{others} may write to {sweep}, and falsify its records; use `chmod go-w"
+                    f" {place}`",
                     who=others,
                     folder=str(sweep),
                 )
                 say(message, error=True)
-        bad = any(run.status in run_folder.BAD or run.tracker_error is not None for run in self.runs)
+        bad = any(
+            run.status in run_folder.BAD or run.tracker_error is not None for run in self.runs
+        )
         return 1 if bad or self.abandoned or self.would_refuse else 0
 
     def _concluded(self, measured: Sequence[Path]) -> Conclusion:
@@ -106,11 +112,14 @@ class Command:
             return self.conclude(measured)
         except Exception as error:
             reason = in_a_line(error)
-            say(Message("sweep.no-conclusion", f"no conclusion: {reason}", reason=reason), error=True)
+            say(
+                Message("sweep.no-conclusion", f"no conclusion: {reason}", reason=reason),
+                error=True,
+            )
             return Conclusion()
 
 
-def _show_profiles(runs: list[Run]) -> None:
+def _show_profiles(runs: list[RecordedRun]) -> None:
     """Print the metrics of a single profiled run; for several, the command that shows them."""
     profiles = []
     for run in runs:
@@ -130,7 +139,8 @@ def _show_profiles(runs: list[Run]) -> None:
         from multicard.observe.profiles.metrics import Profile
 
         say("\n".join(["", *lines_of(profile_tables(Profile.of(profiles[0]), top=10))]))
-        traces, viewer = f"{runs[0].folder}/profile", VIEWERS[profiles[0].source]
+        traces = f"{runs[0].folder}/profile"
+        viewer = VIEWERS[profiles[0].source]
         say(Message("profile.traces", f"Traces: {traces}; {viewer} opens them", folder=traces))
     elif profiles:
         shows = f"{typed('-m multicard')} profile FOLDER/profile"

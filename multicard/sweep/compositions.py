@@ -1,7 +1,9 @@
-"""Composes the configurations of a sweep's cells: by Hydra once for each choice of groups, and from that for the rest.
+"""Composes the configurations of a sweep's cells: by Hydra once for each choice of groups,
+and from that for the rest.
 
-Hydra composes the groups first, and applies overrides of single keys after that. So cells that choose the same groups
-share all of the first part, which takes some 120 ms, and each gets a copy with its own overrides applied by Hydra.
+Hydra composes the groups first, and applies overrides of single keys after that. So cells that
+choose the same groups share all of the first part, which takes some 120 ms,
+and each gets a copy with its own overrides applied by Hydra.
 """
 
 import pickle
@@ -49,10 +51,16 @@ class Compositions:
         """
         overrides = [self._parsed(word) for word in words]
         # Hydra's own keys change how the rest is composed
-        if any(override.is_hydra_override() or override.is_sweep_override() for override in overrides):
+        if any(
+            override.is_hydra_override() or override.is_sweep_override() for override in overrides
+        ):
             whole = self._composed(words)
             return Composition(whole, task_of(whole))
-        groups = tuple(word for word, override in zip(words, overrides, strict=True) if self._is_group(override))
+        groups = tuple(
+            word
+            for word, override in zip(words, overrides, strict=True)
+            if self._is_group(override)
+        )
         if groups not in self._by_groups:
             self._by_groups[groups] = _Copies(self._composed(groups))
         values = [override for override in overrides if not self._is_group(override)]
@@ -76,13 +84,17 @@ class Compositions:
         return self._loader.load_sweep_config(self._sweep, [*words])
 
     def _is_group(self, override: Override) -> bool:
-        """True where an override chooses an option of a group, as Hydra decides it (`defaults_list.Overrides`)."""
+        """True where an override chooses an option of a group,
+        as Hydra decides it (`defaults_list.Overrides`).
+        """
         is_group = self._repository.group_exists(override.key_or_group)
         return is_group and not isinstance(override.value(), dict)
 
 
 class _Copies:
-    """Copies of a configuration, each with overrides of its own. Pickle copies four times as fast as deepcopy."""
+    """Copies of a configuration, each with overrides of its own.
+    Pickle copies four times as fast as deepcopy.
+    """
 
     def __init__(self, config: DictConfig) -> None:
         self._whole = pickle.dumps(config)
@@ -99,7 +111,9 @@ class _Copies:
 
 
 def task_of(config: DictConfig) -> DictConfig:
-    """The configuration of the run itself, resolved, without Hydra's part, which is there while a sweep is composed."""
+    """The configuration of the run itself, resolved, without Hydra's part,
+    which is there while a sweep is composed.
+    """
     task = copy(config)
     with open_dict(task):
         task.pop("hydra", None)

@@ -1,7 +1,9 @@
-"""Runs cells as processes on this machine, each on GPUs or cores of its own, which no other command takes meanwhile.
+"""Runs cells as processes on this machine, each on GPUs or cores of its own,
+which no other command takes meanwhile.
 
-Sweeps, races and plans decide which cell starts next; the executor starts and ends processes. `Pace` estimates the
-time left; `Streak` stops a sweep after several failures of one cause. Sweeps on SLURM use both too.
+Sweeps, races and plans decide which cell starts next; the executor starts and ends processes.
+`Pace` estimates the time left; `Streak` stops a sweep after several failures of one cause.
+Sweeps on SLURM use both too.
 """
 
 import os
@@ -20,16 +22,24 @@ from multicard.config import schema
 from multicard.config.job import count
 from multicard.config.placement import require_nodes
 from multicard.config.roles import Role
-from multicard.machine.shares import Machine, MachineShare
+from multicard.machine.shares import MachineShare, MachineShares
 from multicard.measure.memory import SHARED_MEMORY
 from multicard.measure.timing import clock_s, in_hours, pause
 from multicard.messages import Message, say
 from multicard.ranks.failures import Failure
 from multicard.records import ownership, run_folder
-from multicard.records.run_folder import Run
+from multicard.records.run_folder import RecordedRun
 from multicard.run import outcome
 from multicard.sweep.cells import Cell, Sweep
-from multicard.sweep.job import STARTS_JOBS, CellJob, LocalJob, jobs_folder, make_jobs, submission, terminal_blocked
+from multicard.sweep.job import (
+    STARTS_JOBS,
+    CellJob,
+    LocalJob,
+    jobs_folder,
+    make_jobs,
+    submission,
+    terminal_blocked,
+)
 
 POLL_S = 0.2
 SAY_EVERY_S = 60.0  # lines about how far a sweep is
@@ -37,9 +47,11 @@ NO_LIMIT_MIN = 60 * 24 * 365
 
 IN_A_ROW = 3  # failures of one cause that end a sweep
 EVERYWHERE = ("disk", "tracker", "record")  # kinds of failure that are no cell's own
-UNWRITABLE = ("folder.unwritable", "job.log-unwritable")  # codes of refusals for a folder that cannot be written to
+# codes of refusals for a folder that cannot be written to
+UNWRITABLE = ("folder.unwritable", "job.log-unwritable")
 OTHER_CODE = "job.other-code"  # code of the refusal of a job whose code was changed
-NO_RECORD = "cell.no-record"  # code of the failure of a process that ended without a record: it was killed
+# code of the failure of a process that ended without a record: it was killed
+NO_RECORD = "cell.no-record"
 
 
 @dataclass
@@ -74,16 +86,19 @@ class Executor:
         import submitit
 
         self.folder = jobs_folder(sweep)
-        self.machine = Machine()
+        self.machine = MachineShares()
         self.reports = reports
         self.ends_with = None if kill_signal is None else (os.getpid(), kill_signal)
         self.running: list[Running] = []
-        self._submitit = submitit.AutoExecutor(self.folder, cluster="local", local_python=STARTS_JOBS)
+        self._submitit = submitit.AutoExecutor(
+            self.folder, cluster="local", local_python=STARTS_JOBS
+        )
         self._submitit.update_parameters(timeout_min=NO_LIMIT_MIN)
 
     def start(self, cell: Cell, share: MachineShare) -> Running:
         """Start a process of the cell on its share."""
-        if run_folder.finished(cell.folder) is None:  # a failed try's record is not to be taken for the new one
+        # a failed try's record is not to be taken for the new one
+        if run_folder.finished(cell.folder) is None:
             (cell.folder / "result.json").unlink(missing_ok=True)
         gpus = None if share.gpus is None else ",".join(share.gpus)
         with submission() as umask:
@@ -95,8 +110,9 @@ class Executor:
     def submit_process(self, cell: Cell, job: CellJob, share: MachineShare) -> None:
         """Start the job's process and add it to those that run. An interruption waits meanwhile.
 
-        The terminal's signals are blocked until the job itself unblocks them: submitit's own process between would
-        answer Ctrl-C with a traceback, and kill the job a second later, whether its end is recorded or not.
+        The terminal's signals are blocked until the job itself unblocks them: submitit's own
+        process between would answer Ctrl-C with a traceback, and kill the job a second later,
+        whether its end is recorded or not.
         """
         with terminal_blocked():
             self.running.append(Running(cell, self._submitit.submit(job), share))
@@ -109,7 +125,7 @@ class Executor:
             self.machine.give_back(process.share)
         return [process.cell for process in ended]
 
-    def collect(self, process: Running, interrupted: bool = False) -> Run:
+    def collect(self, process: Running, interrupted: bool = False) -> RecordedRun:
         """Take the record of a process that has ended, if `interrupted` by this command."""
         cell = process.cell
         self.running.remove(process)
@@ -117,7 +133,9 @@ class Executor:
         if cell.result is None:
             log = self.folder / f"{process.job.job_id}_0_log.err"
             if interrupted:
-                failure = Failure("interrupt", Message("cell.interrupted-early", "SIGINT before it began"))
+                failure = Failure(
+                    "interrupt", Message("cell.interrupted-early", "SIGINT before it began")
+                )
             else:
                 message = Message(
                     "cell.no-record",
@@ -134,8 +152,8 @@ class Executor:
     def interrupt(self) -> None:
         """Have what runs record its interruption and end, and take the records.
 
-        A second signal would disturb the writing of a record; the terminal may have sent one too. A job that has just
-        been submitted appears later than its cell.
+        A second signal would disturb the writing of a record; the terminal may have sent one too. A
+        job that has just been submitted appears later than its cell.
         """
         signalled: set[int] = set()
         while not all(process.has_ended() for process in self.running):
@@ -167,11 +185,14 @@ def ending_on_error(executor: Executor) -> Iterator[None]:
 
 
 class Pace:
-    """Estimates when a sweep ends, from its cells that have ended so far; what it says may stand in the bar of the cell
-    that runs."""
+    """Estimates when a sweep ends, from its cells that have ended so far; what it says may stand in
+    the bar of the cell that runs.
+    """
 
     def __init__(self, total: int, has_bar: bool = False) -> None:
-        self.total, self.ended, self.has_bar = total, 0, has_bar
+        self.total = total
+        self.ended = 0
+        self.has_bar = has_bar
         self.started_s = self.ended_s = self.said_s = clock_s()
 
     def left_s(self) -> float | None:
@@ -182,9 +203,13 @@ class Pace:
         return max(cells_s - (clock_s() - self.ended_s), 0.0)
 
     def say_progress(self, ended: Sequence[Cell]) -> None:
-        """Count cells that ended, and say now and then how many have and when the rest will, where some are left.
-        Refused cells are left out: they take no time."""
-        measured = sum(cell.result is not None and cell.result.status != "refused" for cell in ended)
+        """Count cells that ended, and say now and then how many have and when the rest will, where
+        some are left.
+        Refused cells are left out: they take no time.
+        """
+        measured = sum(
+            cell.result is not None and cell.result.status != "refused" for cell in ended
+        )
         self.ended += measured
         self.total -= len(ended) - measured
         if not measured:
@@ -196,7 +221,8 @@ class Pace:
             elapsed = in_hours(self.ended_s - self.started_s)
             message = Message(
                 "sweep.pace",
-                f"{self.ended} of {count(self.total, 'cell')} ended in {elapsed}; about {in_hours(left_s)} left",
+                f"{self.ended} of {count(self.total, 'cell')} ended in {elapsed}; about"
+                f" {in_hours(left_s)} left",
                 ended=self.ended,
                 cells=self.total,
                 left_s=left_s,
@@ -212,12 +238,15 @@ class SameFailureError(Exception):
 
 
 class Streak:
-    """The cells that have ended last, as long as they failed for one cause that the next ones have too: the disk is
-    full, the data is gone. What a cell's own settings may cause does not count: running out of memory, of its host's
-    too, or of open files, too few rows for a step, diverging, an exception of the model."""
+    """The cells that have ended last, as long as they failed for one cause that the next ones have
+    too: the disk is full, the data is gone. What a cell's own settings may cause does not count:
+    running out of memory, of its host's too, or of open files, too few rows for a step, diverging,
+    an exception of the model.
+    """
 
     def __init__(self) -> None:
-        self.cause, self.cells = "", list[Cell]()
+        self.cause = ""
+        self.cells = list[Cell]()
 
     def add(self, ended: Cell) -> None:
         cause = cause_of(ended)
@@ -244,18 +273,25 @@ class Streak:
 
 
 def would_fail_too(left: Sequence[Cell], *failed: Cell) -> bool:
-    """True where cells would fail for the cause that others have failed for: where data is gone, those that read it."""
+    """True where cells would fail for the cause that others have failed for: where data is gone,
+    those that read it.
+    """
     cause = cause_of(failed[0])
-    return bool(cause) and (not cause.startswith("data") or {*map(_data, left)} <= {*map(_data, failed)})
+    return bool(cause) and (
+        not cause.startswith("data") or {*map(_data, left)} <= {*map(_data, failed)}
+    )
 
 
 def cause_of(cell: Cell) -> str:
-    """The cause that all failures of a kind share; empty where a cell did not fail, or may have failed for its own
-    settings."""
+    """The cause that all failures of a kind share; empty where a cell did not fail, or may have
+    failed for its own settings.
+    """
     cause = cell.result and cell.result.record.cause
     if cause is None:
         return ""
-    is_shared_memory = cause.code == "disk.full" and cause.facts.get("path", "").startswith(str(SHARED_MEMORY))
+    is_shared_memory = cause.code == "disk.full" and cause.facts.get("path", "").startswith(
+        str(SHARED_MEMORY)
+    )
     if cause.kind in EVERYWHERE and not is_shared_memory:
         return cause.kind
     if cause.kind != "refused":
@@ -264,7 +300,8 @@ def cause_of(cell: Cell) -> str:
         return "disk"
     if cause.code == OTHER_CODE:
         return "code"
-    key = cause.key or re.split("[=:]", cause.message)[0]  # a refusal without a code begins with its key
+    # a refusal without a code begins with its key
+    key = cause.key or re.split("[=:]", cause.message)[0]
     return f"data, {key}" if key in schema.keys(Role.input) else ""
 
 
@@ -275,12 +312,14 @@ def left_no_record(cause: Failure) -> bool:
 
 def _data(cell: Cell) -> tuple[str, ...]:
     """Values of the keys that say which data the cell reads."""
-    return tuple(str(OmegaConf.select(cell.cfg, key)) for key in ("dataset.name", *schema.keys(Role.input)))
+    return tuple(
+        str(OmegaConf.select(cell.cfg, key)) for key in ("dataset.name", *schema.keys(Role.input))
+    )
 
 
 def run_all(sweep: Sweep, streak: Streak | None = None) -> None:
-    """Measure the cells that are left, as many at a time as fit, in the sweep's order where that leaves nothing idle;
-    `streak` is of cells that have ended before.
+    """Measure the cells that are left, as many at a time as fit, in the sweep's order where that
+    leaves nothing idle; `streak` is of cells that have ended before.
 
     Raises:
         KeyboardInterrupt: on Ctrl-C, once the running cells have ended.
@@ -297,7 +336,8 @@ def run_all(sweep: Sweep, streak: Streak | None = None) -> None:
         return
     sweep.say_start()
     most = len(waiting)
-    executor, pace = Executor(waiting[0].folder.parent), Pace(most)
+    executor = Executor(waiting[0].folder.parent)
+    pace = Pace(most)
     streak, stopped = streak or Streak(), None
     with ending_on_error(executor):
         while waiting or executor.running:
@@ -307,7 +347,11 @@ def run_all(sweep: Sweep, streak: Streak | None = None) -> None:
                 if share is not None:
                     waiting.remove(cell)
                     executor.start(cell, share)
-                    where = count(len(share.cpus), "core") if share.gpus is None else f"GPUs {','.join(share.gpus)}"
+                    where = (
+                        count(len(share.cpus), "core")
+                        if share.gpus is None
+                        else f"GPUs {','.join(share.gpus)}"
+                    )
                     message = Message("cell.started", f"started on {where}", where=where)
                     say(f"{cell.title}{message}")
             pause(POLL_S)
@@ -318,6 +362,7 @@ def run_all(sweep: Sweep, streak: Streak | None = None) -> None:
                 raise KeyboardInterrupt  # Ctrl-C can reach the cells and not this process
             pace.say_progress(ended)
             if streak.ends(waiting):
-                stopped, waiting = streak.error(), []
+                stopped = streak.error()
+                waiting = []
     if stopped is not None:
         raise stopped

@@ -2,7 +2,8 @@
 
     python multicard/sweep/job_process.py -u -m submitit.core._submit FOLDER
 
-Whoever may write to a folder above FOLDER could have put another in its place while the job was queued.
+Whoever may write to a folder above FOLDER could have put
+another in its place while the job was queued.
 """
 
 import os
@@ -12,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-sys.path = [str(HERE.parents[1]), *(path for path in sys.path if path != str(HERE))]  # whatever a site's PYTHONPATH is
+# whatever a site's PYTHONPATH is
+sys.path = [str(HERE.parents[1]), *(path for path in sys.path if path != str(HERE))]
 
 from submitit.core.job_environment import JobEnvironment
 from submitit.core.submission import process_job
@@ -22,22 +24,28 @@ from multicard.machine import private
 from multicard.measure.timing import pause
 from multicard.records import run_folder
 
-POLLS, POLL_S = 100, 0.1  # for the command to name what it has submitted
+# for the command to name what it has submitted
+POLLS = 100
+POLL_S = 0.1
 
 
 def name_own(folder: Path) -> None:
-    """Give the file of this job its name, where the command was killed between sbatch and that. It is known by the
-    submission, whose name SLURM has, and by the place of its cell in the array."""
+    """Give the file of this job its name, where the command was killed between sbatch and that. It
+    is known by the submission, whose name SLURM has, and by the place of its cell in the array.
+    """
     os.environ["SUBMITIT_FOLDER"] = str(folder)
     own = JobEnvironment().paths.submitted_pickle
     for _ in range(POLLS):
         if own.exists():
             return
         pause(POLL_S)
-    submission = run_folder.read_json(folder / f"{os.environ.get('SLURM_JOB_NAME')}.json") or {"cells": []}
+    submission = run_folder.read_json(folder / f"{os.environ.get('SLURM_JOB_NAME')}.json") or {
+        "cells": []
+    }
     for name in submission["cells"][int(os.environ.get("SLURM_ARRAY_TASK_ID", "0")) :][:1]:
         for path in folder.glob(f"{'[0-9a-f]' * 32}.pkl"):
-            with suppress(Exception):  # it was named meanwhile, or an earlier submission was cut off as it was written
+            # it was named meanwhile, or an earlier submission was cut off as it was written
+            with suppress(Exception):
                 job: Any = DelayedSubmission.load(path).function
                 if (job.key, job.folder.name) == (submission["key"], name):
                     own.hardlink_to(path)

@@ -1,11 +1,12 @@
 """The order in which the cells of a sweep are measured.
 
-A machine drifts: it gets warmer, or others begin to use it. In the order in which axes are typed, a drift over the
-sweep looks like an effect of the first axis. So the cells of a round, which measures each setting once, are shuffled.
-Rounds follow one another as typed, and so do the experiments of `experiment=all`. Tables keep the typed order.
+A machine drifts: it gets warmer, or others begin to use it. In the order in which axes are typed, a
+drift over the sweep looks like an effect of the first axis. So the cells of a round, which measures
+each setting once, are shuffled. Rounds follow one another as typed,
+and so do the experiments of `experiment=all`. Tables keep the typed order.
 
-The order follows from a seed and each cell's own overrides. The same command therefore goes on in the same order, and
-cells that are added later leave that of the others as it is.
+The order follows from a seed and each cell's own overrides. The same command therefore goes on in
+the same order, and cells that are added later leave that of the others as it is.
 """
 
 import re
@@ -38,8 +39,9 @@ class Turn(NamedTuple):
 def chosen(config: Any) -> str:
     """The order of a sweep's cells: `typed`, or the seed by which they are shuffled.
 
-    It is what the command says, else what an earlier command of the sweep recorded, else a seed that follows from the
-    name of the sweep's folder. The cells of a race take turns by its own rules, and those of a prediction none.
+    It is what the command says, else what an earlier command of the sweep recorded, else a seed
+    that follows from the name of the sweep's folder. The cells of a race take turns by its own
+    rules, and those of a prediction none.
     """
     if config.race.figure is not None and config.order != SHUFFLED:
         raise Refusal(
@@ -56,7 +58,9 @@ def chosen(config: Any) -> str:
 
 
 def _recorded(folder: Path) -> str | None:
-    """The order in which earlier commands measured the cells of a sweep; None where there was none."""
+    """The order in which earlier commands measured the cells of a sweep;
+    None where there was none.
+    """
     path = folder / SWEEP
     config = None
     if path.is_file():  # and no pipe
@@ -67,7 +71,9 @@ def _recorded(folder: Path) -> str | None:
 
 
 def in_turn(turns: Iterable[Turn], order: str) -> list[Turn]:
-    """The cells in the order in which they are measured: shuffled within each round, unless it is `typed`."""
+    """The cells in the order in which they are measured: shuffled within each round,
+    unless it is `typed`.
+    """
     if order == TYPED:
         return [*turns]
     found: list[Turn] = []
@@ -85,7 +91,10 @@ def said(cells: Sequence[Sequence[str]], order: str) -> Message | None:
     """The line on the order of cells, given by their overrides; None where nothing is shuffled."""
     if not is_whole(order) or len({_round(words) for words in cells}) == len(cells):
         return None
-    sentence = f"shuffled by `order={order}`, so that drift falls on no setting; `order={TYPED}` keeps the typed order"
+    sentence = (
+        f"shuffled by `order={order}`, so that drift falls on no setting; `order={TYPED}` keeps the"
+        " typed order"
+    )
     return Message("sweep.order", sentence, key="order", order=order)
 
 
@@ -96,7 +105,9 @@ def _round(words: Sequence[str]) -> Hashable:
 
 
 def _drawn(words: Sequence[str], seed: str) -> str:
-    """A number that is drawn for a cell, by the words that say what is measured and which repetition it is."""
+    """A number that is drawn for a cell, by the words that say
+    what is measured and which repetition it is.
+    """
     command = schema.beside() - {*schema.keys(Role.repetition)}
     own = sorted(word for word in words if _group(word) not in command)
     return sha256("\n".join([seed, *own]).encode(errors="surrogateescape")).hexdigest()

@@ -13,16 +13,18 @@ from multicard.estimate.observations import Basis, explained
 from multicard.messages import Message
 from multicard.records import text_table
 from multicard.records.figures import BYTES, JOULES, MONEY, Scale, Unit, seconds
-from multicard.records.schema_parts import Interval, Prediction
+from multicard.records.schema_parts import PredictedInterval, Prediction
 
 WIDTH = 120  # of notes
 NAMED = 3  # reasons or cells that are listed of a kind
-WIDE = 0.5  # an interval that reaches further, as a share of the value, is shown by its ends beside it
+# an interval that reaches further, as a share of the value, is shown by its ends beside it
+WIDE = 0.5
 NEEDED = "needed memory"
 AS_BUSY = "if others stay as busy"
 _TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 DURATION = Unit("s", seconds, tuple(Scale(name, size, size) for name, size in _TIMES.items()))
-TENSORS = "memory of tensors"  # the heading of the needed memory of CPU ranks, whose processes take more
+# the heading of the needed memory of CPU ranks, whose processes take more
+TENSORS = "memory of tensors"
 QUANTITIES = {  # by heading: the key of the prediction
     "peak memory": ("allocated_bytes", BYTES),
     NEEDED: ("memory_bytes", BYTES),
@@ -33,8 +35,10 @@ QUANTITIES = {  # by heading: the key of the prediction
 
 
 @dataclass(frozen=True)
-class Row:
-    """A cell with its repetitions: shown values of its axes by heading, runs in the sweep, those not measured yet."""
+class PredictionRow:
+    """A cell with its repetitions: shown values of its axes by heading, runs in the sweep,
+    those not measured yet.
+    """
 
     axes: Mapping[str, str]
     estimate: Estimate
@@ -46,10 +50,15 @@ class Row:
         return self.estimate.config.gpus * self.estimate.config.nodes
 
 
-def table(rows: Sequence[Row], width: int | None) -> list[str]:
-    """The rows as lines of `width` cells (None: any); columns in which no cell has a value are left out."""
+def table(rows: Sequence[PredictionRow], width: int | None) -> list[str]:
+    """The rows as lines of `width` cells (None: any);
+    columns in which no cell has a value are left out.
+    """
     found = [row.estimate.prediction for row in rows]
-    figures = {name: column([getattr(each, key) for each in found], unit) for name, (key, unit) in QUANTITIES.items()}
+    figures = {
+        name: column([getattr(each, key) for each in found], unit)
+        for name, (key, unit) in QUANTITIES.items()
+    }
     if all(row.estimate.target.device_type == "cpu" for row in rows):
         figures = {TENSORS if name == NEEDED else name: cells for name, cells in figures.items()}
     columns = {
@@ -66,15 +75,16 @@ def table(rows: Sequence[Row], width: int | None) -> list[str]:
     return text_table.text([*shown], filled, width, align)
 
 
-def column(values: Sequence[Interval | None], unit: Unit) -> list[str]:
-    """Figures in one scale, each with its interval: "12.3 s ±8%", "10..15 s" where it is lopsided, and
-    "12 s (6..25)" where it is wide."""
+def column(values: Sequence[PredictedInterval | None], unit: Unit) -> list[str]:
+    """Figures in one scale, each with its interval: "12.3 s ±8%", "10..15 s" where it is lopsided,
+    and "12 s (6..25)" where it is wide.
+    """
     known = [value.value for value in values if value is not None]
     scale = unit.scale(statistics.median(known)) if known else unit.scales[0]
     return ["" if value is None else _figure(value, scale) for value in values]
 
 
-def _figure(value: Interval, scale: Scale) -> str:
+def _figure(value: PredictedInterval, scale: Scale) -> str:
     ends = f"{_digits(value.low, scale)}..{_digits(value.high, scale)}"
     if value.value <= 0:
         return f"{ends} {scale.name}"
@@ -83,7 +93,9 @@ def _figure(value: Interval, scale: Scale) -> str:
         return f"{_digits(value.value, scale)} {scale.name} ({ends})"
     if sides[1] > max(1.5 * sides[0], sides[0] + 0.02):
         return f"{ends} {scale.name}"
-    return f"{_digits(value.value, scale)} {scale.name} ±{100 * sides[1]:.{0 if sides[1] >= 0.0095 else 1}f}%"
+    decimals = 0 if sides[1] >= 0.0095 else 1
+    percent = f"{100 * sides[1]:.{decimals}f}"
+    return f"{_digits(value.value, scale)} {scale.name} ±{percent}%"
 
 
 def _basis(prediction: Prediction) -> str:
@@ -92,7 +104,9 @@ def _basis(prediction: Prediction) -> str:
 
 
 def _as_busy(prediction: Prediction) -> str:
-    """The ends of the total if others stay as busy, or of the step where no total is known; else empty."""
+    """The ends of the total if others stay as busy, or of the step where no total is known;
+    else empty.
+    """
     told = prediction.as_busy
     if told is None:
         return ""
@@ -107,24 +121,31 @@ def _digits(value: float, scale: Scale) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def notes(rows: Sequence[Row]) -> list[str]:
+def notes(rows: Sequence[PredictionRow]) -> list[str]:
     """Lines on the bases of the figures, and on cells that will not fit or are unknown."""
     found = [row.estimate.prediction for row in rows]
     lines = []
     if any(each.fits for each in found):
-        sentence = "fits: yes if the needed memory's whole interval is below the GPU's memory, no if it is all above"
+        sentence = (
+            "fits: yes if the needed memory's whole interval is below the GPU's memory, no if it is"
+            " all above"
+        )
         lines.append(Message("predict.fits", sentence))
     for basis in Basis:
         abouts = listed(_abouts(basis, found))
         lines += [f"{basis}: {abouts}"] if abouts else []
     if any(row.estimate.target.hardware and not row.estimate.basis.is_own for row in rows):
         others = ", published or not measured"
-        sentence = f"to measure times that are unknown{others}, replace predict=true by `probe=true`, on such a node"
+        sentence = (
+            f"to measure times that are unknown{others}, replace predict=true by `probe=true`, on"
+            " such a node"
+        )
         lines.append(Message("predict.probe", sentence, key="probe"))
     lines += explained(each.marks for each in found)
     if any(each.as_busy for each in found):
         sentence = (
-            f"{AS_BUSY}: the total's 90% interval where others have as many of its cores as in the runs behind it"
+            f"{AS_BUSY}: the total's 90% interval where others have as many of its cores as in the"
+            " runs behind it"
         )
         lines.append(Message("predict.as-busy", sentence))
     memory = listed(each.memory_basis for each in found)
@@ -134,7 +155,9 @@ def notes(rows: Sequence[Row]) -> list[str]:
         lines.append(Message("predict.no-fit", sentence, cells=len(members), named=_names(members)))
     if members := [row for row in rows if row.estimate.prediction.fits == "tight"]:
         sentence = f"may run out of memory: {count(len(members), 'cell')}: {_names(members)}"
-        lines.append(Message("predict.tight-fit", sentence, cells=len(members), named=_names(members)))
+        lines.append(
+            Message("predict.tight-fit", sentence, cells=len(members), named=_names(members))
+        )
     return text_table.folded(lines, WIDTH)
 
 
@@ -142,30 +165,38 @@ def _abouts(basis: Basis, found: Sequence[Prediction]) -> list[str]:
     """What the times on a basis rest on; of several different rooflines one line."""
     abouts = [each.about for each in found if each.basis == basis]
     if basis is Basis.roofline and len({*abouts}) > 1:
-        sentence = "not measured, by the GPU's published rates: wide where the host may bound a step of few tokens"
+        sentence = (
+            "not measured, by the GPU's published rates: wide where the host may bound a step of"
+            " few tokens"
+        )
         return [Message("predict.roofline", sentence, cells=len(abouts))]
     return abouts
 
 
-def _names(rows: Sequence[Row]) -> str:
+def _names(rows: Sequence[PredictionRow]) -> str:
     return listed(" ".join(f"{axis}={value}" for axis, value in row.axes.items()) for row in rows)
 
 
 def listed(words: Iterable[str], most: int = NAMED) -> str:
-    """The first different words that are not empty, in their order, and the number of the others."""
+    """The first different words that are not empty, in their order,
+    and the number of the others.
+    """
     return text_table.first_few(list(dict.fromkeys(filter(None, words))), most, "; ")
 
 
-def sums(rows: Sequence[Row], on_gpus: bool) -> Message:
-    """The time of runs that are not measured yet: one after the other, of all their GPUs, and their energy.
+def sums(rows: Sequence[PredictionRow], on_gpus: bool) -> Message:
+    """The time of runs that are not measured yet: one after the other, of all their GPUs,
+    and their energy.
 
-    Runs that will not fit do not count. Ends of intervals are added up: the cause of one error may make all estimates
-    wrong in the same direction. Where the time of some runs is unknown, the sum is a least value without an interval.
+    Runs that will not fit do not count. Ends of intervals are added up: the cause of one error may
+    make all estimates wrong in the same direction. Where the time of some runs is unknown,
+    the sum is a least value without an interval.
     """
     unfit = sum(row.left for row in rows if row.estimate.prediction.fits == "no")
     left = [row for row in rows if row.left and row.estimate.prediction.fits != "no"]
     timed = [row for row in left if row.estimate.prediction.total_s is not None]
-    runs, unknown = sum(row.left for row in left), sum(row.left for row in left if row not in timed)
+    runs = sum(row.left for row in left)
+    unknown = sum(row.left for row in left if row not in timed)
     measured = sum(row.runs - row.left for row in rows)
     facts: dict[str, Any] = {"runs": runs, "measured": measured, "unknown": unknown, "unfit": unfit}
     said = f"{count(runs, 'run') if runs else 'nothing'} to measure"
@@ -184,7 +215,10 @@ def sums(rows: Sequence[Row], on_gpus: bool) -> Message:
         elif any(_total_as_busy(row) is not None for row in timed):
             as_busy = _sum_as_busy(timed)
             facts["seconds_as_busy"] = _ends(as_busy, is_part=False)
-            said += f". {AS_BUSY.capitalize()}: {_with_ends(as_busy, DURATION, is_part=False)} one after the other"
+            said += (
+                f". {AS_BUSY.capitalize()}: {_with_ends(as_busy, DURATION, is_part=False)} one"
+                " after the other"
+            )
     elif runs:
         said += f"; {'its time is' if runs == 1 else 'their times are'} unknown"
     if unfit:
@@ -192,8 +226,10 @@ def sums(rows: Sequence[Row], on_gpus: bool) -> Message:
     return Message("predict.sums", said, **facts)
 
 
-def _sums(rows: Sequence[Row], on_gpus: bool) -> dict[str, Interval]:
-    """Seconds one after the other, of all GPUs, energy and price of the runs that are left, where they are known."""
+def _sums(rows: Sequence[PredictionRow], on_gpus: bool) -> dict[str, PredictedInterval]:
+    """Seconds one after the other, of all GPUs, energy and price of the runs that are left,
+    where they are known.
+    """
     found = {"seconds": _sum("total_s", [(row, row.left) for row in rows])}
     if on_gpus:
         found["gpu_seconds"] = _sum("total_s", [(row, row.left * row.ranks) for row in rows])
@@ -201,29 +237,34 @@ def _sums(rows: Sequence[Row], on_gpus: bool) -> dict[str, Interval]:
         found["joules"] = _sum("energy_joules", [(row, row.left) for row in rows])
     hourly = [prices.gpu_hour(plain(row.estimate.config), row.estimate.target.gpu) for row in rows]
     if None not in hourly and all(row.estimate.target.device_type != "cpu" for row in rows):
-        times = [row.left * row.ranks * (price or 0.0) / 3600 for row, price in zip(rows, hourly, strict=True)]
+        times = [
+            row.left * row.ranks * (price or 0.0) / 3600
+            for row, price in zip(rows, hourly, strict=True)
+        ]
         found["cost"] = _sum("total_s", zip(rows, times, strict=True))
     return found
 
 
-def _sum(key: str, times: Iterable[tuple[Row, float]]) -> Interval:
+def _sum(key: str, times: Iterable[tuple[PredictionRow, float]]) -> PredictedInterval:
     """A predicted quantity of several runs, each so many times."""
     low = value = high = 0.0
     for row, number in times:
-        each: Interval = getattr(row.estimate.prediction, key)
+        each: PredictedInterval = getattr(row.estimate.prediction, key)
         low += each.low * number
         value += each.value * number
         high += each.high * number
-    return Interval(value, low, high)
+    return PredictedInterval(value, low, high)
 
 
-def _total_as_busy(row: Row) -> Interval | None:
+def _total_as_busy(row: PredictionRow) -> PredictedInterval | None:
     told = row.estimate.prediction.as_busy
     return None if told is None else told.total_s
 
 
-def _sum_as_busy(rows: Sequence[Row]) -> Interval:
-    """Seconds one after the other if others stay as busy; of runs of which that is not known, as they are predicted."""
+def _sum_as_busy(rows: Sequence[PredictionRow]) -> PredictedInterval:
+    """Seconds one after the other if others stay as busy; of runs of which that is not known,
+    as they are predicted.
+    """
     low = value = high = 0.0
     for row in rows:
         each = _total_as_busy(row) or row.estimate.prediction.total_s
@@ -231,15 +272,15 @@ def _sum_as_busy(rows: Sequence[Row]) -> Interval:
         low += each.low * row.left
         value += each.value * row.left
         high += each.high * row.left
-    return Interval(value, low, high)
+    return PredictedInterval(value, low, high)
 
 
-def _ends(total: Interval, is_part: bool) -> list[float]:
+def _ends(total: PredictedInterval, is_part: bool) -> list[float]:
     """The value, low and high; the low end alone of runs that are a part of those asked for."""
     return [total.low] if is_part else [total.value, total.low, total.high]
 
 
-def _in_words(found: Mapping[str, Interval], is_part: bool) -> str:
+def _in_words(found: Mapping[str, PredictedInterval], is_part: bool) -> str:
     """Sums as text: "5.2 h (4.8 to 5.6) one after the other, 10.4 h (9.6 to 11.2) of GPUs"."""
     least = "at least " if is_part else ""
     words = [f"{least}{_with_ends(found['seconds'], DURATION, is_part)} one after the other"]
@@ -254,8 +295,11 @@ def _in_words(found: Mapping[str, Interval], is_part: bool) -> str:
     return ", ".join(words)
 
 
-def _with_ends(total: Interval, unit: Unit, is_part: bool) -> str:
+def _with_ends(total: PredictedInterval, unit: Unit, is_part: bool) -> str:
     scale = unit.scale(total.value)
     if is_part:
         return f"{_digits(total.low, scale)} {scale.name}"
-    return f"{_digits(total.value, scale)} {scale.name} ({_digits(total.low, scale)} to {_digits(total.high, scale)})"
+    return (
+        f"{_digits(total.value, scale)} {scale.name} ({_digits(total.low, scale)} to"
+        f" {_digits(total.high, scale)})"
+    )

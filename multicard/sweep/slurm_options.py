@@ -1,9 +1,9 @@
 """The options of sbatch for a job: what its configuration asks for, merged with what a site adds.
 
-A site's options may be spelled in any way that people write them: `gpus-per-node`, `gpus_per_node`, `--gres`, `N`,
-an unambiguous beginning of a name, or a name of submitit's. sbatch takes the last of two that contradict each other
-without a word, so each is read here first: what a key of multicard sets is merged where both say the same, and
-refused by name where they do not.
+A site's options may be spelled in any way that people write them: `gpus-per-node`, `gpus_per_node`,
+`--gres`, `N`, an unambiguous beginning of a name, or a name of submitit's. sbatch takes the last of
+two that contradict each other without a word, so each is read here first: what a key of multicard
+sets is merged where both say the same, and refused by name where they do not.
 """
 
 import re
@@ -22,13 +22,23 @@ GRES_OF_GPUS = re.compile(r"(?:gres[/:])?gpu(?:[:=](?P<gpus>.+))?")
 
 # Options with which the command could not follow its jobs: why, and what to write in their place
 NEVER = {
-    "array": "the cells are the array; `hydra.launcher.array_parallelism=N` sets how many run at a time",
-    "clusters": "the command could not follow jobs on another cluster; log in to that one, and start it there",
+    "array": (
+        "the cells are the array; `hydra.launcher.array_parallelism=N` sets how many run at a time"
+    ),
+    "clusters": (
+        "the command could not follow jobs on another cluster; log in to that one, and start it"
+        " there"
+    ),
     "error": "the command reads what jobs print in the sweep's folder .submitit; leave it out",
     "open-mode": "a job that starts again appends to what it printed; leave it out",
     "output": "the command reads what jobs print in the sweep's folder .submitit; leave it out",
-    "job-name": "the command finds its jobs by their names; `name=NAME` names the sweep and its jobs",
-    "signal": "jobs save at SLURM's signal; `hydra.launcher.signal_delay_s=N` sets how long before the time limit",
+    "job-name": (
+        "the command finds its jobs by their names; `name=NAME` names the sweep and its jobs"
+    ),
+    "signal": (
+        "jobs save at SLURM's signal; `hydra.launcher.signal_delay_s=N` sets how long before the"
+        " time limit"
+    ),
     "test-only": "nothing would be submitted; use `dry_run=true`",
     "ntasks-per-gpu": "a job is one task on each node, which starts the ranks; use `gpus=N`",
     "gpus-per-socket": "gpus sets the number of GPUs on a node; use `gpus=N`",
@@ -41,7 +51,8 @@ NEVER |= dict.fromkeys(
 OWN_KEYS = ("_target_", "mode", "on_slurm", "packs", "gpu_type", "additional_parameters")
 OWN_KEYS += ("setup", "teardown", "array_parallelism", "signal_delay_s")
 
-TRUTHS = ("true", "false", "yes", "no", "on", "off")  # as text: Hydra reads `yes` and quoted words so
+# as text: Hydra reads `yes` and quoted words so
+TRUTHS = ("true", "false", "yes", "no", "on", "off")
 
 Flags = dict[str, Any]
 
@@ -67,8 +78,9 @@ class Given:
 
 
 def given(options: Mapping[str, Any]) -> dict[str, Given]:
-    """The site's options by sbatch's names: those of additional_parameters, and of the launcher's keys. null leaves an
-    option out."""
+    """The site's options by sbatch's names: those of additional_parameters, and of the launcher's
+    keys. null leaves an option out.
+    """
     found = dict[str, Given]()
     additional = options.get("additional_parameters") or {}
     launcher = {key: value for key, value in options.items() if key not in OWN_KEYS}
@@ -77,12 +89,15 @@ def given(options: Mapping[str, Any]) -> dict[str, Given]:
     for key, typed, value in sources:
         if value is None:
             continue
-        one, name = Given(key, typed, value), sbatch.name_of(typed)
-        if typed.replace("-", "_") in OWN_KEYS:  # in additional_parameters, as no source of its own has them
+        one = Given(key, typed, value)
+        name = sbatch.name_of(typed)
+        # in additional_parameters, as no source of its own has them
+        if typed.replace("-", "_") in OWN_KEYS:
             own = typed.replace("-", "_")
             raise Refusal(
                 "slurm.key-of-launcher",
-                f"{one}: is a key of the launcher; write `{override(f'hydra.launcher.{own}', value)}`",
+                f"{one}: is a key of the launcher; write"
+                f" `{override(f'hydra.launcher.{own}', value)}`",
                 key=key,
                 option=typed,
                 value=value,
@@ -90,7 +105,8 @@ def given(options: Mapping[str, Any]) -> dict[str, Given]:
         if key != ADDITIONAL and name not in sbatch.OPTIONS:
             raise Refusal(
                 "slurm.no-option",
-                f"{key}: sbatch has no such option; an option of your site goes into `{ADDITIONAL}={{NAME:VALUE}}`",
+                f"{key}: sbatch has no such option; an option of your site goes into"
+                f" `{ADDITIONAL}={{NAME:VALUE}}`",
                 key=key,
                 value=value,
             )
@@ -98,7 +114,8 @@ def given(options: Mapping[str, Any]) -> dict[str, Given]:
             other = found[name]
             raise Refusal(
                 "slurm.option-twice",
-                f"{one}: {other.typed}={other.value} of {other.key} is the same option of sbatch; leave one out",
+                f"{one}: {other.typed}={other.value} of {other.key} is the same option of sbatch;"
+                " leave one out",
                 key=key,
                 option=typed,
                 value=value,
@@ -124,23 +141,32 @@ def _check_text(one: Given) -> None:
 
 
 def flags(request: Resources, options: Mapping[str, Any]) -> Flags:
-    """All options of sbatch that submitit does not set for each job, by their long names: True is a flag.
+    """All options of sbatch that submitit does not set for each job,
+    by their long names: True is a flag.
 
     Raises:
-        Refusal: an option contradicts the job's request, or would keep the command from following its jobs.
+        Refusal: an option contradicts the job's request,
+            or would keep the command from following its jobs.
     """
     left = given(options)
     for name, why in NEVER.items():
         if name in left:
             one = left[name]
-            raise Refusal("slurm.option-of-ours", f"{one}: {why}", key=one.key, option=one.typed, value=one.value)
+            raise Refusal(
+                "slurm.option-of-ours",
+                f"{one}: {why}",
+                key=one.key,
+                option=one.typed,
+                value=one.value,
+            )
     made = _gpu_flags(left, request, options.get("gpu_type"))
     _check_tasks(left, request)
     made |= _memory(left, request)
     made |= _exclusive(left, request)
     made |= _requeue(left)
     if request.nodes > 1:
-        made["no-kill"] = True  # the controllers end the run when a node is lost, and one is left to record it
+        # the controllers end the run when a node is lost, and one is left to record it
+        made["no-kill"] = True
     for name, one in left.items():
         value = _written(name, one)
         if value is not None:
@@ -151,7 +177,9 @@ def flags(request: Resources, options: Mapping[str, Any]) -> Flags:
 def in_words(request: Resources, options: Mapping[str, Any]) -> str:
     """What a job asks for: a line for the resources, and one for each option of the site."""
     usual = flags(request, {}).items()
-    site = {name: value for name, value in flags(request, options).items() if (name, value) not in usual}
+    site = {
+        name: value for name, value in flags(request, options).items() if (name, value) not in usual
+    }
     lines = [f"--{name}" if value is True else f"{name}={value}" for name, value in site.items()]
     return "\n".join([request.in_words(), *lines])
 
@@ -165,10 +193,13 @@ def _written(name: str, one: Given) -> Any:
         yes, no = sbatch.ANSWERS[name]
         return yes if value else no
     if not isinstance(value, bool):
-        if name in sbatch.FLAGS or (name in sbatch.FLAGS_OR_VALUES and str(value).lower() in TRUTHS):
+        if name in sbatch.FLAGS or (
+            name in sbatch.FLAGS_OR_VALUES and str(value).lower() in TRUTHS
+        ):
             raise Refusal(
                 "slurm.flag",
-                f"{one}: is a flag of sbatch; write `{ADDITIONAL}={{{name}:true}}`, or leave it out",
+                f"{one}: is a flag of sbatch; write `{ADDITIONAL}={{{name}:true}}`, or leave"
+                " it out",
                 key=one.key,
                 option=one.typed,
                 value=value,
@@ -176,10 +207,12 @@ def _written(name: str, one: Given) -> Any:
         return value
     if name in sbatch.FLAGS or name in sbatch.FLAGS_OR_VALUES:
         return True if value else None
-    if name in sbatch.OPTIONS or not value:  # of a site's own flag nobody knows what its opposite is called
+    # of a site's own flag nobody knows what its opposite is called
+    if name in sbatch.OPTIONS or not value:
         raise Refusal(
             "slurm.needs-value",
-            f"{one}: sbatch takes a value for it; write `{ADDITIONAL}={{{name}:VALUE}}`, or leave it out",
+            f"{one}: sbatch takes a value for it; write `{ADDITIONAL}={{{name}:VALUE}}`, or leave"
+            " it out",
             key=one.key,
             option=one.typed,
             value=value,
@@ -205,7 +238,9 @@ def _exclusive(left: dict[str, Given], request: Resources) -> Flags:
     if one is None or one.value is request.exclusive:
         return {"exclusive": True} if request.exclusive else {}
     if isinstance(one.value, bool) or request.exclusive:
-        raise _contradiction(one, "exclusive", str(one.value).lower(), str(request.exclusive).lower())
+        raise _contradiction(
+            one, "exclusive", str(one.value).lower(), str(request.exclusive).lower()
+        )
     return {"exclusive": one.value}  # "user": other jobs of the same user may share the node
 
 
@@ -224,14 +259,21 @@ def _memory(left: dict[str, Given], request: Resources) -> Flags:
         asked_gb = sbatch.memory_gb(f"{one.value}G" if is_gb else str(one.value))
         if name != "mem" or asked_gb != request.memory_gb:
             whole = name == "mem" and asked_gb is not None and asked_gb == int(asked_gb)
-            raise _contradiction(one, "memory_gb", str(int(asked_gb or 0)) if whole else "GB", request.memory_gb)
+            raise _contradiction(
+                one, "memory_gb", str(int(asked_gb or 0)) if whole else "GB", request.memory_gb
+            )
     return {"mem": f"{request.memory_gb}GB"}
 
 
 def _check_tasks(left: dict[str, Given], request: Resources) -> None:
-    """Take out what says the same as the request about nodes, tasks, cores and time; refuse what says another."""
-    each = request.cpus // request.gpus if request.gpus and request.cpus % request.gpus == 0 else None
-    # sbatch's option, our key, what the request says, how the option is read, and how much of it a unit of our key is
+    """Take out what says the same as the request about nodes, tasks, cores and time;
+    refuse what says another.
+    """
+    each = (
+        request.cpus // request.gpus if request.gpus and request.cpus % request.gpus == 0 else None
+    )
+    # sbatch's option, our key, what the request says, how the option is read,
+    # and how much of it a unit of our key is
     rules: list[tuple[str, str, Any, Callable[[str], Any], int]] = [
         ("nodes", "nodes", request.nodes, _number, 1),
         ("ntasks", "gpus", request.nodes, _number, request.nodes),
@@ -247,9 +289,12 @@ def _check_tasks(left: dict[str, Given], request: Resources) -> None:
         value = read(str(one.value))
         if value is None or value != own:
             ours = value / unit if value and unit else None  # 0 is no value of our keys
-            raise _contradiction(one, key, "N" if ours is None or ours != int(ours) else str(int(ours)), own)
+            raise _contradiction(
+                one, key, "N" if ours is None or ours != int(ours) else str(int(ours)), own
+            )
     least = left.get("time-min")
-    if least is not None and "_" in least.typed:  # the name of a key here, though sbatch has a --time-min
+    # the name of a key here, though sbatch has a --time-min
+    if least is not None and "_" in least.typed:
         raise _contradiction(least, "time_min", str(least.value), request.time_min)
 
 
@@ -274,26 +319,33 @@ def _contradiction(one: Given, key: str, value: Any, own: Any) -> Refusal:
 
 
 def _gpu_flags(left: dict[str, Given], request: Resources, gpu_type: Any) -> Flags:
-    """The GPUs of a node, in the site's form: as `gres` where the site gives a gres of GPUs, else as `gpus-per-node`.
-    What a site gives may leave out the number, which is `gpus`, or the type."""
+    """The GPUs of a node, in the site's form: as `gres` where the site gives a gres of GPUs, else
+    as `gpus-per-node`. What a site gives may leave out the number, which is `gpus`, or the type.
+    """
     chosen = None if gpu_type is None else str(gpu_type)
     if chosen is not None and GPU_TYPE.fullmatch(chosen) is None:
         raise Refusal(
             "slurm.gpu-type",
-            f"hydra.launcher.gpu_type={gpu_type}: must be a type alone, as `hydra.launcher.gpu_type=h100`; "
-            "gpus sets the number, and `sinfo -o '%P %G'` shows the types",
+            f"hydra.launcher.gpu_type={gpu_type}: must be a type alone, as"
+            " `hydra.launcher.gpu_type=h100`; gpus sets the number, and `sinfo -o '%P %G'` shows"
+            " the types",
             key="hydra.launcher.gpu_type",
             value=chosen,
         )
     for option in ("tres-per-node", "tres-per-task", "tres-per-job", "tres-per-socket"):
         if option in left and "gpu" in str(left[option].value):
             raise _contradiction(left[option], "gpus", "N", request.gpus)
-    counts = {"gpus-per-node": request.gpus, "gpus-per-task": request.gpus, "gpus": request.gpus * request.nodes}
+    counts = {
+        "gpus-per-node": request.gpus,
+        "gpus-per-task": request.gpus,
+        "gpus": request.gpus * request.nodes,
+    }
     for option, own in counts.items():
         if option in left:
             one = left.pop(option)
             chosen = _type_of(one, str(one.value), own, request, chosen)
-    others, as_gres = list[str](), False
+    others = list[str]()
+    as_gres = False
     if "gres" in left:
         one = left.pop("gres")
         words = one.value if isinstance(one.value, list) else str(one.value).split(",")
@@ -316,7 +368,9 @@ def _gpu_flags(left: dict[str, Given], request: Resources, gpu_type: Any) -> Fla
 
 
 def _type_of(one: Given, text: str, own: int, request: Resources, chosen: str | None) -> str | None:
-    """The type of GPU that an option asks for, or the one that is chosen already; its number must be the request's."""
+    """The type of GPU that an option asks for, or the one that is chosen already;
+    its number must be the request's.
+    """
     kind, count = _type_and_count(one, text.strip())
     if request.gpus == count == 0:
         return chosen
@@ -331,7 +385,9 @@ def _type_of(one: Given, text: str, own: int, request: Resources, chosen: str | 
     if count == 0:
         raise _contradiction(one, "device", "cpu", request.gpus)
     if count is not None and count != own:
-        wanted = count // request.nodes if own != request.gpus and count % request.nodes == 0 else count
+        wanted = (
+            count // request.nodes if own != request.gpus and count % request.nodes == 0 else count
+        )
         raise _contradiction(one, "gpus", wanted, own)
     if chosen is not None and kind not in (None, chosen):
         raise _several_types(one, chosen)
@@ -343,7 +399,8 @@ def _several_types(one: Given, other: str | None = None) -> Refusal:
     also = "" if other is None else f" {other} is asked for, too:"
     return Refusal(
         "slurm.several-types",
-        f"{one}:{also} a job has one type of GPU; ask for it by `hydra.launcher.gpu_type=TYPE`, and leave this out",
+        f"{one}:{also} a job has one type of GPU; ask for it by `hydra.launcher.gpu_type=TYPE`, and"
+        " leave this out",
         key=one.key,
         option=one.typed,
         value=one.value,

@@ -10,18 +10,22 @@ from multicard.messages import Refusal
 
 SAID = re.compile(r"^sbatch: (?:error: |fatal: )?")
 BY_CONTROLLER = "Batch job submission failed: "
-# Answers after which the controller may have the job all the same: the request was sent, and no answer came back
+# Answers after which the controller may have the job all the same: the request was sent,
+# and no answer came back
 UNANSWERED = re.compile(
-    r"timed out|zero bytes|connection (reset|closed)|broken pipe|communication|unexpected message|insane|incomplete"
+    r"timed out|zero bytes|connection (reset|closed)|broken pipe|communication|unexpected"
+    r" message|insane|incomplete"
     r"|unknown reason",
     re.IGNORECASE,
 )
 # Lines that sbatch prints beside a refusal and that say nothing about it
-NOISE = re.compile(r"Try .sbatch --help. for more information|Slurm temporarily unable to accept job, sleeping")
+NOISE = re.compile(
+    r"Try .sbatch --help. for more information|Slurm temporarily unable to accept job, sleeping"
+)
 
 
 @dataclass(frozen=True)
-class Cause:
+class SlurmReason:
     """What SLURM's own reason for a refusal is about.
 
     Args:
@@ -38,18 +42,27 @@ class Cause:
 
 
 CAUSES = (
-    Cause(
+    SlurmReason(
         r"\binvalid account\b|\baccount/partition\b",
         "hydra.launcher.account",
         "account",
         "`sacctmgr show associations user=$USER` lists the accounts",
     ),
-    Cause(r"\bpartition\b", "hydra.launcher.partition", "partition", "`sinfo -s` lists the partitions"),
-    Cause(r"\bqos\b", "hydra.launcher.qos", "qos", "`sacctmgr show qos` lists them"),
-    Cause(r"\btime limit\b", "time_min", "time", "`sinfo -o '%P %l'` shows the limits"),
-    Cause(r"\bfeature", "hydra.launcher.constraint", "constraint", "`sinfo -o '%P %f'` shows the features"),
-    Cause(r"\bnode name\b", "hydra.launcher.nodelist", "nodelist", "`sinfo -N` lists the nodes"),
-    Cause(
+    SlurmReason(
+        r"\bpartition\b", "hydra.launcher.partition", "partition", "`sinfo -s` lists the partitions"
+    ),
+    SlurmReason(r"\bqos\b", "hydra.launcher.qos", "qos", "`sacctmgr show qos` lists them"),
+    SlurmReason(r"\btime limit\b", "time_min", "time", "`sinfo -o '%P %l'` shows the limits"),
+    SlurmReason(
+        r"\bfeature",
+        "hydra.launcher.constraint",
+        "constraint",
+        "`sinfo -o '%P %f'` shows the features",
+    ),
+    SlurmReason(
+        r"\bnode name\b", "hydra.launcher.nodelist", "nodelist", "`sinfo -N` lists the nodes"
+    ),
+    SlurmReason(
         r"generic resource|\bgres\b",
         "hydra.launcher.gpu_type",
         "gpu-type",
@@ -59,7 +72,9 @@ CAUSES = (
 
 
 # sbatch found no controller to ask: nothing was submitted, and nothing was refused
-UNREACHED = re.compile(r"unable to contact slurm controller|connection refused|connect failure", re.IGNORECASE)
+UNREACHED = re.compile(
+    r"unable to contact slurm controller|connection refused|connect failure", re.IGNORECASE
+)
 
 
 def lines(output: str) -> list[str]:
@@ -69,8 +84,12 @@ def lines(output: str) -> list[str]:
 
 
 def own_reason(said: list[str]) -> str:
-    """SLURM's own reason among these lines, by which the key is found: a site's words may name anything."""
-    by_controller = [line.removeprefix(BY_CONTROLLER) for line in said if line.startswith(BY_CONTROLLER)]
+    """SLURM's own reason among these lines, by which the key
+    is found: a site's words may name anything.
+    """
+    by_controller = [
+        line.removeprefix(BY_CONTROLLER) for line in said if line.startswith(BY_CONTROLLER)
+    ]
     return (by_controller or said or [""])[-1]
 
 
@@ -89,13 +108,16 @@ def explain(output: str, request: Resources, flags: Mapping[str, Any]) -> Refusa
     """
     said = lines(output)
     own = own_reason(said)
-    reason = "; ".join(dict.fromkeys(line.removeprefix(BY_CONTROLLER) for line in said)) or "without a word"
+    reason = (
+        "; ".join(dict.fromkeys(line.removeprefix(BY_CONTROLLER) for line in said))
+        or "without a word"
+    )
     plain = own.lower()
     if UNREACHED.search(own):
         return Refusal(
             "slurm.unreached",
-            f"hydra/launcher=submitit_slurm: SLURM's controller cannot be reached ({reason}), and nothing was "
-            "submitted; start the same command again once `scontrol ping` finds it",
+            f"hydra/launcher=submitit_slurm: SLURM's controller cannot be reached ({reason}), and"
+            " nothing was submitted; start the same command again once `scontrol ping` finds it",
             key="hydra/launcher",
             reason=reason,
         )
@@ -103,8 +125,9 @@ def explain(output: str, request: Resources, flags: Mapping[str, Any]) -> Refusa
         kind = f" of {flags['gpus-per-node']}" if ":" in str(flags.get("gpus-per-node")) else ""
         return Refusal(
             "slurm.no-node",
-            f"gpus, cpus_per_gpu, nodes or memory_gb: no node takes a job with {request.in_words()}{kind} "
-            f"(SLURM: {reason}); `sinfo -o '%P %D %G %c %m'` shows what the nodes have",
+            "gpus, cpus_per_gpu, nodes or memory_gb: no node takes a job with"
+            f" {request.in_words()}{kind} (SLURM: {reason}); `sinfo -o '%P %D %G %c %m'` shows what"
+            " the nodes have",
             key="gpus",
             keys=["gpus", "cpus_per_gpu", "nodes", "memory_gb"],  # no roles: what a request has
             asked=request.in_words(),
@@ -113,8 +136,9 @@ def explain(output: str, request: Resources, flags: Mapping[str, Any]) -> Refusa
     if "policy" in plain:
         return Refusal(
             "slurm.policy",
-            f"hydra/launcher=submitit_slurm: a limit of the site forbids these jobs ({reason}), on their number, size "
-            "or time; `sacctmgr show associations user=$USER` and `sacctmgr show qos` show the limits",
+            f"hydra/launcher=submitit_slurm: a limit of the site forbids these jobs ({reason}), on"
+            " their number, size or time; `sacctmgr show associations user=$USER` and `sacctmgr"
+            " show qos` show the limits",
             key="hydra/launcher",
             reason=reason,
         )
@@ -134,7 +158,8 @@ def explain(output: str, request: Resources, flags: Mapping[str, Any]) -> Refusa
         name = option[1]
         return Refusal(
             "slurm.refuses-option",
-            f"hydra.launcher: sbatch refuses {name}={flags[name]} ({reason}); `sbatch --help` lists its options",
+            f"hydra.launcher: sbatch refuses {name}={flags[name]} ({reason}); `sbatch --help` lists"
+            " its options",
             key="hydra.launcher",
             option=name,
             value=flags[name],
@@ -142,19 +167,22 @@ def explain(output: str, request: Resources, flags: Mapping[str, Any]) -> Refusa
         )
     return Refusal(
         "slurm.refuses-job",
-        f"hydra/launcher=submitit_slurm: SLURM refuses the job ({reason}); mend hydra.launcher or ask the site",
+        f"hydra/launcher=submitit_slurm: SLURM refuses the job ({reason}); mend hydra.launcher or"
+        " ask the site",
         key="hydra/launcher",
         reason=reason,
     )
 
 
 def unanswered(output: str, name: str) -> Refusal:
-    """The refusal of cells whose jobs may, or may not, be in the queue: the same command looks for them first."""
+    """The refusal of cells whose jobs may, or may not,
+    be in the queue: the same command looks for them first.
+    """
     reason = "; ".join(lines(output)) or "without a word"
     return Refusal(
         "slurm.unanswered",
-        f"hydra/launcher=submitit_slurm: sbatch ended without an answer ({reason}), and no job {name} is known yet; "
-        "start the same command again, which looks for it before it submits",
+        f"hydra/launcher=submitit_slurm: sbatch ended without an answer ({reason}), and no job"
+        f" {name} is known yet; start the same command again, which looks for it before it submits",
         key="hydra/launcher",
         reason=reason,
         job_name=name,

@@ -1,6 +1,8 @@
-"""Submits the cells of a sweep to SLURM, in arrays of equal resources, and finds jobs that were submitted before.
+"""Submits the cells of a sweep to SLURM, in arrays of equal resources,
+and finds jobs that were submitted before.
 
-The cells of an array are written to `.submitit/` of the sweep before it is submitted, under the name that its jobs
+The cells of an array are written to `.submitit/` of the sweep before it is submitted, under the
+name that its jobs
 get: the command may be killed at any moment, and the same command still finds the jobs.
 """
 
@@ -27,12 +29,21 @@ from multicard.ranks.failures import unwritable
 from multicard.records import run_folder
 from multicard.sweep import slurm_options, slurm_refusals
 from multicard.sweep.cells import Cell, Sweep
-from multicard.sweep.job import STARTS_JOBS, SUBMITTED, SlurmJob, jobs_folder, make_jobs, submission, terminal_blocked
+from multicard.sweep.job import (
+    STARTS_JOBS,
+    SUBMITTED,
+    SlurmJob,
+    jobs_folder,
+    make_jobs,
+    submission,
+    terminal_blocked,
+)
 
 # Files that submitit writes before it submits, and leaves where sbatch refuses
 UNSUBMITTED = re.compile(r"[0-9a-f]{32}\.pkl|\.submission_file_[0-9a-f]+\.sh")
 # After an sbatch without an answer, SLURM is asked for the job until this long after
-LOOKS_FOR_S, LOOKS_EVERY_S = 30.0, 3.0
+LOOKS_FOR_S = 30.0
+LOOKS_EVERY_S = 3.0
 
 Options = dict[str, Any]
 
@@ -51,8 +62,9 @@ class JobArray:
 
 
 def submit(sweep: Sweep) -> dict[int, str]:
-    """Submit the cells that are not in the queue already. Returns SLURM's name of each job, by the cell's number; a
-    ValueError where SLURM cannot be asked, or refuses what is the same for all jobs.
+    """Submit the cells that are not in the queue already. Returns SLURM's name of each job, by the
+    cell's number; a ValueError where SLURM cannot be asked,
+    or refuses what is the same for all jobs.
     """
     for program in ("sbatch", "srun"):  # submitit wants both
         if shutil.which(program) is None:
@@ -66,12 +78,15 @@ def submit(sweep: Sweep) -> dict[int, str]:
     left = sweep.left
     arrays(left)  # refuses options before anything is written
     folder = jobs_folder(left[0].folder.parent)
-    with FileLock(folder / "lock", mode=0o600) as lock:  # two commands at once would submit the same cell twice
+    # two commands at once would submit the same cell twice
+    with FileLock(folder / "lock", mode=0o600) as lock:
         jobs = queued_jobs(left)
         for cell in left:
             if cell.number in jobs:
                 job = jobs[cell.number]
-                message = Message("job.submitted-before", f"job {job} was submitted before", job=job)
+                message = Message(
+                    "job.submitted-before", f"job {job} was submitted before", job=job
+                )
                 say(f"{cell.title}{message}")
         for array in arrays([cell for cell in left if cell.number not in jobs]):
             try:
@@ -95,11 +110,13 @@ def queued_jobs(left: list[Cell]) -> dict[int, str]:
     """The jobs of an earlier command that have not ended, by their cell's number."""
     folder = left[0].folder.parent / SUBMITTED if left else Path()
     numbers = {cell.folder.name: cell.number for cell in left}
-    candidates: list[tuple[str, int]] = []  # several jobs of a cell that was submitted again after a failure
+    # several jobs of a cell that was submitted again after a failure
+    candidates: list[tuple[str, int]] = []
     for file in folder.glob("*.json"):
         array = run_folder.read_json(file)
         if array is not None:
-            job = array["job"] or slurm.job_named(file.stem)  # null if the command was killed as it submitted
+            # null if the command was killed as it submitted
+            job = array["job"] or slurm.job_named(file.stem)
             jobs = [] if job is None else _array_jobs(job, len(array["cells"]))
             pairs = zip(jobs, array["cells"], strict=False)
             candidates += [(job, numbers[name]) for job, name in pairs if name in numbers]
@@ -108,15 +125,17 @@ def queued_jobs(left: list[Cell]) -> dict[int, str]:
 
 
 def arrays(left: list[Cell]) -> list[JobArray]:
-    """The cells as arrays of jobs with the same resources and options, in the sweep's order; wrong ones are refused."""
+    """The cells as arrays of jobs with the same resources and options, in the sweep's order;
+    wrong ones are refused.
+    """
     groups: dict[str, JobArray] = {}
     for cell in left:
         place = cell.folder.parent.absolute()
         if "%" in str(place):
             raise Refusal(
                 "slurm.percent",
-                f"hydra.sweep.dir={place}: SLURM takes % in the names of its logs for a placeholder; "
-                "choose a folder without it",
+                f"hydra.sweep.dir={place}: SLURM takes % in the names of its logs for a"
+                " placeholder; choose a folder without it",
                 key="hydra.sweep.dir",
                 value=str(place),
             )
@@ -126,26 +145,35 @@ def arrays(left: list[Cell]) -> list[JobArray]:
         slurm_options.flags(request, options)  # which refuses what a job cannot have
         key = f"{request} {json.dumps(options, sort_keys=True, default=str)}"
         groups.setdefault(key, JobArray(request, options, [])).cells.append(cell)
-    most = slurm.max_array_size() if any(len(group.cells) > 1 for group in groups.values()) else None
+    most = (
+        slurm.max_array_size() if any(len(group.cells) > 1 for group in groups.values()) else None
+    )
     return [part for group in groups.values() for part in _parts(group, most)]
 
 
 def _parts(array: JobArray, most: int | None) -> list[JobArray]:
-    """The array in parts of no more cells than SLURM takes in one. They share out how many jobs may run at a time."""
-    cells, parallel = array.cells, array.options["array_parallelism"]
+    """The array in parts of no more cells than SLURM takes in one.
+    They share out how many jobs may run at a time.
+    """
+    cells = array.cells
+    parallel = array.options["array_parallelism"]
     parts = 1 if most is None else math.ceil(len(cells) / max(most, 1))
     if parts == 1:
         return [array]
     bounds = [len(cells) * part // parts for part in range(parts + 1)]
     shares = [parallel * (part + 1) // parts - parallel * part // parts for part in range(parts)]
     return [
-        JobArray(array.request, array.options | {"array_parallelism": max(share, 1)}, cells[first:last])
+        JobArray(
+            array.request, array.options | {"array_parallelism": max(share, 1)}, cells[first:last]
+        )
         for first, last, share in zip(bounds, bounds[1:], shares, strict=False)
     ]
 
 
 def check_options(options: Mapping[Any, Any], request: Resources) -> None:
-    """Refuse options of the launcher that have the wrong type, or that no job can keep, before anything is written."""
+    """Refuse options of the launcher that have the wrong type, or that no job can keep,
+    before anything is written.
+    """
     for key in ("array_parallelism", "signal_delay_s"):
         value = options[key]
         if type(value) is not int or value <= 0:
@@ -185,22 +213,36 @@ def _array_jobs(job: str, count: int) -> list[str]:
 
 
 def submit_array(folder: Path, array: JobArray, umask: int) -> dict[int, str]:
-    """Submit one array. Returns each cell's job, by the cell's number; a ValueError says what sbatch refuses."""
+    """Submit one array. Returns each cell's job, by the cell's number;
+    a ValueError says what sbatch refuses.
+    """
     import submitit
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
-    request, options, cells = array.request, array.options, array.cells
+    request = array.request
+    options = array.options
+    cells = array.cells
     name = f"{re.sub(r'[^A-Za-z0-9_.-]', '_', folder.parent.name)}-{secrets.token_hex(4)}"
     flags = slurm_options.flags(request, options)
     executor = submitit.AutoExecutor(folder, cluster="slurm", slurm_python=STARTS_JOBS)
     executor.update_parameters(**parameters(name, request, options))
-    grace_s, key = float(options["signal_delay_s"]), secrets.token_hex(16)
+    grace_s = float(options["signal_delay_s"])
+    key = secrets.token_hex(16)
     jobs = make_jobs(cells, SlurmJob, umask=umask, key=key, grace_s=grace_s)
-    file, content = folder / f"{name}.json", {"cells": [cell.folder.name for cell in cells], "key": key}
+    file = folder / f"{name}.json"
+    content = {
+        "cells": [cell.folder.name for cell in cells],
+        "key": key,
+    }
     before = {*folder.iterdir()}
     try:  # submitit prints what sbatch says
         run_folder.write_json(file, content | {"job": None})
-        with terminal_blocked(), redirect_stderr(StringIO()), slurm.submitting(flags), executor.batch():
+        with (
+            terminal_blocked(),
+            redirect_stderr(StringIO()),
+            slurm.submitting(flags),
+            executor.batch(),
+        ):
             submitted = [executor.submit(job) for job in jobs]
         job = submitted[0].job_id.partition("_")[0]
     except (FailedJobError, FailedSubmissionError) as error:
@@ -225,12 +267,15 @@ def submit_array(folder: Path, array: JobArray, umask: int) -> dict[int, str]:
         each=request.in_words(),
     )
     say(message)
-    return {cell.number: task for cell, task in zip(cells, _array_jobs(job, len(cells)), strict=True)}
+    return {
+        cell.number: task for cell, task in zip(cells, _array_jobs(job, len(cells)), strict=True)
+    }
 
 
 def _job_that_may_be_there(name: str) -> str | None:
-    """The job of a submission that SLURM did not answer; None where it is not known within `LOOKS_FOR_S`. A busy
-    controller may take a while to show it."""
+    """The job of a submission that SLURM did not answer; None where it is not known within
+    `LOOKS_FOR_S`. A busy controller may take a while to show it.
+    """
     until_s = clock_s() + LOOKS_FOR_S
     while True:
         with suppress(slurm.SilentError):
@@ -243,7 +288,9 @@ def _job_that_may_be_there(name: str) -> str | None:
 
 
 def _remove_unsubmitted(folder: Path, before: set[Path]) -> None:
-    """Remove the files of a submission that SLURM refused; those of earlier ones, whose jobs may be queued, stay."""
+    """Remove the files of a submission that SLURM refused; those of earlier ones,
+    whose jobs may be queued, stay.
+    """
     for path in {*folder.iterdir()} - before:
         if UNSUBMITTED.fullmatch(path.name) or path.suffix == ".json":
             path.unlink(missing_ok=True)
@@ -251,8 +298,8 @@ def _remove_unsubmitted(folder: Path, before: set[Path]) -> None:
 
 def parameters(name: str, request: Resources, options: Options) -> dict[str, Any]:
     """The job's resources and the site's options, as submitit takes them."""
-    # Since SLURM 22.05 srun does not take the cores from sbatch. Sites with --export=NONE would keep from the task what
-    # the job's script exports for it.
+    # Since SLURM 22.05 srun does not take the cores from sbatch. Sites with --export=NONE would
+    # keep from the task what the job's script exports for it.
     srun = [f"--cpus-per-task={request.cpus}", "--export=ALL"]
     if request.nodes > 1:
         srun += ["--no-kill", "--kill-on-bad-exit=0"]

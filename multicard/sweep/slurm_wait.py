@@ -18,7 +18,9 @@ from multicard.sweep.cells import Cell, Sweep
 from multicard.sweep.executor import Pace, SameFailureError, Streak
 from multicard.sweep.job import SUBMITTED
 
-SHORTEST_POLL_S, LONGEST_POLL_S = 1.0, 15.0  # between two looks at the queue: longer while nothing happens
+# between two looks at the queue: longer while nothing happens
+SHORTEST_POLL_S = 1.0
+LONGEST_POLL_S = 15.0
 RECORD_LAG_S = 20.0  # within which the record of a job that left the queue is seen here
 ACCOUNTING_LAG_S = 60.0  # within which accounting knows of a job that ended
 STATUS_OF = {
@@ -39,7 +41,8 @@ def wait(sweep: Sweep, jobs: dict[int, str], streak: Streak) -> None:
         jobs: SLURM's name of each cell's job, by the cell's number.
 
     Raises:
-        SameFailureError: the cells that are left would fail as those before; their jobs are cancelled.
+        SameFailureError: the cells that are left would fail as those before;
+            their jobs are cancelled.
     """
     queue = Queue(sweep.cells, jobs, streak)
     while queue.jobs:
@@ -57,18 +60,21 @@ class Queue:
     """The jobs of a sweep that have not ended yet, by their cell's number."""
 
     def __init__(self, cells: list[Cell], jobs: dict[int, str], streak: Streak) -> None:
-        self.cells, self.jobs = cells, dict(jobs)
+        self.cells = cells
+        self.jobs = dict(jobs)
         self.states: dict[str, State] = {}
         self.stopped: SameFailureError | None = None
         self.missing_since_s: dict[str, float] = {}  # of jobs that are not in the queue
         self.stuck: set[str] = set()
-        self.unknown: set[str] = set()  # jobs that have left the queue, and of which nobody says how they ended
+        # jobs that have left the queue, and of which nobody says how they ended
+        self.unknown: set[str] = set()
         self.pace = Pace(len(jobs))
         self.streak = streak
 
     def poll(self) -> list[Cell]:
-        """Ask SLURM once about all jobs. Returns the cells whose jobs have ended, or let go of their folder, since the
-        last call."""
+        """Ask SLURM once about all jobs. Returns the cells whose jobs have ended, or let go of
+        their folder, since the last call.
+        """
         waiting = [cell for cell in self.cells if cell.number in self.jobs]
         try:
             self.states = slurm.queued(list(self.jobs.values()))
@@ -98,7 +104,9 @@ class Queue:
         stuck = {job: state.reason for job, state in self.states.items() if state.stuck}
         new = {job: reason for job, reason in stuck.items() if job not in self.stuck}
         self.stuck = {*stuck}
-        return {reason: [job for job in new if new[job] == reason] for reason in sorted({*new.values()})}
+        return {
+            reason: [job for job in new if new[job] == reason] for reason in sorted({*new.values()})
+        }
 
     def stop(self) -> None:
         """Cancel the jobs that have not begun; what runs goes on."""
@@ -106,7 +114,8 @@ class Queue:
         queued = self._not_begun()
         if not queued:
             return
-        slurm.ask("scancel", "--state=PENDING", *slurm.ranges([*queued.values()]))  # some may have begun by now
+        # some may have begun by now
+        slurm.ask("scancel", "--state=PENDING", *slurm.ranges([*queued.values()]))
         unended = {*queued.values()}
         with suppress(slurm.SilentError):
             unended = slurm.unended([*queued.values()])
@@ -127,20 +136,31 @@ class Queue:
         say(message, error=True)
         if left := self._not_begun():
             names = slurm.ranges([*left.values()])
-            message = Message("job.left", f"To cancel those that are left: `scancel {' '.join(names)}`", jobs=names)
+            message = Message(
+                "job.left",
+                f"To cancel those that are left: `scancel {' '.join(names)}`",
+                jobs=names,
+            )
             say(message, error=True)
 
     def _not_begun(self) -> dict[int, str]:
         states = self.states
-        return {cell: job for cell, job in self.jobs.items() if job in states and states[job].queued}
+        return {
+            cell: job for cell, job in self.jobs.items() if job in states and states[job].queued
+        }
 
     def _record_lost(self, waiting: list[Cell]) -> list[Cell]:
         """Record the end of cells whose job is gone without a record. Returns them."""
         now_s = clock_s()
-        missing_s = {cell.number: now_s - self.missing_since_s.get(self.jobs[cell.number], now_s) for cell in waiting}
+        missing_s = {
+            cell.number: now_s - self.missing_since_s.get(self.jobs[cell.number], now_s)
+            for cell in waiting
+        }
         gone = [cell for cell in waiting if missing_s[cell.number] > RECORD_LAG_S]
         states = slurm.ended([self.jobs[cell.number] for cell in gone])
-        late = {self.jobs[cell.number] for cell in gone if missing_s[cell.number] > ACCOUNTING_LAG_S} - states.keys()
+        late = {
+            self.jobs[cell.number] for cell in gone if missing_s[cell.number] > ACCOUNTING_LAG_S
+        } - states.keys()
         if new := late - self.unknown:
             names = " ".join(slurm.ranges([*new]))
             message = Message(
@@ -155,9 +175,12 @@ class Queue:
             job = self.jobs[cell.number]
             state = states.get(job)
             if state is None or not (state.name or missing_s[cell.number] > ACCOUNTING_LAG_S):
-                continue  # accounting may not have heard yet of a job that the controller has forgotten
+                # accounting may not have heard yet of a job that the controller has forgotten
+                continue
             status, failure = judge(job, state, cell.folder)
-            cell.result = outcome.fail(outcome.begin(cell.workload, cell.cfg, cell.folder, job), failure, status)
+            cell.result = outcome.fail(
+                outcome.begin(cell.workload, cell.cfg, cell.folder, job), failure, status
+            )
             ownership.release(cell.folder, job)
             lost.append(cell)
         return lost
@@ -167,7 +190,9 @@ def judge(job: str, state: State, folder: Path) -> tuple[str, Failure]:
     """The status and the cause of a job that left no record in `folder`, by its last state."""
     if not state.name:  # SLURM has forgotten the job
         message = Message(
-            "job.forgotten", f"job {job} left the queue without a record, and SLURM does not account jobs", job=job
+            "job.forgotten",
+            f"job {job} left the queue without a record, and SLURM does not account jobs",
+            job=job,
         )
         return "failed", Failure("slurm", message)
     if state.exit_code == NO_OUTPUT:
@@ -184,15 +209,19 @@ def judge(job: str, state: State, folder: Path) -> tuple[str, Failure]:
     tail: tuple[str, ...] = ()
     with suppress(OSError):
         tail = tuple(log.read_text(errors="replace").splitlines()[-LOG_LINES:])
-    if state.name == "COMPLETED" and tail and tail[-1].startswith(REFUSED):  # an earlier record of the cell is kept
+    # an earlier record of the cell is kept
+    if state.name == "COMPLETED" and tail and tail[-1].startswith(REFUSED):
         return "refused", Failure("refused", tail[-1].removeprefix(REFUSED), host=state.nodes)
     if state.name == "CANCELLED" and state.nodes in ("", "None assigned", "(null)"):
-        message = Message("job.cancelled-early", f"job {job} was cancelled (scancel) before it began", job=job)
+        message = Message(
+            "job.cancelled-early", f"job {job} was cancelled (scancel) before it began", job=job
+        )
         return "interrupted", Failure("slurm", message)
     if state.name == "COMPLETED":
         message = Message(
             "job.no-record",
-            f"job {job} ended on {state.nodes} without leaving a record in {folder}; do all nodes share it?",
+            f"job {job} ended on {state.nodes} without leaving a record in {folder}; do all nodes"
+            " share it?",
             job=job,
             host=state.nodes,
             folder=str(folder),
@@ -200,8 +229,8 @@ def judge(job: str, state: State, folder: Path) -> tuple[str, Failure]:
     else:
         message = Message(
             "job.ended",
-            f"SLURM ended job {job} on {state.nodes} as {state.name} (exit code {state.exit_code}), "
-            "and no controller was left to record it",
+            f"SLURM ended job {job} on {state.nodes} as {state.name} (exit code {state.exit_code}),"
+            " and no controller was left to record it",
             job=job,
             host=state.nodes,
             state=state.name,
@@ -209,7 +238,9 @@ def judge(job: str, state: State, folder: Path) -> tuple[str, Failure]:
         )
     status = STATUS_OF.get(state.name, "failed")
     ran_out = "host" if status == "oom" else None
-    return status, Failure("slurm", message, host=state.nodes, ran_out=ran_out, log=str(log), log_tail=tail)
+    return status, Failure(
+        "slurm", message, host=state.nodes, ran_out=ran_out, log=str(log), log_tail=tail
+    )
 
 
 def _watch(queue: Queue) -> None:
@@ -221,7 +252,9 @@ def _watch(queue: Queue) -> None:
             assert cell.result is not None
             say(outcome.line(cell.result, cell.title))
             queue.streak.add(cell)
-        if queue.stopped is None and queue.streak.ends([cell for cell in queue.cells if cell.number in queue.jobs]):
+        if queue.stopped is None and queue.streak.ends(
+            [cell for cell in queue.cells if cell.number in queue.jobs]
+        ):
             queue.stop()
         for reason, jobs in queue.newly_stuck().items():
             names = " ".join(slurm.ranges(jobs))
@@ -244,8 +277,8 @@ def _why_stuck(names: str, reason: str) -> Message:
     if slurm.NODES_AWAY.match(reason):
         return Message(
             "job.nodes-away",
-            f"job {names} waits for nodes that are down, drained or reserved ({reason}); `sinfo -R` says why, "
-            f"`scancel {names}` gives it up",
+            f"job {names} waits for nodes that are down, drained or reserved ({reason}); `sinfo -R`"
+            f" says why, `scancel {names}` gives it up",
             job=names,
             reason=reason,
         )
@@ -258,22 +291,29 @@ def _why_stuck(names: str, reason: str) -> Message:
 
 
 def _cancel(sweep: Sweep, queue: Queue, asks: bool) -> bool:
-    """Ask whether to cancel the jobs, on Ctrl-C at a terminal. Returns whether to go on waiting, for the records of
-    cancelled jobs."""
+    """Ask whether to cancel the jobs, on Ctrl-C at a terminal. Returns whether to go on waiting,
+    for the records of cancelled jobs.
+    """
     names = slurm.ranges(list(queue.jobs.values()))
     if asks and sys.stdin.isatty():
         with suppress(EOFError, KeyboardInterrupt):
-            if input(f"\n{len(queue.jobs)} jobs have not ended: cancel them? [y/N] ").strip().lower() in ("y", "yes"):
+            if input(
+                f"\n{len(queue.jobs)} jobs have not ended: cancel them? [y/N] "
+            ).strip().lower() in ("y", "yes"):
                 slurm.ask("scancel", *names)
                 return True
     message = Message(
         "job.left-in-queue",
-        f"left in the queue: {count(len(queue.jobs), 'job')}. To cancel them: `scancel {' '.join(names)}`",
+        f"left in the queue: {count(len(queue.jobs), 'job')}. To cancel them: `scancel"
+        f" {' '.join(names)}`",
         jobs=len(queue.jobs),
         names=names,
     )
     say(message, error=True)
     command = sweep.resume_command()
-    say(Message("job.wait-again", f"To wait for them again: `{command}`", command=command), error=True)
+    say(
+        Message("job.wait-again", f"To wait for them again: `{command}`", command=command),
+        error=True,
+    )
     sweep.command.abandoned = True
     return False

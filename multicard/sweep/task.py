@@ -1,4 +1,6 @@
-"""Measures cells in this process: Hydra's task, which is a single run, and the cells of a sweep in turn."""
+"""Measures cells in this process: Hydra's task, which is a single run,
+and the cells of a sweep in turn.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -17,17 +19,22 @@ from multicard.sweep.cells import Cell, Sweep
 from multicard.sweep.command import Command
 
 
-class Task:
+class HydraTask:
     """Hydra's task. Launchers know the command by it."""
 
     def __init__(self, command: Command) -> None:
         self.command = command
 
     def measure(self, cfg: DictConfig) -> None:
-        """Measure a single run, take the record of an earlier measurement, or say what it would take. Hydra's task."""
+        """Measure a single run, take the record of an earlier measurement,
+        or say what it would take. Hydra's task.
+        """
         composed: Any = HydraConfig.instance().cfg
-        folder, words = Path(composed.hydra.runtime.output_dir), list(composed.hydra.overrides.task)
-        sweep = Sweep.of(self.command, [cells.cell_of(self.command.workload, composed, cfg, folder, words)])
+        folder = Path(composed.hydra.runtime.output_dir)
+        words = list(composed.hydra.overrides.task)
+        sweep = Sweep.of(
+            self.command, [cells.cell_of(self.command.workload, composed, cfg, folder, words)]
+        )
         try:
             if cfg.repeat != "1":
                 raise Refusal(
@@ -61,7 +68,8 @@ class Task:
             what = ", ".join(self.command.workload.describe(cell.config))
             message = Message(
                 "sweep.dry-run-alone",
-                f"dry_run=true: nothing is started. To be measured in this process: {what} -> {cell.folder}",
+                f"dry_run=true: nothing is started. To be measured in this process: {what} ->"
+                f" {cell.folder}",
                 key="dry_run",
                 what=what,
                 folder=str(cell.folder),
@@ -75,10 +83,15 @@ class Task:
 
 
 def run(
-    command: Command, cell: Cell, keep_refused: bool = True, left_s: Callable[[], float | None] = ALONE.left_s
+    command: Command,
+    cell: Cell,
+    keep_refused: bool = True,
+    left_s: Callable[[], float | None] = ALONE.left_s,
 ) -> None:
-    """Measure a cell in this process, unless another command has done so meanwhile. Never raises. With `keep_refused` a
-    refusal leaves a record too, as in a sweep; `left_s` gives the seconds until that has ended."""
+    """Measure a cell in this process, unless another command has done so meanwhile. Never raises.
+    With `keep_refused` a refusal leaves a record too, as in a sweep;
+    `left_s` gives the seconds until that has ended.
+    """
     single = Sweep(command, [cell])
     cells.settle(single)  # another command may have measured it since the sweep was settled
     if single.refused:

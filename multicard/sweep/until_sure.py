@@ -1,7 +1,8 @@
 """Rounds of `repeat=auto`: cells whose mean step is not known well enough are measured again.
 
-All cells are measured twice, by turns. Then those whose mean step is not known to within `repeat_error` are measured
-again, until it is, or until `repeat_max`. Runs of other seeds are repetitions.
+All cells are measured twice, by turns. Then those whose mean step is not known to within
+`repeat_error` are measured again, until it is, or until `repeat_max`.
+Runs of other seeds are repetitions.
 """
 
 import math
@@ -28,7 +29,8 @@ class Setting:
     """Cells that differ in their repetition or seed alone, named as the first one's folder.
 
     turns: its cells, without their repetition.
-    step_s: mean step of each run that ended ok, by hardware; quiet_s: of those that nothing disturbed.
+    step_s: mean step of each run that ended ok, by hardware; quiet_s: of those that nothing
+    disturbed.
     unusable: a run ended otherwise, or has no step beyond the warm-up, as the next would.
     """
 
@@ -67,16 +69,20 @@ class UntilSure:
     """
 
     def __init__(self, config: DictConfig, turns: Sequence[Turn]) -> None:
-        self.error, self.most = math.log1p(share(config.repeat_error)), config.repeat_max
+        self.error = math.log1p(share(config.repeat_error))
+        self.most = config.repeat_max
         self.order = config.order
         self.settings: dict[str, Setting] = {}
         self.rounds = LEAST_AUTO
-        self.batch = [turn for number in range(1, LEAST_AUTO + 1) for turn in self._round(number, turns)]
+        self.batch = [
+            turn for number in range(1, LEAST_AUTO + 1) for turn in self._round(number, turns)
+        ]
 
     def plan(self, cells: Iterable[Cell]) -> None:
         """Take the cells of a batch, before they are measured."""
         for cell in sorted(cells, key=lambda cell: cell.number):
-            setting, words = self._setting(cell), [*cell.overrides[:-1]]
+            setting = self._setting(cell)
+            words = [*cell.overrides[:-1]]
             if words not in [turn.words for turn in setting.turns]:
                 setting.turns.append(Turn(cell.number // self._apart, words))
 
@@ -92,7 +98,8 @@ class UntilSure:
 
     def unsure(self) -> dict[str, Message]:
         """What is not known well enough of each setting."""
-        noises, unsure = self.noises(), dict[str, Message]()
+        noises = self.noises()
+        unsure = dict[str, Message]()
         for key, setting in self.settings.items():
             half = self.half_width(setting, noises)
             if setting.unusable or half <= self.error:
@@ -113,7 +120,8 @@ class UntilSure:
         sure = len(self.settings) - len(unsure) - len(unusable)
         message = Message(
             "repeat.ended",
-            f"repeat=auto: {count(runs, 'run')} of {count(len(self.settings), 'cell')}; {sure} are sure enough",
+            f"repeat=auto: {count(runs, 'run')} of {count(len(self.settings), 'cell')}; {sure} are"
+            " sure enough",
             key="repeat",
             runs=runs,
             cells=len(self.settings),
@@ -123,11 +131,16 @@ class UntilSure:
         for key, problem in unsure.items():
             own = self.settings[key].runs
             message = Message(
-                "repeat.undecided", f"undecided after {count(own, 'run')}: {problem}", runs=own, reason=problem
+                "repeat.undecided",
+                f"undecided after {count(own, 'run')}: {problem}",
+                runs=own,
+                reason=problem,
             )
             say(f"  {message}")
         for name in unusable:
-            message = Message("repeat.unusable", f"not repeated further, without a mean step: {name}", cell=name)
+            message = Message(
+                "repeat.unusable", f"not repeated further, without a mean step: {name}", cell=name
+            )
             say(f"  {message}")
 
     def noises(self) -> dict[str, Noise]:
@@ -141,7 +154,9 @@ class UntilSure:
         return {hardware: Noise.learnt(settings, sd) for hardware, settings in by_hardware.items()}
 
     def half_width(self, setting: Setting, noises: Mapping[str, Noise]) -> float:
-        """Half of the widest interval of the setting's mean, of its logarithm; infinite before there is one."""
+        """Half of the widest interval of the setting's mean, of its logarithm;
+        infinite before there is one.
+        """
         halves = []
         for hardware in setting.step_s:
             values = setting.logarithms(hardware)
@@ -153,12 +168,17 @@ class UntilSure:
 
     @property
     def _apart(self) -> int:
-        """How far the numbers of neighbouring cells are apart: all repetitions of a cell have theirs between."""
+        """How far the numbers of neighbouring cells are apart:
+        all repetitions of a cell have theirs between.
+        """
         return self.most + 1
 
     def _round(self, number: int, turns: Sequence[Turn]) -> list[Turn]:
         """A round of these cells, in its order."""
-        own = [Turn(turn.number * self._apart + number, [*turn.words, f"repetition={number}"]) for turn in turns]
+        own = [
+            Turn(turn.number * self._apart + number, [*turn.words, f"repetition={number}"])
+            for turn in turns
+        ]
         return in_turn(own, self.order)
 
     def _setting(self, cell: Cell) -> Setting:
@@ -173,4 +193,5 @@ def _interval(half: float) -> str:
         return "without an interval"
     if half < math.log(2):
         return f"mean step ±{math.expm1(half):.1%}"
-    return f"mean step known to a factor of {math.exp(half):.1f}"  # what is wide would reach below 0
+    # what is wide would reach below 0
+    return f"mean step known to a factor of {math.exp(half):.1f}"

@@ -6,5 +6,5 @@
 | run_record.py | a record as W&B shows it: id, name, tags, configuration, summary, artifacts |
 | history.py | a run's clock, rows by step and epoch, samples of the GPUs |
 | wandb_run.py | W&B itself: nothing else here imports it |
-| upload.py | all of the above for a record, a sweep and the run that is being measured, and the note of uploads |
+| upload.py | all of the above for a record, a sweep or a run in progress; the note of uploads |
 """

@@ -1,7 +1,8 @@
 """The history of a run: its clock, a row for each step and each epoch, and samples of its GPUs.
 
-A record counts training in seconds from its start, over all attempts (`ended_s`, `total_s`), and has each attempt's
-start by the clock of the day, to a second. Runtime leaves out the time between two attempts, as W&B's does.
+A record counts training in seconds from its start, over all attempts (`ended_s`, `total_s`), and
+has each attempt's start by the clock of the day, to a second.
+Runtime leaves out the time between two attempts, as W&B's does.
 """
 
 import math
@@ -32,8 +33,10 @@ class Moment:
 
 
 @dataclass(frozen=True)
-class Attempt:
-    """One attempt at a run: Unix times of its start and of its training's, and the seconds trained before it."""
+class AttemptClock:
+    """One attempt at a run: Unix times of its start and of its training's,
+    and the seconds trained before it.
+    """
 
     started_at: float
     training_at: float
@@ -41,27 +44,35 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class Timeline:
-    """The clock of a run; `attempts` are numbered as the record's `segments`, and there is at least one."""
+class RunClock:
+    """The clock of a run; `attempts` are numbered as the record's `segments`,
+    and there is at least one.
+    """
 
-    attempts: Sequence[Attempt]
+    attempts: Sequence[AttemptClock]
     startup_s: float
     runtime_s: float
 
     @classmethod
     def of(cls, record: Record) -> Self:
         """The clock of a record, or of its known part while the run goes on."""
-        startup_s, total_s = record.startup_s or 0.0, record.total_s or 0.0
+        startup_s = record.startup_s or 0.0
+        total_s = record.total_s or 0.0
         segments = record.segments or [Segment(record.started_at, trained_s=total_s)]
-        attempts, trained_s, lasted_s = [], 0.0, 0.0
+        attempts = []
+        trained_s = 0.0
+        lasted_s = 0.0
         for number, segment in enumerate(segments, 1):
-            started_at, own_s = unix(segment.started_at), segment.trained_s or 0.0
+            started_at = unix(segment.started_at)
+            own_s = segment.trained_s or 0.0
             training_at = started_at + startup_s
             if segment.ended_at:
                 ended_at = unix(segment.ended_at)
                 lasted_s += ended_at - started_at - RESOLUTION_S
-                training_at = training_at if number == len(segments) else max(started_at, ended_at - own_s)
-            attempts.append(Attempt(started_at, training_at, trained_s))
+                training_at = (
+                    training_at if number == len(segments) else max(started_at, ended_at - own_s)
+                )
+            attempts.append(AttemptClock(started_at, training_at, trained_s))
             trained_s += own_s
         return cls(attempts, startup_s, max(startup_s + total_s, lasted_s))
 
@@ -73,13 +84,17 @@ class Timeline:
     @property
     def end(self) -> Moment:
         last = self.attempts[-1]
-        return Moment(last.training_at - self.startup_s - last.trained_s + self.runtime_s, self.runtime_s)
+        return Moment(
+            last.training_at - self.startup_s - last.trained_s + self.runtime_s, self.runtime_s
+        )
 
     def moment(self, trained_s: float) -> Moment:
         """The moment after `trained_s` of training."""
         begun = [attempt for attempt in self.attempts if attempt.trained_s < trained_s]
         attempt = begun[-1] if begun else self.attempts[0]
-        return Moment(attempt.training_at + trained_s - attempt.trained_s, self.startup_s + trained_s)
+        return Moment(
+            attempt.training_at + trained_s - attempt.trained_s, self.startup_s + trained_s
+        )
 
 
 def unix(text: str | None) -> float:
@@ -87,20 +102,22 @@ def unix(text: str | None) -> float:
     return datetime.fromisoformat(text).timestamp() if text else 0.0
 
 
-class Row(NamedTuple):
+class HistoryRow(NamedTuple):
     """A row of the history: its moment, and its values by key."""
 
     moment: Moment
     values: dict[str, Any]
 
 
-def rows(record: AnyRecord, steps: Any) -> list[Row]:
-    """All rows of a run, in the order of their moments, by its record, or the known part while it goes on, and the
-    steps of all ranks (an Arrow table), if there are any."""
-    timeline = Timeline.of(record)
+def rows(record: AnyRecord, steps: Any) -> list[HistoryRow]:
+    """All rows of a run, in the order of their moments, by its record, or the known part while it
+    goes on, and the steps of all ranks (an Arrow table), if there are any.
+    """
+    timeline = RunClock.of(record)
     columns = {} if steps is None else {name: steps[name].to_numpy() for name in steps.column_names}
-    every: list[Row] = []
-    number, ended_s = 0, 0.0
+    every: list[HistoryRow] = []
+    number = 0
+    ended_s = 0.0
     for epoch in record.epochs:
         evaluated = held_out(record, epoch.epoch)
         train_s = epoch.train_s or 0.0
@@ -109,22 +126,35 @@ def rows(record: AnyRecord, steps: Any) -> list[Row]:
         own = {name: column[columns["epoch"] == epoch.epoch] for name, column in columns.items()}
         if own and len(own["step"]):
             figures = step_figures(own)
-            ends_s = ended_s - evaluate_s - train_s + np.minimum(figures["train/step_s"].cumsum(), train_s)
+            ends_s = (
+                ended_s
+                - evaluate_s
+                - train_s
+                + np.minimum(figures["train/step_s"].cumsum(), train_s)
+            )
             figures[keys.STEP] = number + np.arange(len(ends_s))
             for at, end_s in enumerate(ends_s.tolist()):
                 values = {name: column[at].item() for name, column in figures.items()}
-                every.append(Row(timeline.moment(end_s), values | {keys.EPOCH: epoch.epoch}))
+                every.append(HistoryRow(timeline.moment(end_s), values | {keys.EPOCH: epoch.epoch}))
             number += len(ends_s)
-        known = {name: getattr(epoch, name.removeprefix(f"{keys.EPOCH}/"), None) for name in keys.BY_EPOCH}
+        known = {
+            name: getattr(epoch, name.removeprefix(f"{keys.EPOCH}/"), None)
+            for name in keys.BY_EPOCH
+        }
         values = {name: value for name, value in known.items() if value is not None} | evaluated
-        every.append(Row(timeline.moment(ended_s), values | {keys.EPOCH: epoch.epoch}))
+        every.append(HistoryRow(timeline.moment(ended_s), values | {keys.EPOCH: epoch.epoch}))
     return every
 
 
 def held_out(record: AnyRecord, epoch: int | None) -> dict[str, float]:
-    """What an epoch of tuning found of held-out rows: the last loss, and the seconds of all its evaluations. Nothing of
-    other runs."""
-    evaluations = record.held_out.evaluations if isinstance(record, LlmRecord) and record.held_out is not None else []
+    """What an epoch of tuning found of held-out rows: the last loss, and the seconds of all its
+    evaluations. Nothing of other runs.
+    """
+    evaluations = (
+        record.held_out.evaluations
+        if isinstance(record, LlmRecord) and record.held_out is not None
+        else []
+    )
     own = [evaluation for evaluation in evaluations if evaluation.epoch == epoch]
     if not own:
         return {}
@@ -135,16 +165,25 @@ def held_out(record: AnyRecord, epoch: int | None) -> dict[str, float]:
 
 
 def step_figures(columns: Columns) -> Columns:
-    """The figures of an epoch's steps (steps,), by the keys of `keys.BY_STEP`, as far as there are columns for them.
+    """The figures of an epoch's steps (steps,), by the keys of `keys.BY_STEP`,
+    as far as there are columns for them.
 
     The time of a step is by the slowest rank's clock, its loss the mean weighted by samples.
     """
-    rank, step = columns["rank"], columns["step"]
+    rank = columns["rank"]
+    step = columns["step"]
     step_s = formulas.step_times_s(np.zeros_like(step), rank, step, columns["step_s"])
-    figures, first, tuning = {"train/step_s": step_s}, rank == rank.min(), "non_padding" in columns
+    figures = {"train/step_s": step_s}
+    first = rank == rank.min()
+    tuning = "non_padding" in columns
     if "loss" in columns and np.any(columns.get("loss_told", 1)):
-        unknown = ~first if tuning else columns["samples"] == 0  # in tuning rank 0 alone knows the loss
-        weights = columns["loss_told"] if "loss_told" in columns else np.where(unknown, 0, columns["samples"])
+        # in tuning rank 0 alone knows the loss
+        unknown = ~first if tuning else columns["samples"] == 0
+        weights = (
+            columns["loss_told"]
+            if "loss_told" in columns
+            else np.where(unknown, 0, columns["samples"])
+        )
         losses = np.where(weights > 0, columns["loss"], 0.0)
         told = np.bincount(step, weights)
         sums = np.bincount(step, losses * weights)
@@ -155,7 +194,9 @@ def step_figures(columns: Columns) -> Columns:
         counted = {"train/samples_per_s": "samples", "train/tokens_per_s": "tokens"}
     for key, column in counted.items():
         if column in columns:
-            figures[key] = np.bincount(step, columns[column]) / np.where(step_s > 0, step_s, math.nan)
+            figures[key] = np.bincount(step, columns[column]) / np.where(
+                step_s > 0, step_s, math.nan
+            )
     if "data_s" in columns:
         figures["train/data_wait_s"] = np.bincount(step, columns["data_s"]) / np.bincount(step)
     if "lr" in columns:
@@ -163,20 +204,26 @@ def step_figures(columns: Columns) -> Columns:
     if "rewards_chosen" in columns and not np.isnan(columns["rewards_chosen"][first]).all():
         names = ("rewards_chosen", "rewards_rejected", "rewards_accuracies")
         chosen, rejected, accuracy = (columns[name][first] for name in names)
-        figures |= dict(zip(keys.REWARDS, (chosen, rejected, chosen - rejected, accuracy), strict=True))
+        figures |= dict(
+            zip(keys.REWARDS, (chosen, rejected, chosen - rejected, accuracy), strict=True)
+        )
     return figures
 
 
-def samples(folder: Path, gpu: Gpu | None, timeline: Timeline) -> list[tuple[float, dict[str, float]]]:
+def samples(
+    folder: Path, gpu: Gpu | None, timeline: RunClock
+) -> list[tuple[float, dict[str, float]]]:
     """Unix time and values of each sample of gpu.parquet, under the names of W&B's system panels.
 
-    GPUs are numbered from 0 within the run, so that a panel has the runs of a sweep side by side; in an attempt on
-    several nodes the host follows the name, as W&B's own label does.
+    GPUs are numbered from 0 within the run, so that a panel has the runs of a sweep side by side;
+    in an attempt on several nodes the host follows the name, as W&B's own label does.
     """
     return sorted(_of_gpus(folder, gpu, timeline), key=lambda sample: sample[0])
 
 
-def _of_gpus(folder: Path, gpu: Gpu | None, timeline: Timeline) -> Iterator[tuple[float, dict[str, float]]]:
+def _of_gpus(
+    folder: Path, gpu: Gpu | None, timeline: RunClock
+) -> Iterator[tuple[float, dict[str, float]]]:
     path = folder / MERGED
     if gpu is None or not path.exists():
         return
@@ -186,7 +233,8 @@ def _of_gpus(folder: Path, gpu: Gpu | None, timeline: Timeline) -> Iterator[tupl
     for part in gpu.parts:
         attempt = timeline.attempts[min(part.start or 0, len(timeline.attempts) - 1)]
         spans = part.spans_s if part.covers == "training" else None
-        zero_at = attempt.training_at - spans[0][0] if spans else attempt.started_at  # Unix time of `time_s` 0
+        # Unix time of `time_s` 0
+        zero_at = attempt.training_at - spans[0][0] if spans else attempt.started_at
         hosts = {other.host for other in gpu.parts if other.start == part.start}
         own = [device.uuid for device in gpu.devices if device.host in (part.host, None)]
         parts[part.start, part.node] = zero_at, own, f"/l:{part.host}" if len(hosts) > 1 else ""
@@ -201,4 +249,7 @@ def _of_gpus(folder: Path, gpu: Gpu | None, timeline: Timeline) -> Iterator[tupl
                 values[name] = value * factor
         if values:
             prefix = f"gpu.{own.index(row['gpu'])}"
-            yield zero_at + row["time_s"], {f"{prefix}.{name}{suffix}": value for name, value in values.items()}
+            yield (
+                zero_at + row["time_s"],
+                {f"{prefix}.{name}{suffix}": value for name, value in values.items()},
+            )

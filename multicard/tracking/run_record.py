@@ -1,4 +1,6 @@
-"""A record as W&B shows it: the run's id, name, tags and configuration, its summary, its artifacts and exit code."""
+"""A record as W&B shows it: the run's id, name, tags and configuration, its summary,
+its artifacts and exit code.
+"""
 
 import json
 import re
@@ -23,11 +25,14 @@ from multicard.records.schema_environment import Cpu, Environment
 from multicard.records.schema_parts import Segment
 from multicard.records.steps import STEPS
 from multicard.tracking import keys
-from multicard.tracking.history import Timeline
+from multicard.tracking.history import RunClock
 
 LONGEST = 64  # characters of a name
-CELL = re.compile(r"(?P<settings>.*)-(?P<identity>\w{8})(?:-(?P<repetition>r\d+))?(?P<probe>-probe)?")
-# Left out of a summary: what is in the configuration, the history or a table, and lists that result.json has
+CELL = re.compile(
+    r"(?P<settings>.*)-(?P<identity>\w{8})(?:-(?P<repetition>r\d+))?(?P<probe>-probe)?"
+)
+# Left out of a summary: what is in the configuration, the history or a table,
+# and lists that result.json has
 ELSEWHERE = ("schema_version", "axes", "config", "epochs", "folder")
 LISTS = (
     *("cause.facts", "profile.rows", "profile.files", "diagnosis.rounds_s", "gpu.parts"),
@@ -36,11 +41,21 @@ LISTS = (
 LIMITS = "limits"  # key of the codes of what limits the run
 RECORD = "run-record"  # type of an artifact
 FILES = (RESULT, "config.yaml", ENVIRONMENT, STEPS, MERGED, held_out.FILE, "torchtune.yaml")
-PROFILE_COLUMNS = ("rank", "group", "metric", "calls", "total_s", "mean_s", "share", "bytes", "detail")
+PROFILE_COLUMNS = (
+    "rank",
+    "group",
+    "metric",
+    "calls",
+    "total_s",
+    "mean_s",
+    "share",
+    "bytes",
+    "detail",
+)
 
 
 @dataclass(frozen=True)
-class About:
+class WandbRunInfo:
     """A run, as W&B shows it in its list; `started_at` is a Unix time."""
 
     id: str
@@ -54,7 +69,7 @@ class About:
     commit: str | None = None
 
 
-def about(folder: Path, record: AnyRecord) -> About:
+def about(folder: Path, record: AnyRecord) -> WandbRunInfo:
     """The run of a record, or of its known part while the run goes on."""
     named = (
         run_id(record),
@@ -64,11 +79,15 @@ def about(folder: Path, record: AnyRecord) -> About:
         tags(record),
     )
     host = next((host for part in record.segments for host in part.hosts or ()), None)
-    return About(*named, configuration(folder, record), Timeline.of(record).started_at, host, record.commit)
+    return WandbRunInfo(
+        *named, configuration(folder, record), RunClock.of(record).started_at, host, record.commit
+    )
 
 
 def run_id(record: AnyRecord) -> str:
-    """The id of a run in W&B: equal for every upload of one start, different for every other start."""
+    """The id of a run in W&B: equal for every upload of one start,
+    different for every other start.
+    """
     first = record.segments[0] if record.segments else Segment(record.started_at)
     facts = {
         **{name: getattr(record, name) for name in ("kind", "name", "axes", "repetition")},
@@ -81,23 +100,31 @@ def run_id(record: AnyRecord) -> str:
 
 
 def swept(sweep: Path) -> set[str]:
-    """The keys, without their group, that have several values in a sweep's last command; none where that is unknown."""
+    """The keys, without their group, that have several values in a sweep's last command;
+    none where that is unknown.
+    """
     try:
         hydra = strict_yaml.read(sweep / "multirun.yaml")["hydra"]
-        words, params = hydra["overrides"]["task"], hydra["sweeper"].get("params") or {}
+        words = hydra["overrides"]["task"]
+        params = hydra["sweeper"].get("params") or {}
         values = {str(key): str(value) for key, value in params.items()}
         for word in words:
             key, _, value = str(word).partition("=")
             values[key] = value
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return set()
-    several = {key for key, value in values.items() if re.search("[,(]", value) and not value.startswith("[")}
+    several = {
+        key
+        for key, value in values.items()
+        if re.search("[,(]", value) and not value.startswith("[")
+    }
     return {key.lstrip("+").rpartition(".")[2] for key in several}
 
 
 def short_name(cell: str, swept: Container[str] = ()) -> str:
-    """The name of a run, by that of its folder: "gpus=2, precision=bf16"; of a repetition "gpus=2 r3". One that is too
-    long begins with the keys that its sweep varies, and is cut behind them."""
+    """The name of a run, by that of its folder: "gpus=2, precision=bf16"; of a repetition "gpus=2
+    r3". One that is too long begins with the keys that its sweep varies, and is cut behind them.
+    """
     match = CELL.fullmatch(cell)
     if match is None:
         return cell[:LONGEST]
@@ -112,7 +139,9 @@ def short_name(cell: str, swept: Container[str] = ()) -> str:
 
 
 def tags(record: AnyRecord) -> tuple[str, ...]:
-    """The user's tags, `probe`, the status of a run that did not end ok, and what limits what may be said of it."""
+    """The user's tags, `probe`, the status of a run that did not end ok,
+    and what limits what may be said of it.
+    """
     marks = {"probe": record.is_probe, record.status: record.status != "ok"}
     own = [mark for mark, applies in marks.items() if applies]
     limited = [limit.code for limit in limits.of(record) if limit.forbids]
@@ -124,13 +153,19 @@ def user_tags(record: AnyRecord) -> list[str]:
 
 
 def configuration(folder: Path, record: AnyRecord) -> dict[str, Any]:
-    """The axes as used and other values that group runs, the machine, and the whole configuration."""
-    groups = {name: getattr(record, name) for name in ("hardware", "commit", "identity", "repetition")}
+    """The axes as used and other values that group runs, the machine,
+    and the whole configuration.
+    """
+    groups = {
+        name: getattr(record, name) for name in ("hardware", "commit", "identity", "repetition")
+    }
     groups["data"] = content(record)
     says_nothing = {*schema.keys(Role.forecast), "tracker"}
     own = {key: value for key, value in record.config.items() if key not in says_nothing}
     known = {name: value for name, value in groups.items() if value is not None}
-    return known | record.axes | {"machine": _machine(read_environment(folder)), "configuration": own}
+    return (
+        known | record.axes | {"machine": _machine(read_environment(folder)), "configuration": own}
+    )
 
 
 def _machine(environment: Environment) -> dict[str, Any]:
@@ -153,13 +188,16 @@ def _machine(environment: Environment) -> dict[str, Any]:
 
 
 def summary(record: AnyRecord) -> dict[str, Any]:
-    """Every figure, flat: "outer.inner" to value, and "outer.0.inner" of a list, without what is null.
+    """Every figure, flat: "outer.inner" to value, and "outer.0.inner" of a list,
+    without what is null.
 
     The lines of a log are one text, and a list of texts one line.
     """
     own = {key: value for key, value in builtins(record).items() if key not in ELSEWHERE}
     own[LIMITS] = [limit.code for limit in limits.of(record)]
-    own |= {figure.in_summary: figure.value(record) for figure in FIGURES.values() if figure.in_summary}
+    own |= {
+        figure.in_summary: figure.value(record) for figure in FIGURES.values() if figure.in_summary
+    }
     return ({keys.ATTEMPTS: len(record.segments)} if record.segments else {}) | dict(flat(own))
 
 
@@ -178,5 +216,7 @@ def flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 def profile_rows(record: AnyRecord) -> list[list[Any]]:
     """The metrics of a profile, a row each, as `PROFILE_COLUMNS`; "all" is the sum over ranks."""
     rows = record.profile.rows if record.profile is not None else UNSET
-    values = [[getattr(row, name) for name in PROFILE_COLUMNS] for row in ([] if rows is UNSET else rows)]
+    values = [
+        [getattr(row, name) for name in PROFILE_COLUMNS] for row in ([] if rows is UNSET else rows)
+    ]
     return [["all" if rank is None else str(rank), *rest] for rank, *rest in values]

@@ -1,7 +1,7 @@
 """Uploads of records, and the note of what W&B has: `.wandb.json` in each folder.
 
-A run that is being measured is uploaded from its folder too, in the controller: what W&B gets is on disk first, and the
-ranks are not disturbed while timed.
+A run that is being measured is uploaded from its folder too, in the controller: what W&B gets is on
+disk first, and the ranks are not disturbed while timed.
 """
 
 import math
@@ -19,17 +19,18 @@ from multicard.records import rank_files, run_folder
 from multicard.records.rank_files import AnyReport
 from multicard.records.schema import AnyRecord
 from multicard.tracking import history, keys, run_record
-from multicard.tracking.history import Timeline
-from multicard.tracking.wandb_run import Target, WandbRun, server
+from multicard.tracking.history import RunClock
+from multicard.tracking.wandb_run import WandbRun, WandbTarget, server
 
 NOTE = ".wandb.json"
 FINISH_S = 60.0  # within which a run that ends has the rest uploaded
-SoFar = Callable[[Sequence[AnyReport], Any], AnyRecord]  # from the ranks' reports and the table of all steps
+# from the ranks' reports and the table of all steps
+SoFar = Callable[[Sequence[AnyReport], Any], AnyRecord]
 
 
-def record(folder: Path, target: Target) -> None:
-    """Upload the record of a run folder, and note it; RuntimeError where W&B fails, OSError or ValueError for a file
-    that cannot be read. Where an earlier try left a part, the rest follows.
+def record(folder: Path, target: WandbTarget) -> None:
+    """Upload the record of a run folder, and note it; RuntimeError where W&B fails, OSError or
+    ValueError for a file that cannot be read. Where an earlier try left a part, the rest follows.
     """
     content, result = _read(folder)
     about = run_record.about(folder, result)
@@ -46,11 +47,18 @@ def _read(folder: Path) -> tuple[bytes, AnyRecord]:
 
 
 def finish(run: WandbRun, folder: Path, result: AnyRecord, steps: Any) -> None:
-    """Write all of a record that W&B does not have yet, and end the run; `steps` are an Arrow table of all ranks'."""
-    timeline, rows = Timeline.of(result), history.rows(result, steps)
+    """Write all of a record that W&B does not have yet, and end the run;
+    `steps` are an Arrow table of all ranks'.
+    """
+    timeline = RunClock.of(result)
+    rows = history.rows(result, steps)
     sent = run.attempts_before
     unsent_at = timeline.attempts[sent].started_at if sent < len(timeline.attempts) else math.inf
-    samples = ((at, -1, values) for at, values in history.samples(folder, result.gpu, timeline) if at >= unsent_at)
+    samples = (
+        (at, -1, values)
+        for at, values in history.samples(folder, result.gpu, timeline)
+        if at >= unsent_at
+    )
     events = ((row.moment.at, number, row.values) for number, row in enumerate(rows))
     for at, number, values in merge(events, samples, key=lambda event: event[0]):
         if number >= 0:
@@ -59,15 +67,19 @@ def finish(run: WandbRun, folder: Path, result: AnyRecord, steps: Any) -> None:
             run.sample(at, values)
     if profiled := run_record.profile_rows(result):
         run.table(len(rows), keys.PROFILE_TABLE, run_record.PROFILE_COLUMNS, profiled, timeline.end)
-    facts = {name: getattr(result, name) for name in ("kind", "name", "status", "identity", "commit")}
+    facts = {
+        name: getattr(result, name) for name in ("kind", "name", "status", "identity", "commit")
+    }
     name = f"{run_record.RECORD}-{run_record.run_id(result)}"
     files = {name: folder / name for name in run_record.FILES if (folder / name).exists()}
     run.artifact(name, run_record.RECORD, files, facts)
     last = {key: value for row in rows for key, value in row.values.items()}
-    run.finish(last | run_record.summary(result), timeline.end, int(result.status in run_folder.BAD))
+    run.finish(
+        last | run_record.summary(result), timeline.end, int(result.status in run_folder.BAD)
+    )
 
 
-def has_record(folder: Path, target: Target) -> bool:
+def has_record(folder: Path, target: WandbTarget) -> bool:
     """True if W&B has the record of a run folder as it is now."""
     content, result = _read(folder)
     key = _place(target) | {"run": run_record.run_id(result), "content": _digest(content)}
@@ -78,15 +90,17 @@ def _digest(content: bytes) -> str:
     return sha256(content).hexdigest()[:16]
 
 
-def _note(folder: Path, run_id: str, target: Target, digest: str, url: str | None) -> None:
-    """Note an upload, with the digest of what it was made of; another of the same run in the same place is replaced."""
+def _note(folder: Path, run_id: str, target: WandbTarget, digest: str, url: str | None) -> None:
+    """Note an upload, with the digest of what it was made of;
+    another of the same run in the same place is replaced.
+    """
     key = _place(target) | {"run": run_id}
     others = [upload for upload in _noted(folder, {}) if not key.items() <= upload.items()]
     upload = key | {"content": digest, "url": url, "uploaded_at": timestamp()}
     run_folder.write_json(folder / NOTE, {"uploads": [*others, upload]})
 
 
-def _place(target: Target) -> dict[str, Any]:
+def _place(target: WandbTarget) -> dict[str, Any]:
     return {"server": server(), "entity": target.entity, "project": target.project}
 
 
@@ -97,12 +111,14 @@ def _noted(folder: Path, key: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 class Mirror:
-    """The W&B run of a run: written at the end offline, epoch by epoch online. If W&B fails, it raises a RuntimeError,
-    which is an error of the command and no warning."""
+    """The W&B run of a run: written at the end offline, epoch by epoch online. If W&B fails, it
+    raises a RuntimeError, which is an error of the command and no warning.
+    """
 
     def __init__(self, tracker: TrackerConfig, folder: Path, so_far: SoFar) -> None:
-        self._target = Target(tracker.mode, tracker.project, tracker.entity, FINISH_S)
-        self._folder, self._so_far = folder, so_far
+        self._target = WandbTarget(tracker.mode, tracker.project, tracker.entity, FINISH_S)
+        self._folder = folder
+        self._so_far = so_far
         self._run: WandbRun | None = None
         self._epochs = 0
         self._failed: Exception | None = None

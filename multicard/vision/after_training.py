@@ -13,7 +13,7 @@ from multicard.observe import diagnosis
 from multicard.observe.profiles.capture import Window
 from multicard.ranks.process import max_over_ranks
 from multicard.records.rank_files import VisionReport
-from multicard.run.rank_report import Report
+from multicard.run.rank_report import RankReportWriter
 from multicard.vision.data.batch import Batch, Input, Making, sent_ahead
 from multicard.vision.data.loaders import LOADERS
 from multicard.vision.data.splits import Remaining
@@ -21,10 +21,22 @@ from multicard.vision.loop import COUNTS, Loop
 from multicard.vision.strategy import Share
 
 
-def after_training(loop: Loop, report: Report[VisionReport], sampler: Remaining, training: Input, workers: int) -> None:
-    """Take the steps that `profile` and `diagnose` ask for, without changing the weights, and write their results."""
+def after_training(
+    loop: Loop,
+    report: RankReportWriter[VisionReport],
+    sampler: Remaining,
+    training: Input,
+    workers: int,
+) -> None:
+    """Take the steps that `profile` and `diagnose` ask for, without changing the weights,
+    and write their results.
+    """
     config = loop.config
-    window = config.profile if isinstance(config.profile, WindowConfig) and not config.profile.from_start else None
+    window = (
+        config.profile
+        if isinstance(config.profile, WindowConfig) and not config.profile.from_start
+        else None
+    )
     if not (window or config.diagnose):
         return
     if max_over_ranks(loop.rank, loop.board.stop_at):
@@ -42,16 +54,26 @@ def after_training(loop: Loop, report: Report[VisionReport], sampler: Remaining,
 
 
 def endless(training: Input, sampler: Remaining, share: Share, epoch: int) -> Iterator[Batch]:
-    """The loader's batches, epoch after epoch, in complete rounds; all of them where no round is complete."""
-    complete = len(share.sampler) // share.batch_size // share.batches_per_step * share.batches_per_step
+    """The loader's batches, epoch after epoch, in complete rounds;
+    all of them where no round is complete.
+    """
+    complete = (
+        len(share.sampler) // share.batch_size // share.batches_per_step * share.batches_per_step
+    )
     while True:
         sampler.set_epoch(epoch)
-        yield from (batch for number, batch in enumerate(training) if number < complete or not complete)
+        yield from (
+            batch for number, batch in enumerate(training) if number < complete or not complete
+        )
         epoch += 1
 
 
 def profiled(
-    loop: Loop, report: Report[VisionReport], feed: Iterator[Batch], config: WindowConfig, step_s: float
+    loop: Loop,
+    report: RankReportWriter[VisionReport],
+    feed: Iterator[Batch],
+    config: WindowConfig,
+    step_s: float,
 ) -> dict[str, object]:
     window = Window(config, loop.rank, report.folder, loop.ranges, step_s)
     loop.timer.start()
@@ -62,16 +84,22 @@ def profiled(
     return window.result()
 
 
-def measured(loop: Loop, feed: Iterator[Batch], step_s: float, prepared: int) -> dict[str, list[float]] | None:
+def measured(
+    loop: Loop, feed: Iterator[Batch], step_s: float, prepared: int
+) -> dict[str, list[float]] | None:
     """The times of the ablations.
 
     Args:
         prepared: batches that the loader makes ahead of the step that asks for them.
     """
-    share, rank = loop.share, loop.rank
+    share = loop.share
+    rank = loop.rank
     loop.timer.start()
     loaded = [next(feed) for _ in range(share.batches_per_step)]
-    on_device = [Batch(*loop.move(batch, dict.fromkeys(COUNTS, 0)), images_bytes=0, labels_bytes=0) for batch in loaded]
+    on_device = [
+        Batch(*loop.move(batch, dict.fromkeys(COUNTS, 0)), images_bytes=0, labels_bytes=0)
+        for batch in loaded
+    ]
 
     def steps(batches: Iterator[Batch], count: int) -> None:
         for _ in range(count):
@@ -86,7 +114,8 @@ def measured(loop: Loop, feed: Iterator[Batch], step_s: float, prepared: int) ->
     def alone(batches: Iterator[Batch], count: int, size: int = share.batch_size) -> None:
         """Train the plain model on batches of `size`: ranks exchange neither gradients nor buffers.
 
-        A compiled model is compiled for another size too, and its CUDA graphs recorded, in the round that warms up.
+        A compiled model is compiled for another size too, and its CUDA graphs recorded,
+        in the round that warms up.
         """
         loop.share = replace(share, model=share.plain, batch_size=size)
         try:
@@ -97,7 +126,11 @@ def measured(loop: Loop, feed: Iterator[Batch], step_s: float, prepared: int) ->
     def whole(count: int) -> None:
         steps(feed, count)
 
-    taken_by = {"whole": whole, "device": lambda count: steps(cycle(on_device), count), "input": fetch}
+    taken_by = {
+        "whole": whole,
+        "device": lambda count: steps(cycle(on_device), count),
+        "input": fetch,
+    }
     if rank.device.type == "cuda":
         from_host = sent_again(loaded, rank.device)
         taken_by["host"] = lambda count: steps(from_host, count)
@@ -112,11 +145,15 @@ def measured(loop: Loop, feed: Iterator[Batch], step_s: float, prepared: int) ->
     timed = {name: diagnosis.timed(rank, take_steps) for name, take_steps in taken_by.items()}
     rounds_ahead = -(-prepared // share.batches_per_step)
     warm_up = GRAPH_PASSES if loop.cuda_graphs else 1
-    return diagnosis.interleaved(timed, refill, rank, step_s, rounds_ahead, lambda: loop.board.stop_at > 0, warm_up)
+    return diagnosis.interleaved(
+        timed, refill, rank, step_s, rounds_ahead, lambda: loop.board.stop_at > 0, warm_up
+    )
 
 
 def sent_again(loaded: list[Batch], device: torch.device) -> Iterator[Batch]:
-    """These batches over and over, copied from the host as the loader copies them: in the step or ahead of it."""
+    """These batches over and over, copied from the host as the
+    loader copies them: in the step or ahead of it.
+    """
     if loaded[0].ready is None:
         return cycle(loaded)
     parts = [(batch.images.cpu().pin_memory(), batch.labels.cpu().pin_memory()) for batch in loaded]

@@ -1,7 +1,9 @@
-"""What a file of weights holds: tensors by name, wherever a training script put them; or why it holds none.
+"""What a file of weights holds: tensors by name, wherever a training script put them;
+or why it holds none.
 
-Nothing is unpickled but tensors and plain values. An object of any other class, as the hyperparameters in a checkpoint
-of Lightning or a whole pickled model, becomes an `Inert` one: none of its code is run.
+Nothing is unpickled but tensors and plain values. An object of any other class, as the
+hyperparameters in a checkpoint of Lightning or a whole pickled model,
+becomes an `Inert` one: none of its code is run.
 """
 
 import re
@@ -16,11 +18,13 @@ from multicard.config.pasting import override
 from multicard.messages import Message, Refusal
 
 State = dict[str, torch.Tensor]
-# Segments of names that wrappers of torch put in: compile, Lightning, FSDP and activation checkpointing
+# Segments of names that wrappers of torch put in: compile, Lightning,
+# FSDP and activation checkpointing
 WRAPPERS = {"_orig_mod", "_forward_module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 UNSUPPORTED = re.compile(r"Unsupported global: GLOBAL ([\w.]+)|Unsupported class ([\w.]+)")
 MOST_CLASSES = 200  # of which a file may hold objects
-CUT_OFF = ("EOF", "Ran out of input", "incomplete metadata", "invalid header length")  # of torch, pickle, safetensors
+# of torch, pickle, safetensors
+CUT_OFF = ("EOF", "Ran out of input", "incomplete metadata", "invalid header length")
 MOST_HEADER_BYTES = 100 << 20  # of a safetensors file
 DEEPEST = 20  # dictionaries within one another, and modules
 
@@ -52,7 +56,8 @@ class Inert(dict[Any, Any]):
 
 
 def read(path: Path, weights: str) -> State:
-    """All tensors of a file by their names, with a dot between the names of dictionaries within one another.
+    """All tensors of a file by their names, with a dot between
+    the names of dictionaries within one another.
 
     Args:
         weights: the value of `model.weights`, which refusals begin with.
@@ -74,7 +79,8 @@ def read(path: Path, weights: str) -> State:
 def _unreadable(path: Path, weights: str, why: str) -> Refusal:
     return Refusal(
         "weights.unreadable",
-        f"model.weights={weights}: cannot be read as tensors by name ({why}); save model.state_dict()",
+        f"model.weights={weights}: cannot be read as tensors by name ({why}); save"
+        " model.state_dict()",
         key="model.weights",
         file=str(path),
         why=why,
@@ -105,17 +111,28 @@ def _refuse_other_files(path: Path, weights: str) -> None:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
         if any("/code/" in name or name.startswith("code/") for name in names):
-            _refuse(path, weights, "a TorchScript program", "save the state_dict() of what torch.jit.load gives")
+            _refuse(
+                path,
+                weights,
+                "a TorchScript program",
+                "save the state_dict() of what torch.jit.load gives",
+            )
         if not any(name.endswith("data.pkl") for name in names):
             _refuse(path, weights, "an archive (zip)", "unpack it")
     elif not _is_safetensors(path) and all(byte in b"\r\n\t" or 32 <= byte < 127 for byte in first):
-        _refuse(path, weights, "a text", "give the file of weights itself: .safetensors, .pth, .pt, .ckpt or .bin")
+        _refuse(
+            path,
+            weights,
+            "a text",
+            "give the file of weights itself: .safetensors, .pth, .pt, .ckpt or .bin",
+        )
 
 
 def _is_safetensors(path: Path) -> bool:
     """By its content: the length of its header, and the JSON that the header is."""
     with path.open("rb") as file:
-        length, brace = int.from_bytes(file.read(8), "little"), file.read(1)
+        length = int.from_bytes(file.read(8), "little")
+        brace = file.read(1)
     return 2 <= length <= MOST_HEADER_BYTES and brace == b"{"
 
 
@@ -126,7 +143,9 @@ def _safetensors(path: Path) -> State:
 
 
 def _torch_file(path: Path) -> Any:
-    """The content of a file of torch.save, with `Inert` objects for those of classes that torch does not allow."""
+    """The content of a file of torch.save, with `Inert` objects for
+    those of classes that torch does not allow.
+    """
     classes: dict[str, type[Inert]] = {}
     while True:
         try:
@@ -151,8 +170,9 @@ def _is_cut_off(path: Path, error: Exception) -> bool:
 
 
 def _tensors(content: Any, place: tuple[str, ...] = ()) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of dictionaries within one another, and of whole pickled modules. Keys that are no names, as the
-    numbers of parameters in an optimiser, lead to none."""
+    """The tensors of dictionaries within one another, and of whole pickled modules. Keys that are
+    no names, as the numbers of parameters in an optimiser, lead to none.
+    """
     if isinstance(content, torch.Tensor):
         if place:
             yield ".".join(name for name in place if name not in WRAPPERS), content.detach()
@@ -174,10 +194,13 @@ def note_of_choice(weights: str, taken: str, others: list[str], left: list[str])
     """Which weights of a file are taken, where it holds several, or others beside them.
 
     Args:
-        taken, others: as `model.weights_from` names them. left: names of tensors that belong to none of them.
+        taken, others: as `model.weights_from` names them.
+        left: names of tensors that belong to none of them.
     """
     several = (
-        f", not {' or '.join(others)} (`{override('model.weights_from', others[0])}` takes that)" if others else ""
+        f", not {' or '.join(others)} (`{override('model.weights_from', others[0])}` takes that)"
+        if others
+        else ""
     )
     more = f" and {len(left) - 2} more" if len(left) > 2 else ""
     beside = f"; not read: {', '.join(left[:2])}{more}" if left else ""

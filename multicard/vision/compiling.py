@@ -1,6 +1,8 @@
-"""torch.compile of the model: its options, and all of its work before training starts, so that its time is apart.
+"""torch.compile of the model: its options, and all of its work before training starts,
+so that its time is apart.
 
-cuDNN's search for the fastest convolutions is kept out of measured steps in the same way."""
+cuDNN's search for the fastest convolutions is kept out of measured steps in the same way.
+"""
 
 from collections.abc import Sequence
 from copy import copy
@@ -20,11 +22,12 @@ from multicard.vision.loop import Loop
 from multicard.vision.strategy import compiles
 
 # Inductor stores an intermediate result with several uses if it reads more than 4 tensors, however
-# small these are. BatchNorm's output reads 5, of which 4 have one value a channel, and the gradient of
-# ReLU6 or SiLU reads one more: the backward pass would build it anew, store it, and read it again.
-# What reads two or more tensors of one size is stored as before, so that sums of gradients are not
-# computed again by each of their uses. `python -m benchmarks.generated_code` counts the bytes of
-# both; docs/measuring.md has the table, also of models without BatchNorm, where it does not pay.
+# small these are. BatchNorm's output reads 5, of which 4 have one value a channel, and the gradient
+# of ReLU6 or SiLU reads one more: the backward pass would build it anew, store it, and read it
+# again. What reads two or more tensors of one size is stored as before, so that sums of gradients
+# are not computed again by each of their uses. `python -m benchmarks.generated_code` counts the
+# bytes of both; docs/measuring.md has the table, also of models without BatchNorm,
+# where it does not pay.
 STORING = {"realize_reads_threshold": 6, "realize_acc_reads_size_threshold": 1}
 
 
@@ -52,13 +55,16 @@ def inductor_options(model: nn.Module, mode: str, layout: str, device_type: str)
 
 def compile_model(model: nn.Module, config: VisionConfig, device_type: str) -> None:
     """Have torch compile `model` in place, at its first call, for a type of device."""
-    mode, layout = compilation.mode(config.compile), config.layout.name
+    mode = compilation.mode(config.compile)
+    layout = config.layout.name
     options = inductor_options(model, mode, layout, device_type)
     model.compile(dynamic=False, options=options)
 
 
 def recorded_options(model: nn.Module, config: VisionConfig, device_type: str) -> dict[str, Any]:
-    """The flags of a compiled run's record: this project's options of Inductor; empty if it is not."""
+    """The flags of a compiled run's record: this project's options of Inductor;
+    empty if it is not.
+    """
     if not compiles(config, device_type):
         return {}
     options = own_options(model, config.layout.name, device_type)
@@ -71,10 +77,12 @@ def is_slow_at_first(loop: Loop) -> bool:
 
 
 def prepare(loop: Loop, evaluated: int, loaders: Sequence[Input] = ()) -> float | None:
-    """Have all of a run's code compiled and warm, by steps and evaluations of zeros that leave no trace.
+    """Have all of a run's code compiled and warm,
+    by steps and evaluations of zeros that leave no trace.
 
-    These have the shapes of the run, those of its odd last batches too: they run uncompiled, and cuDNN tries its
-    convolutions for each shape. All ranks call it. A model that torch cannot compile here is refused.
+    These have the shapes of the run, those of its odd last batches too: they run uncompiled, and
+    cuDNN tries its convolutions for each shape. All ranks call it.
+    A model that torch cannot compile here is refused.
 
     Args:
         evaluated: samples that this rank evaluates.
@@ -95,7 +103,8 @@ def prepare(loop: Loop, evaluated: int, loaders: Sequence[Input] = ()) -> float 
                 train_on_zeros(loop, share.model, share.batch_size)
                 evaluate_zeros(loop, share.batch_size)
         full, odd = divmod(len(share.sampler), share.batch_size)
-        if full % share.batches_per_step == share.turn:  # not under DDP: other ranks may have no odd batch
+        # not under DDP: other ranks may have no odd batch
+        if full % share.batches_per_step == share.turn:
             train_on_zeros(loop, share.evaluated, odd)
         evaluate_zeros(loop, evaluated % share.batch_size)
     with torch.no_grad():
@@ -126,21 +135,29 @@ def evaluate_zeros(loop: Loop, size: int) -> None:
 def zeros(loop: Loop, size: int) -> torch.Tensor:
     """Images (size, 3, S, S) on the device, as the loader would have moved them."""
     side = loop.config.dataset.image_size
-    return torch.zeros(size, 3, side, side, dtype=loop.precision.transfer_dtype, device=loop.rank.device)
+    return torch.zeros(
+        size, 3, side, side, dtype=loop.precision.transfer_dtype, device=loop.rank.device
+    )
 
 
 def cuda_graphs(device: torch.device, compile_value: bool | str | None) -> dict[str, Any]:
-    """Of this process, once it has trained: `cuda_graphs`, True if nothing that was compiled was kept from running as
-    CUDA graphs, as it is on CPU ranks, and `cuda_graphs_recorded`; nothing where the mode has none.
+    """Of this process, once it has trained: `cuda_graphs`, True if nothing that was compiled was
+    kept from running as CUDA graphs, as it is on CPU ranks, and `cuda_graphs_recorded`;
+    nothing where the mode has none.
 
-    Inductor may divide a graph, and record its parts (`graph_partition`), so several do not mean that some are missing.
+    Inductor may divide a graph, and record its parts (`graph_partition`),
+    so several do not mean that some are missing.
     """
     if not compilation.has_cuda_graphs(compile_value):
         return {}
     from torch._dynamo.utils import counters
     from torch._inductor.cudagraph_trees import get_manager
 
-    manager = get_manager(device.index or 0, create_if_none_exists=False) if device.type == "cuda" else None
+    manager = (
+        get_manager(device.index or 0, create_if_none_exists=False)
+        if device.type == "cuda"
+        else None
+    )
     recorded = next(copy(manager.graph_counter)) if manager is not None else 0
     whole = counters["inductor"]["cudagraph_skips"] == 0 and (recorded > 0 or device.type != "cuda")
     return {"cuda_graphs": whole, "cuda_graphs_recorded": recorded}

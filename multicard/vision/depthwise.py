@@ -1,18 +1,20 @@
-"""`model.depthwise=triton`: depthwise convolutions by the kernels of `depthwise_kernels`, where cuDNN's are slower.
+"""`model.depthwise=triton`: depthwise convolutions by the kernels of `depthwise_kernels`,
+where cuDNN's are slower.
 
-Measured, on an H200: cuDNN has no fast forward pass of images with 250 pixels a side. MobileNetV2's first two layers
-(64 images of 500 px, fp16, 3 x 3) took 10.9 ms of a compiled step's 38, and 0.6 by the kernel that was here before.
-Of sides of 125 pixels and less cuDNN has a fast one, which stays. Its backward passes of all 17 layers took 4.9 ms: all
-of its depthwise kernels took 5.8, and its forward passes of 15 layers 0.9.
+Measured, on an H200: cuDNN has no fast forward pass of images with 250 pixels a side. MobileNetV2's
+first two layers (64 images of 500 px, fp16, 3 x 3) took 10.9 ms of a compiled step's 38, and 0.6 by
+the kernel that was here before. Of sides of 125 pixels and less cuDNN has a fast one, which stays.
+Its backward passes of all 17 layers took 4.9 ms: all of its depthwise kernels took 5.8,
+and its forward passes of 15 layers 0.9.
 
-Expected, and not measured (`python -m benchmarks.depthwise --expected` counts instructions and bytes; on a GPU it
-measures both sides):
+Expected, and not measured (`python -m benchmarks.depthwise --expected` counts instructions and
+bytes; on a GPU it measures both sides):
 
-- The backward pass here reads and writes each tensor once, where cuDNN has a kernel for each gradient. It takes 2.0 to
-  2.7 ms for all 17 layers, at 70 and at 40 % of the GPU's issue slots, and 4.1 at 25 %. So 3 x 3 taps have it, and
-  5 x 5 taps, which take three times the instructions.
-- 7 x 7 taps take over six times the instructions of 3 x 3. They have the kernels here where images are large, as cuDNN
-  may have no fast ones there either, and cuDNN's elsewhere.
+- The backward pass here reads and writes each tensor once, where cuDNN has a kernel for each
+  gradient. It takes 2.0 to 2.7 ms for all 17 layers, at 70 and at 40 % of the GPU's issue slots,
+  and 4.1 at 25 %. So 3 x 3 taps have it, and 5 x 5 taps, which take three times the instructions.
+- 7 x 7 taps take over six times the instructions of 3 x 3. They have the kernels here where images
+  are large, as cuDNN may have no fast ones there either, and cuDNN's elsewhere.
 """
 
 import math
@@ -34,8 +36,10 @@ MOST_VALUES = 2**31  # of an image, within which offsets have 32 bits
 
 
 class Tile(NamedTuple):
-    """What a program computes: `columns` x `across` columns of outputs, and `channels`; `values` are those of a thread
-    in each tensor (columns, channels). registers: None where the compiler chooses."""
+    """What a program computes: `columns` x `across` columns of outputs, and `channels`; `values`
+    are those of a thread in each tensor (columns, channels).
+    registers: None where the compiler chooses.
+    """
 
     columns: int
     across: int
@@ -62,8 +66,10 @@ def tile_of(kernel: int, stride: int, out_width: int, channels: int, dtype: torc
     return Tile(columns, across, block, values, REGISTERS if has_room else None)
 
 
-class Launch(NamedTuple):
-    """How a pass is launched: programs, arguments behind the tensors, the kernel's constants and compiler options."""
+class KernelLaunch(NamedTuple):
+    """How a pass is launched: programs, arguments behind the tensors,
+    the kernel's constants and compiler options.
+    """
 
     programs: int
     parts: int
@@ -72,12 +78,14 @@ class Launch(NamedTuple):
     options: dict[str, Any]
 
 
-def launch_of(x: Tensor, kernel: int, stride: int) -> Launch:
+def launch_of(x: Tensor, kernel: int, stride: int) -> KernelLaunch:
     """The launch of either pass over images x (N, C, H, W)."""
     count, channels, height, width = x.shape
-    out_height, out_width = outputs_of(height, stride), outputs_of(width, stride)
+    out_height = outputs_of(height, stride)
+    out_width = outputs_of(width, stride)
     tile = tile_of(kernel, stride, out_width, channels, x.dtype)
-    strips, tiles = -(-out_height // ROWS), -(-out_width // (tile.columns * tile.across))
+    strips = -(-out_height // ROWS)
+    tiles = -(-out_width // (tile.columns * tile.across))
     parts = count * strips * tiles
     sizes = height, width, out_height, out_width, strips, tiles
     constants = {
@@ -91,7 +99,7 @@ def launch_of(x: Tensor, kernel: int, stride: int) -> Launch:
         "BLOCK": tile.channels,
     }
     options = {"num_warps": tile.warps, "maxnreg": tile.registers}
-    return Launch(parts * -(-channels // tile.channels), parts, sizes, constants, options)
+    return KernelLaunch(parts * -(-channels // tile.channels), parts, sizes, constants, options)
 
 
 def outputs_of(side: int, stride: int) -> int:
@@ -108,10 +116,13 @@ def _on(device: torch.device) -> Any:
 
 
 @torch.library.custom_op("multicard::depthwise", mutates_args=())
-def depthwise(x: Tensor, weight: Tensor, stride: int, own_forward: bool = True, own_backward: bool = True) -> Tensor:
+def depthwise(
+    x: Tensor, weight: Tensor, stride: int, own_forward: bool = True, own_backward: bool = True
+) -> Tensor:
     """The convolution of x (N, C, H, W) with weight (C, 1, k, k), k of `KERNELS`, padded by k // 2.
 
-    Gives (N, C, H', W'), H' = ceil(H / stride), channels-last. All tensors have one type; sums are float32, or float64
+    Gives (N, C, H', W'), H' = ceil(H / stride), channels-last. All tensors have one type; sums are
+    float32, or float64
     of float64. own_forward, own_backward: by the kernels here, or by torch's.
     """
     kernel = weight.shape[-1]
@@ -126,7 +137,9 @@ def depthwise(x: Tensor, weight: Tensor, stride: int, own_forward: bool = True, 
 
 
 @depthwise.register_fake
-def _output(x: Tensor, weight: Tensor, stride: int, own_forward: bool = True, own_backward: bool = True) -> Tensor:
+def _output(
+    x: Tensor, weight: Tensor, stride: int, own_forward: bool = True, own_backward: bool = True
+) -> Tensor:
     del weight, own_forward, own_backward
     shape = (*x.shape[:2], outputs_of(x.shape[2], stride), outputs_of(x.shape[3], stride))
     return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
@@ -134,15 +147,23 @@ def _output(x: Tensor, weight: Tensor, stride: int, own_forward: bool = True, ow
 
 @torch.library.custom_op("multicard::depthwise_backward", mutates_args=())
 def depthwise_backward(
-    gradient: Tensor, x: Tensor, weight: Tensor, stride: int, of_x: bool = True, of_weight: bool = True
+    gradient: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    stride: int,
+    of_x: bool = True,
+    of_weight: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of x (N, C, H, W), channels-last, and of weight (C, 1, k, k), from that of the output.
+    """The gradients of x (N, C, H, W), channels-last, and of weight (C, 1, k, k),
+    from that of the output.
 
-    One that is not asked for has no values. Each program adds up its part of the taps' gradient, and one sum adds up
+    One that is not asked for has no values. Each program adds up its part of the taps' gradient,
+    and one sum adds up
     the parts: the same bits each time.
     """
     dx, dweight = _gradients(gradient, x, weight, stride, of_x, of_weight)
-    kernel, channels = weight.shape[-1], len(weight)
+    kernel = weight.shape[-1]
+    channels = len(weight)
     x, gradient = _channels_last(x), _channels_last(gradient)
     launch = launch_of(x, kernel, stride)
     total = torch.float64 if x.dtype == torch.float64 else torch.float32
@@ -159,7 +180,12 @@ def depthwise_backward(
 
 @depthwise_backward.register_fake
 def _gradients(
-    gradient: Tensor, x: Tensor, weight: Tensor, stride: int, of_x: bool = True, of_weight: bool = True
+    gradient: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    stride: int,
+    of_x: bool = True,
+    of_weight: bool = True,
 ) -> tuple[Tensor, Tensor]:
     del gradient, stride
     dx = torch.empty_like(x, memory_format=torch.channels_last) if of_x else x.new_empty(0)
@@ -176,10 +202,14 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None,
     if ctx.own_backward:
         dx, dweight = depthwise_backward(gradient, x, weight, ctx.stride, of_x, of_weight)
     else:
-        both, padding = [ctx.stride] * 2, [weight.shape[-1] // 2] * 2
-        shape = both, padding, [1, 1], False, [0, 0], len(weight)  # dilation, transposed, of outputs, groups
+        both = [ctx.stride] * 2
+        padding = [weight.shape[-1] // 2] * 2
+        # dilation, transposed, of outputs, groups
+        shape = both, padding, [1, 1], False, [0, 0], len(weight)
         wanted = [of_x, of_weight, False]
-        dx, dweight, _ = torch.ops.aten.convolution_backward(gradient, x, weight, None, *shape, wanted)
+        dx, dweight, _ = torch.ops.aten.convolution_backward(
+            gradient, x, weight, None, *shape, wanted
+        )
     return dx if of_x else None, dweight if of_weight else None, None, None, None
 
 
@@ -187,13 +217,17 @@ depthwise.register_autograd(_backward, setup_context=_keep)
 
 
 class DepthwiseTriton(nn.Conv2d):
-    """A depthwise convolution of channels-last images on CUDA, whose passes are each by the faster kernels."""
+    """A depthwise convolution of channels-last images on CUDA,
+    whose passes are each by the faster kernels.
+    """
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the convolution's name
         own_forward, own_backward = self.own_passes(input)
         if not (own_forward or own_backward):
             return super().forward(input)
-        dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else input.dtype
+        dtype = (
+            torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else input.dtype
+        )
         weight = self.weight.to(dtype)
         outputs = depthwise(input.to(dtype), weight, self.stride[0], own_forward, own_backward)
         return outputs if self.bias is None else outputs + self.bias.to(dtype)[:, None, None]
@@ -208,9 +242,13 @@ class DepthwiseTriton(nn.Conv2d):
 
     @staticmethod
     def computes(layer: nn.Conv2d) -> bool:
-        """True for a tap of `KERNELS` a channel, one stride, and a padding of half of it; whatever the bias."""
+        """True for a tap of `KERNELS` a channel, one stride, and a padding of half of it;
+        whatever the bias.
+        """
         (kernel, other), (stride, other_stride) = layer.kernel_size, layer.stride
         by_channel = layer.groups == layer.in_channels == layer.out_channels > 1
         is_square = kernel == other and kernel in KERNELS and stride == other_stride
-        pads_half = layer.padding in ((kernel // 2, kernel // 2), "same") and layer.padding_mode == "zeros"
+        pads_half = (
+            layer.padding in ((kernel // 2, kernel // 2), "same") and layer.padding_mode == "zeros"
+        )
         return by_channel and is_square and pads_half and layer.dilation == (1, 1)

@@ -1,7 +1,9 @@
-"""The model that a run trained, kept in its folder: weights by its own library's names, and what images it expects.
+"""The model that a run trained, kept in its folder: weights by its own library's names,
+and what images it expects.
 
-Whoever loads it needs torch, torchvision or timm, and safetensors; `lines_to_load` shows how. Imports torch only inside
-functions: the controller reads `About` too.
+Whoever loads it needs torch, torchvision or timm, and safetensors; `lines_to_load` shows how.
+Imports torch only inside
+functions: the controller reads `VisionModelInfo` too.
 """
 
 import json
@@ -25,17 +27,20 @@ if TYPE_CHECKING:
 
 OWN = "multicard"  # the library of a model that was added to BUILDERS
 FOLDER = "model"
-WEIGHTS, ABOUT = "model.safetensors", kept.IMAGE_MODEL
+WEIGHTS = "model.safetensors"
+ABOUT = kept.IMAGE_MODEL
 
 
-class About(msgspec.Struct, frozen=True):
+class VisionModelInfo(msgspec.Struct, frozen=True):
     """What `model.json` says of the weights beside it.
 
-    library: torchvision or timm, whose own builder takes `name` and `options`; multicard for a model of `BUILDERS`,
+    library: torchvision or timm, whose own builder takes `name` and `options`; multicard for a
+    model of `BUILDERS`,
         which takes them as keys of `model`.
     classes: their names, in the order of the outputs.
     image_size: side of the images, in pixels. mean, std: of R, G, B, with values in 0..1.
-    resizes_bytes: images are resized as uint8, before they are normalised, as photographs and `loader=torch` do it;
+    resizes_bytes: images are resized as uint8, before they are normalised, as photographs and
+    `loader=torch` do it;
         else after that, as numbers.
     test_accuracy: what the run's record has, of its test images.
     """
@@ -52,12 +57,17 @@ class About(msgspec.Struct, frozen=True):
 
 
 def keep(
-    model: "nn.Module", config: VisionConfig, classes: Sequence[str], test_accuracy: float | None, folder: Path
+    model: "nn.Module",
+    config: VisionConfig,
+    classes: Sequence[str],
+    test_accuracy: float | None,
+    folder: Path,
 ) -> SavedModel:
-    """Write a trained model into `folder`/model, each file at once: a reader finds all of it, or none.
+    """Write a trained model into `folder`/model, each file
+    at once: a reader finds all of it, or none.
 
-    A disk that has no room for it, or any other failure, is told in the result's `problem`, and leaves nothing behind.
-    The run stays as it was measured.
+    A disk that has no room for it, or any other failure, is told in the result's `problem`, and
+    leaves nothing behind. The run stays as it was measured.
 
     Args:
         model: as the last evaluation saw it.
@@ -74,13 +84,22 @@ def keep(
     except Exception as error:  # of several libraries; whatever it is, the run itself was measured
         shutil.rmtree(place, ignore_errors=True)
         why = kept.reason_of(error)
-        problem = Message("save.failed", f"save={config.save}: the model was not saved ({why})", key="save", reason=why)
-        return SavedModel(form=str(config.save), save_s=timing.clock_s() - started_s, problem=str(problem))
+        problem = Message(
+            "save.failed",
+            f"save={config.save}: the model was not saved ({why})",
+            key="save",
+            reason=why,
+        )
+        return SavedModel(
+            form=str(config.save), save_s=timing.clock_s() - started_s, problem=str(problem)
+        )
     spent_s = timing.clock_s() - started_s
     return SavedModel(form=str(config.save), folder=FOLDER, bytes=size_bytes, save_s=spent_s)
 
 
-def _plain_weights(model: "nn.Module", config: VisionConfig, classes: int, place: Path) -> dict[str, Any]:
+def _plain_weights(
+    model: "nn.Module", config: VisionConfig, classes: int, place: Path
+) -> dict[str, Any]:
     """The weights on the host, by the names that the library's own model has.
 
     Raises:
@@ -89,13 +108,20 @@ def _plain_weights(model: "nn.Module", config: VisionConfig, classes: int, place
     """
     import torch
 
-    state = {name: value.detach().to("cpu", copy=True).contiguous() for name, value in model.state_dict().items()}
+    state = {
+        name: value.detach().to("cpu", copy=True).contiguous()
+        for name, value in model.state_dict().items()
+    }
     if _library(config.model) != OWN:
         with torch.device("meta"):
-            own = models.library_model(config.model, classes, config.dataset.image_size).state_dict()
+            own = models.library_model(
+                config.model, classes, config.dataset.image_size
+            ).state_dict()
         if own.keys() != state.keys():
             differing = sorted(own.keys() ^ state.keys())[:3]
-            raise ValueError(f"its layers have other names than the library's: {', '.join(differing)}")
+            raise ValueError(
+                f"its layers have other names than the library's: {', '.join(differing)}"
+            )
     kept.require_room(place, sum(value.nbytes for value in state.values()))
     return state
 
@@ -106,11 +132,16 @@ def _library(model: ModelConfig) -> str:
     return OWN
 
 
-def _about(config: VisionConfig, classes: list[str], test_accuracy: float | None) -> About:
-    dataset, model = config.dataset, config.model
+def _about(
+    config: VisionConfig, classes: list[str], test_accuracy: float | None
+) -> VisionModelInfo:
+    dataset = config.dataset
+    model = config.model
     library = _library(model)
-    options = asdict(model) if library == OWN else models.options(model, len(classes), dataset.image_size)
-    return About(
+    options = (
+        asdict(model) if library == OWN else models.options(model, len(classes), dataset.image_size)
+    )
+    return VisionModelInfo(
         library=library,
         name=model.name.removeprefix(model_names.TIMM),
         options=options,
@@ -123,11 +154,12 @@ def _about(config: VisionConfig, classes: list[str], test_accuracy: float | None
     )
 
 
-def _written(place: Path, state: dict[str, Any], about: About) -> int:
+def _written(place: Path, state: dict[str, Any], about: VisionModelInfo) -> int:
     """Write both files, the weights first; returns the bytes of the weights."""
     from safetensors.torch import save_file
 
-    weights, described = place / WEIGHTS, place / ABOUT
+    weights = place / WEIGHTS
+    described = place / ABOUT
     part = weights.with_name(WEIGHTS + kept.PART)
     save_file(state, part, metadata={"format": "pt"})
     part.replace(weights)
@@ -138,10 +170,12 @@ def _written(place: Path, state: dict[str, Any], about: About) -> int:
 
 
 def load(folder: Path) -> "nn.Module":
-    """The model that is kept below a run's folder, or below that of a sweep that kept one alone, for evaluation.
+    """The model that is kept below a run's folder, or below that of a sweep that kept one alone,
+    for evaluation.
 
-    It takes (B, 3, S, S) as `preprocess` makes them, and gives (B, classes). Two attributes are added: `classes`, the
-    names of the outputs, and `preprocess`, which takes an image of PIL or a uint8 tensor (C, H, W).
+    It takes (B, 3, S, S) as `preprocess` makes them, and gives (B, classes). Two attributes are
+    added: `classes`, the names of the outputs, and `preprocess`,
+    which takes an image of PIL or a uint8 tensor (C, H, W).
 
     Raises:
         Refusal: no model was kept there, several were, or its files are not whole.
@@ -150,11 +184,13 @@ def load(folder: Path) -> "nn.Module":
 
     place = kept.place_of(folder)
     try:
-        about = msgspec.json.decode((place / ABOUT).read_bytes(), type=About)
+        about = msgspec.json.decode((place / ABOUT).read_bytes(), type=VisionModelInfo)
         state = load_file(place / WEIGHTS)
     except Exception as error:  # of several libraries
         why = str(error).splitlines()[0]
-        said = f"{place}: the model cannot be read ({why}); train it again by `save=model rerun=true`"
+        said = (
+            f"{place}: the model cannot be read ({why}); train it again by `save=model rerun=true`"
+        )
         raise Refusal("save.unreadable", said, key="save", folder=str(place), reason=why) from None
     model = _built(about)
     model.load_state_dict(state, assign=True)  # in the type that it was trained in
@@ -163,7 +199,7 @@ def load(folder: Path) -> "nn.Module":
     return model.eval()
 
 
-def _built(about: About) -> "nn.Module":
+def _built(about: VisionModelInfo) -> "nn.Module":
     if about.library == "timm":
         import timm
 
@@ -171,13 +207,16 @@ def _built(about: About) -> "nn.Module":
     if about.library == "torchvision":
         import torchvision
 
-        options = {name: tuple(value) if isinstance(value, list) else value for name, value in about.options.items()}
+        options = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in about.options.items()
+        }
         return torchvision.models.get_model(about.name, **options)
     config = msgspec.convert(about.options, ModelConfig)
     return models.BUILDERS[about.name](config, len(about.classes), about.image_size)
 
 
-def preprocess(about: About) -> Any:
+def preprocess(about: VisionModelInfo) -> Any:
     """What makes an image as the run's own were: torchvision's transforms."""
     import torch
     from torchvision.transforms import v2
@@ -189,9 +228,11 @@ def preprocess(about: About) -> Any:
 
 
 def lines_to_load(folder: Path) -> list[str]:
-    """Lines of Python that load the model of a run and classify an image, without this project but for OWN models."""
+    """Lines of Python that load the model of a run and classify an image,
+    without this project but for OWN models.
+    """
     place = kept.place_of(folder)
-    about = msgspec.json.decode((place / ABOUT).read_bytes(), type=About)
+    about = msgspec.json.decode((place / ABOUT).read_bytes(), type=VisionModelInfo)
     if about.library == OWN:
         return ["import multicard", f"model = multicard.load_model({str(place.parent)!r})"]
     options = "".join(f", {name}={value!r}" for name, value in about.options.items())

@@ -33,21 +33,33 @@ COUNTS: tuple[str, ...] = ("samples", "loaded", "h2d_images_bytes", "h2d_labels_
 
 
 class Loop:
-    """Training and evaluation of one rank, and how far it has come. A round is one step of all ranks: up to
-    `share.batches_per_step` batches are loaded, and each rank trains on at most one of them.
+    """Training and evaluation of one rank, and how far it has come. A round is one step of all
+    ranks: up to `share.batches_per_step` batches are loaded,
+    and each rank trains on at most one of them.
 
     Args:
         prepared: batches that the loader makes ahead of the step that asks for them.
     """
 
     def __init__(
-        self, rank: Rank, config: VisionConfig, share: Share, optim: Optimisation, folder: Path, prepared: int = 0
+        self,
+        rank: Rank,
+        config: VisionConfig,
+        share: Share,
+        optim: Optimisation,
+        folder: Path,
+        prepared: int = 0,
     ) -> None:
-        self.rank, self.config, self.share, self.optim = rank, config, share, optim
+        self.rank = rank
+        self.config = config
+        self.share = share
+        self.optim = optim
         self.precision = choose(config.precision.name, rank.device)
         self.memory_format = memory_format(config)
         self.compiled = compiles(config, rank.device.type)
-        self.cuda_graphs = self.compiled and rank.device.type == "cuda" and has_cuda_graphs(config.compile)
+        self.cuda_graphs = (
+            self.compiled and rank.device.type == "cuda" and has_cuda_graphs(config.compile)
+        )
         self.ranges = Ranges(rank.device, nvtx=config.profile.name is ProfileName.nsys)
         self.timer = StepTimer(rank.device, self.ranges)
         self.window = TrainingWindow(config.profile, rank, folder, self.ranges)
@@ -61,15 +73,28 @@ class Loop:
         if config.probe.enabled and not pauses(config):
             self.probing = Probing(config, rank, rank.device, self.board, share.steps)
         elif config.probe.enabled:
-            ahead = -(-prepared // share.batches_per_step)  # steps that the prepared batches are for, rounded up
-            weight, count, skips = share.distinct_part(rank.world_size), share.steps, config.warmup_steps
+            # steps that the prepared batches are for, rounded up
+            ahead = -(-prepared // share.batches_per_step)
+            weight = share.distinct_part(rank.world_size)
+            count = share.steps
+            skips = config.warmup_steps
             self.probing = Pausing(
-                rank, rank.device, self.board, folder, count, skips, ahead, weight, lambda: self.last_loss
+                rank,
+                rank.device,
+                self.board,
+                folder,
+                count,
+                skips,
+                ahead,
+                weight,
+                lambda: self.last_loss,
             )
 
     @property
     def last_loss(self) -> float:
-        """The loss of the last step, for which the host waits; NaN where this rank had no batch, or has not trained."""
+        """The loss of the last step, for which the host waits; NaN where this rank had no batch,
+        or has not trained.
+        """
         return self.losses[(self.steps - 1) % len(self.losses)].item() if self.steps else math.nan
 
     def post(self, evaluating: bool = False) -> None:
@@ -77,17 +102,21 @@ class Loop:
         counts = self.steps, self.total_steps, self.samples, self.epoch
         self.board.post(self.rank.rank, *counts, self.peek.value, evaluating)
 
-    def train_epoch(self, epoch: int, batches: Iterable[Batch], first_step: int = 0) -> dict[str, Any]:
+    def train_epoch(
+        self, epoch: int, batches: Iterable[Batch], first_step: int = 0
+    ) -> dict[str, Any]:
         """Train on every batch once, to the end of the epoch, or until the board asks for a stop.
 
         Args:
             first_step: of the epoch, from 0; the step of the first batch in `batches`.
 
         Returns:
-            `train_s` (without pauses), `paused_s`, `first_batch_s` (until the first batch is there), and lists with an
+            `train_s` (without pauses), `paused_s`, `first_batch_s` (until the first batch is
+            there), and lists with an
             entry for each step of this rank: `phases_s`, `loss` and `COUNTS`.
         """
-        share, timer = self.share, self.timer
+        share = self.share
+        timer = self.timer
         rows: dict[str, list[int]] = {key: [] for key in COUNTS}
         self.losses.fill_(math.nan)  # stays so where this rank has no batch in a round
         share.model.train()
@@ -125,10 +154,16 @@ class Loop:
         """Train on the next round: load `share.batches_per_step` batches and train on one of them.
 
         Returns:
-            What this rank counted, and its loss, on the device; None where the round has no batch for this rank.
+            What this rank counted, and its loss, on the device;
+            None where the round has no batch for this rank.
         """
-        share, optim, timer = self.share, self.optim, self.timer
-        counts, mine, loss, ranks_with_batch = dict.fromkeys(COUNTS, 0), None, None, 0
+        share = self.share
+        optim = self.optim
+        timer = self.timer
+        counts = dict.fromkeys(COUNTS, 0)
+        mine = None
+        loss = None
+        ranks_with_batch = 0
         for turn, batch in enumerate(islice(batches, share.batches_per_step)):
             timer.begin(H2D)
             moved = self.move(batch, counts)
@@ -167,7 +202,9 @@ class Loop:
         counts["h2d_images_bytes"] += batch.images_bytes
         counts["h2d_labels_bytes"] += batch.labels_bytes
         batch.wait()
-        images, labels = (part.to(self.rank.device, non_blocking=True) for part in (batch.images, batch.labels))
+        images, labels = (
+            part.to(self.rank.device, non_blocking=True) for part in (batch.images, batch.labels)
+        )
         return images.expand(-1, 3, -1, -1), labels  # a grey image may come as one channel
 
     def loss(self, model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -176,11 +213,14 @@ class Loop:
             return cross_entropy(outputs, labels)
 
     def outputs(self, model: nn.Module, images: torch.Tensor) -> torch.Tensor:
-        """(B, classes) of images (B, 3, S, S). An odd last batch runs uncompiled: its shape would be compiled anew."""
+        """(B, classes) of images (B, 3, S, S). An odd last batch runs
+        uncompiled: its shape would be compiled anew.
+        """
         images = images.contiguous(memory_format=self.memory_format)
         odd = self.compiled and len(images) != self.share.batch_size
         if self.cuda_graphs:
-            torch.compiler.cudagraph_mark_step_begin()  # what earlier steps left in the graphs' memory may go
+            # what earlier steps left in the graphs' memory may go
+            torch.compiler.cudagraph_mark_step_begin()
         with (
             self.precision.arithmetic(self.rank.device),
             torch.compiler.set_stance("force_eager") if odd else nullcontext(),
@@ -189,7 +229,8 @@ class Loop:
 
     @torch.no_grad()  # not inference_mode: torch.compile would compile again for its tensors
     def evaluate(self, batches: Iterable[Batch], diverged: bool = False) -> dict[str, Any]:
-        """Loss and accuracy on the test set: each sample on one rank; sums over all ranks, divided at the end.
+        """Loss and accuracy on the test set: each sample on one rank; sums over all ranks,
+        divided at the end.
 
         Args:
             diverged: True if this rank's last training loss is not finite.
@@ -226,8 +267,12 @@ class Loop:
             "evaluate_h2d_labels_bytes": counts["h2d_labels_bytes"],
         }
 
-    def add_tested(self, batches: Iterable[Batch], sums: torch.Tensor, counts: dict[str, int]) -> None:
-        """Add the loss of some batches, their right answers and samples to the first three `sums`."""
+    def add_tested(
+        self, batches: Iterable[Batch], sums: torch.Tensor, counts: dict[str, int]
+    ) -> None:
+        """Add the loss of some batches, their right answers
+        and samples to the first three `sums`.
+        """
         for batch in batches:
             images, labels = self.move(batch, counts)
             outputs = self.outputs(self.share.evaluated, images)
@@ -245,7 +290,9 @@ def started(batches: Iterable[Batch]) -> tuple[Iterator[Batch], float]:
 
 
 def _with_first(first: list[Batch], others: Iterator[Batch]) -> Iterator[Batch]:
-    """The batches of both. `itertools.chain` would hold the first until the last was taken, in the GPU's memory."""
+    """The batches of both. `itertools.chain` would hold the first until the last was taken,
+    in the GPU's memory.
+    """
     while first:
         yield first.pop()
     yield from others
@@ -256,11 +303,12 @@ def memory_format(config: VisionConfig) -> torch.memory_format:
 
 
 def average_gradients(model: nn.Module, ranks_with_batch: int) -> None:
-    """Average the gradients of a round that has no batch for every rank, over the ranks that have one.
+    """Average the gradients of a round that has no batch for every rank,
+    over the ranks that have one.
 
-    torch's Join would let the others shadow DDP's collectives, but they would not step: their momentum, and the
-    loss scale, would lag behind from then on. So all ranks take part here, with zeros where there was no batch, and
-    all step.
+    torch's Join would let the others shadow DDP's collectives, but they would not step: their
+    momentum, and the loss scale, would lag behind from then on. So all ranks take part here, with
+    zeros where there was no batch, and all step.
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
     for parameter in parameters:

@@ -1,4 +1,6 @@
-"""Names of the classifiers of torchvision and timm, read from their source: importing them takes seconds."""
+"""Names of the classifiers of torchvision and timm,
+read from their source: importing them takes seconds.
+"""
 
 import difflib
 import importlib.util
@@ -10,19 +12,27 @@ from multicard.messages import Refusal
 
 TIMM = "timm/"  # before a name that torchvision has too: timm's model of it
 REGISTERED = re.compile(
-    r"^@register_model(?:\([^\n]*\))?\n(?:@[^\n]*\n(?:    [^\n]*\n|\)\n)*)*def (\w+)\(", re.MULTILINE
+    r"^@register_model(?:\([^\n]*\))?\n(?:@[^\n]*\n(?:    [^\n]*\n|\)\n)*)*def (\w+)\(",
+    re.MULTILINE,
 )
 
 
 @cache
 def registered(package: str) -> dict[str, str]:
-    """The models that `package` registers, with their folder below its `models/`, as "detection"; "" at its top."""
+    """The models that `package` registers, with their folder below its `models/`, as "detection";
+    "" at its top.
+    """
     spec = importlib.util.find_spec(package)
     assert spec is not None and spec.submodule_search_locations, f"{package} is in requirements.txt"
     root = Path(spec.submodule_search_locations[0]) / "models"
-    paths = sorted(root.rglob("*.py"), key=lambda path: -len(path.parts))  # the top, which has the last word, is last
+    # the top, which has the last word, is last
+    paths = sorted(root.rglob("*.py"), key=lambda path: -len(path.parts))
     files = {path: path.parent.relative_to(root).as_posix().strip(".") for path in paths}
-    return {name: folder for path, folder in files.items() for name in REGISTERED.findall(path.read_text())}
+    return {
+        name: folder
+        for path, folder in files.items()
+        for name in REGISTERED.findall(path.read_text())
+    }
 
 
 def is_timm(name: str) -> bool:
@@ -32,13 +42,18 @@ def is_timm(name: str) -> bool:
 
 @cache
 def every() -> tuple[str, ...]:
-    """The names that `model=` takes beside its files; with TIMM before those of timm that torchvision has too."""
-    own, timm = {name for name, folder in registered("torchvision").items() if not folder}, {*registered("timm")}
+    """The names that `model=` takes beside its files;
+    with TIMM before those of timm that torchvision has too.
+    """
+    own = {name for name, folder in registered("torchvision").items() if not folder}
+    timm = {*registered("timm")}
     return (*sorted(own | timm), *(f"{TIMM}{name}" for name in sorted(timm)))
 
 
 def has(name: str) -> bool:
-    """True for a name of `every`, and for one of timm's with a tag of weights, which timm judges."""
+    """True for a name of `every`, and for one of timm's with a tag of weights,
+    which timm judges.
+    """
     untagged, dot, _ = name.partition(".")
     return name in every() or (bool(dot) and untagged.removeprefix(TIMM) in registered("timm"))
 
@@ -59,7 +74,8 @@ def check(name: str, own: list[str]) -> None:
     near = difflib.get_close_matches(name, {*own, *every()}, n=3) or ["mobilenet_v2", "resnet50"]
     raise Refusal(
         "classifier.unknown",
-        f"model={name}: neither torchvision nor timm has it; nearest: {', '.join(f'`model={each}`' for each in near)}",
+        f"model={name}: neither torchvision nor timm has it; nearest:"
+        f" {', '.join(f'`model={each}`' for each in near)}",
         key="model",
         model=name,
         near=near,

@@ -16,7 +16,9 @@ from multicard.vision import model_names
 if TYPE_CHECKING:
     from torch import nn
 
-RANDOM, PRETRAINED = "random", "pretrained"  # values of model.weights that are no file
+# values of model.weights that are no file
+RANDOM = "random"
+PRETRAINED = "pretrained"
 
 
 def refuse(name: str) -> None:
@@ -38,15 +40,17 @@ def describe(config: ModelConfig) -> str:
 
 
 def weights_file(config: ModelConfig) -> Path | None:
-    """The user's file of weights; None where the model starts from others. A file that is not there is refused."""
+    """The user's file of weights; None where the model starts from others.
+    A file that is not there is refused.
+    """
     if config.weights in (RANDOM, PRETRAINED):
         return None
     file = Path(config.weights).expanduser()
     if not file.is_file():
         raise Refusal(
             "weights.no-file",
-            f"model.weights={config.weights}: no such file; use `model.weights=random`, `model.weights=pretrained`, or "
-            "the path of a .safetensors or .pth file",
+            f"model.weights={config.weights}: no such file; use `model.weights=random`,"
+            " `model.weights=pretrained`, or the path of a .safetensors or .pth file",
             key="model.weights",
             file=config.weights,
         )
@@ -60,7 +64,9 @@ def content(config: ModelConfig) -> dict[str, list[Blob]]:
 
 
 def build(config: ModelConfig, classes: int, image_size: int) -> "nn.Module":
-    """The model with random weights, float32, on the CPU. Takes (B, 3, H, W), gives (B, classes)."""
+    """The model with random weights, float32, on the CPU. Takes (B, 3, H, W), gives (B,
+    classes).
+    """
     model = BUILDERS.get(config.name, library_model)(config, classes, image_size)
     if config.freeze is Freeze.backbone:
         freeze_backbone(model)
@@ -76,7 +82,9 @@ def build(config: ModelConfig, classes: int, image_size: int) -> "nn.Module":
 
 
 def turn_into(kind: Any, model: "nn.Module") -> None:
-    """Turn the convolutions that a kind of layer computes into it, in place; parameters and their names stay."""
+    """Turn the convolutions that a kind of layer computes into it, in place;
+    parameters and their names stay.
+    """
     from torch import nn
 
     for module in model.modules():
@@ -107,7 +115,11 @@ def _torchvision_options(config: ModelConfig, classes: int, image_size: int) -> 
     elif config.name.startswith("maxvit"):
         chosen["input_size"] = (image_size, image_size)  # and its windows
     elif config.name in ("googlenet", "inception_v3"):  # one output, as all others have
-        chosen |= {"aux_logits": False, "init_weights": True, "transform_input": config.weights != RANDOM}
+        chosen |= {
+            "aux_logits": False,
+            "init_weights": True,
+            "transform_input": config.weights != RANDOM,
+        }
     return chosen
 
 
@@ -116,12 +128,16 @@ def torchvision_model(config: ModelConfig, classes: int, image_size: int) -> "nn
     from torchvision.models.regnet import BlockParams
 
     chosen = _torchvision_options(config, classes, image_size)
-    with mock.patch.object(BlockParams, "from_init_params", _regnet_widths(BlockParams.from_init_params)):
+    with mock.patch.object(
+        BlockParams, "from_init_params", _regnet_widths(BlockParams.from_init_params)
+    ):
         return models.get_model(config.name, weights=None, **chosen)
 
 
 def _regnet_widths(compute: Callable[..., Any]) -> Callable[..., Any]:
-    """RegNet's stages, which torchvision computes by the values of tensors: with values, whatever the model has."""
+    """RegNet's stages, which torchvision computes by the values of tensors: with values,
+    whatever the model has.
+    """
 
     def computed(*arguments: Any, **keywords: Any) -> Any:
         import torch
@@ -133,37 +149,49 @@ def _regnet_widths(compute: Callable[..., Any]) -> Callable[..., Any]:
     return computed
 
 
-def timm_model(config: ModelConfig, classes: int, image_size: int, pretrained: bool = False) -> "nn.Module":
-    """timm's model; `pretrained` loads timm's weights for it, fetched where they are not in the cache."""
+def timm_model(
+    config: ModelConfig, classes: int, image_size: int, pretrained: bool = False
+) -> "nn.Module":
+    """timm's model; `pretrained` loads timm's weights for it,
+    fetched where they are not in the cache.
+    """
     import timm
 
     name = config.name.removeprefix(model_names.TIMM)
-    return timm.create_model(name, pretrained=pretrained, **_timm_options(config, classes, image_size))
+    return timm.create_model(
+        name, pretrained=pretrained, **_timm_options(config, classes, image_size)
+    )
 
 
 def _timm_options(config: ModelConfig, classes: int, image_size: int) -> dict[str, Any]:
     import timm
 
     own = timm.get_pretrained_cfg(config.name.removeprefix(model_names.TIMM))
-    size: dict[str, Any] = {"img_size": image_size} if own is not None and own.fixed_input_size else {}
+    size: dict[str, Any] = (
+        {"img_size": image_size} if own is not None and own.fixed_input_size else {}
+    )
     return {"num_classes": classes, "in_chans": 3, **size}
 
 
 def heads(model: "nn.Module") -> list[str]:
-    """The names of the layers that give the classes: timm's own word for them, else the last linear layer or
-    convolution. Empty where there is none."""
+    """The names of the layers that give the classes: timm's own word for them, else the last linear
+    layer or convolution. Empty where there is none.
+    """
     from torch import nn
 
     named = getattr(model, "pretrained_cfg", None) or {}
     classifier = named.get("classifier") or ()
     found = [classifier] if isinstance(classifier, str) else [*classifier]
-    layers = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)]
+    layers = [
+        name for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)
+    ]
     return found or layers[-1:]
 
 
 def freeze_backbone(model: "nn.Module") -> None:
-    """Have all but the heads keep their weights, and compute as in evaluation while the heads train: the statistics of
-    BatchNorm stay, and dropout is off."""
+    """Have all but the heads keep their weights, and compute as in evaluation while the heads
+    train: the statistics of BatchNorm stay, and dropout is off.
+    """
     trained = [model.get_submodule(name) for name in heads(model)]
     model.requires_grad_(False)
     switch = model.train
@@ -179,4 +207,6 @@ def freeze_backbone(model: "nn.Module") -> None:
     model.train = train
 
 
-BUILDERS: "dict[str, Callable[[ModelConfig, int, int], nn.Module]]" = {"mobilenet_v2": torchvision_model}
+BUILDERS: "dict[str, Callable[[ModelConfig, int, int], nn.Module]]" = {
+    "mobilenet_v2": torchvision_model
+}

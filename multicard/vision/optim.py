@@ -1,4 +1,6 @@
-"""Optimisers and learning-rate schedules. Imports torch only inside functions: the controller reads the names."""
+"""Optimisers and learning-rate schedules. Imports torch only
+inside functions: the controller reads the names.
+"""
 
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -45,7 +47,8 @@ def build(
 
     optimizer = optimizer_of(model, config.lr, config.optimizer)
     scaler = GradScaler(device.type, enabled=scale_loss)
-    scaler.scale(torch.zeros(1, device=device))  # makes its state on ranks whose first round has no batch too
+    # makes its state on ranks whose first round has no batch too
+    scaler.scale(torch.zeros(1, device=device))
     scheduled = schedule(optimizer, config.schedule, config.lr, steps)
     zero_momentum(optimizer)
     return Optimisation(optimizer, scheduled, scaler)
@@ -62,10 +65,12 @@ def optimizer_of(model: "nn.Module", lr: float, options: OptimizerConfig) -> "Op
 
 
 def zero_momentum(optimizer: "Optimizer") -> None:
-    """Make the momentum buffers of fused SGD, as zeros. Call it after the schedule, which may set the momentum.
+    """Make the momentum buffers of fused SGD, as zeros. Call it after the schedule,
+    which may set the momentum.
 
-    torch makes them by `empty_like` in the first step and leaves it to the kernel to fill them; where that step's
-    gradients overflow under loss scaling, the kernel returns at once, and what was in memory stays as momentum. From
+    torch makes them by `empty_like` in the first step and leaves it to the kernel to fill them;
+    where that step's gradients overflow under loss scaling, the kernel returns at once, and what
+    was in memory stays as momentum. From
     zeros the first step is the same: momentum x 0 + gradient, there being no dampening.
     """
     import torch
@@ -77,7 +82,9 @@ def zero_momentum(optimizer: "Optimizer") -> None:
 
 
 def schedule(optimizer: "Optimizer", name: Schedule, lr: float, steps: int) -> "LRScheduler":
-    """The schedule of a run of `steps` steps, which goes on a step at a time; `lr` is its highest rate."""
+    """The schedule of a run of `steps` steps, which goes on a step at a time;
+    `lr` is its highest rate.
+    """
     from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR
 
     if name is Schedule.onecycle:

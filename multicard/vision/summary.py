@@ -25,12 +25,18 @@ TIMES = ("train_s", "first_batch_s", "evaluate_s", "evaluate_first_batch_s", "en
 
 
 def axes(config: Any, device: str) -> dict[str, Any]:
-    """The settings that tell runs of a sweep apart. Takes the composed configuration too, which may be refused."""
+    """The settings that tell runs of a sweep apart. Takes the composed configuration too,
+    which may be refused.
+    """
     return settings(config, AXES) | {"device": device}
 
 
 def summarise(
-    record: VisionRecord, config: VisionConfig, placement: Placement, ranks: Sequence[VisionReport], steps: Any
+    record: VisionRecord,
+    config: VisionConfig,
+    placement: Placement,
+    ranks: Sequence[VisionReport],
+    steps: Any,
 ) -> None:
     """Fill in the figures of a run, complete or not.
 
@@ -43,11 +49,19 @@ def summarise(
     ranks = [msgspec.structs.replace(rank, epochs=rank.epochs[:finished]) for rank in ranks]
     record.epochs = epochs = [_epoch(index, ranks, table) for index in range(finished)]
     if epochs:
-        record.total_s, record.test_accuracy = epochs[-1].ended_s, epochs[-1].test_accuracy
+        record.total_s = epochs[-1].ended_s
+        record.test_accuracy = epochs[-1].test_accuracy
         record.train_s = sum(epoch.train_s or 0.0 for epoch in epochs)
         record.evaluate_s = sum(epoch.evaluate_s or 0.0 for epoch in epochs)
     if ranks:
-        names = "cuda_graphs", "cuda_graphs_recorded", "input", "chance_accuracy", "parameters", "trainable_parameters"
+        names = (
+            "cuda_graphs",
+            "cuda_graphs_recorded",
+            "input",
+            "chance_accuracy",
+            "parameters",
+            "trainable_parameters",
+        )
         for name in (*names, "num_workers", "threads", "segments", "saved"):
             setattr(record, name, getattr(ranks[0], name))
     _rate(record, ranks, table)
@@ -64,7 +78,9 @@ def summarise(
 
 
 def _epoch(index: int, ranks: Sequence[VisionReport], table: dict[str, np.ndarray]) -> VisionEpoch:
-    """One epoch over all ranks: times are the slowest rank's, the loss is weighted by the samples trained."""
+    """One epoch over all ranks: times are the slowest rank's,
+    the loss is weighted by the samples trained.
+    """
     parts = [rank.epochs[index] for rank in ranks]
     gaps_s = [part.gap_s for part in parts if part.gap_s is not None]
     rows = {name: column[table["epoch"] == index] for name, column in table.items()}
@@ -77,16 +93,24 @@ def _epoch(index: int, ranks: Sequence[VisionReport], table: dict[str, np.ndarra
         **longest_s,
         gap_s=max(gaps_s, default=None),
         train_loss=float(np.average(rows["loss"][has_loss], weights=rows["samples"][has_loss])),
-        **{key: getattr(parts[0], key) for key in ("test_loss", "test_accuracy", "test_right", "test_samples")},
+        **{
+            key: getattr(parts[0], key)
+            for key in ("test_loss", "test_accuracy", "test_right", "test_samples")
+        },
         samples=distinct,
         samples_trained=int(rows["samples"].sum()),
         images_per_s=formulas.throughput_per_s([distinct], [longest_s["train_s"]]),
     )
 
 
-def _steps_and_samples(ranks: Sequence[VisionReport], rows: dict[str, np.ndarray]) -> tuple[int, int]:
-    """The steps of an epoch, and its distinct samples: in proportion, where a probe cut it short."""
-    steps, whole = int(rows["step"].max()) + 1, ranks[0].steps_per_epoch
+def _steps_and_samples(
+    ranks: Sequence[VisionReport], rows: dict[str, np.ndarray]
+) -> tuple[int, int]:
+    """The steps of an epoch, and its distinct samples: in proportion,
+    where a probe cut it short.
+    """
+    steps = int(rows["step"].max()) + 1
+    whole = ranks[0].steps_per_epoch
     return steps, round(ranks[0].distinct_samples * steps / whole)
 
 
@@ -98,7 +122,9 @@ def _judged(table: dict[str, np.ndarray]) -> tuple[int, Divergence | None]:
     return count, None if first is None else Divergence(*first)
 
 
-def _rate(record: VisionRecord, ranks: Sequence[VisionReport], table: dict[str, np.ndarray]) -> None:
+def _rate(
+    record: VisionRecord, ranks: Sequence[VisionReport], table: dict[str, np.ndarray]
+) -> None:
     """Fill in step and phase times, and images/s over the steps after the warm-up.
 
     `images_per_s` counts every sample of an epoch once, however often padding or `ddp` trained it;
@@ -109,23 +135,33 @@ def _rate(record: VisionRecord, ranks: Sequence[VisionReport], table: dict[str, 
     if not table:
         return
     first = {name: column[table["epoch"] == 0] for name, column in table.items()}
-    trained, (_, distinct) = first["samples"].sum(), _steps_and_samples(ranks, first)
+    trained = first["samples"].sum()
+    (_, distinct) = _steps_and_samples(ranks, first)
     record.trained_images_per_s = trained_per_s = counted.per_s("samples")
     record.images_per_s = trained_per_s and trained_per_s * distinct / trained
     if counted.measured.any():  # mean a step and rank
-        record.phases_s = {phase: float(table[f"{phase}_s"][counted.measured].mean()) for phase in PHASES}
+        record.phases_s = {
+            phase: float(table[f"{phase}_s"][counted.measured].mean()) for phase in PHASES
+        }
 
 
-def _transfers(ranks: Sequence[VisionReport], table: dict[str, np.ndarray], placement: Placement) -> Transfers:
+def _transfers(
+    ranks: Sequence[VisionReport], table: dict[str, np.ndarray], placement: Placement
+) -> Transfers:
     """Bytes handed to the devices, over all ranks and finished epochs."""
 
     def counted(key: str) -> Parts:
-        evaluated = sum(getattr(epoch, f"evaluate_{key}") for rank in ranks for epoch in rank.epochs)
+        evaluated = sum(
+            getattr(epoch, f"evaluate_{key}") for rank in ranks for epoch in rank.epochs
+        )
         return Parts(int(table[key].sum()) if table else 0, evaluated)
 
     setups = [rank.setup_h2d_bytes for rank in ranks]  # before the first batch
-    setup = Parts(sum(part.train or 0 for part in setups), sum(part.evaluate or 0 for part in setups))
-    images, labels = counted("h2d_images_bytes"), counted("h2d_labels_bytes")
+    setup = Parts(
+        sum(part.train or 0 for part in setups), sum(part.evaluate or 0 for part in setups)
+    )
+    images = counted("h2d_images_bytes")
+    labels = counted("h2d_labels_bytes")
     return Transfers(
         h2d=sum((part.train or 0) + (part.evaluate or 0) for part in (images, labels, setup)),
         h2d_images=images,
@@ -138,16 +174,25 @@ def _transfers(ranks: Sequence[VisionReport], table: dict[str, np.ndarray], plac
 def _communication(
     config: VisionConfig, ranks: Sequence[VisionReport], table: dict[str, np.ndarray]
 ) -> Communication | None:
-    """Bytes that a rank receives in collectives, from sizes and steps; None where the strategy does not know them."""
+    """Bytes that a rank receives in collectives, from sizes and steps;
+    None where the strategy does not know them.
+    """
     first = ranks[0] if ranks else VisionReport(rank=0)
-    sizes = (first.parameter_bytes, first.gradient_bytes, first.buffer_bytes, first.statistics_bytes)
+    sizes = (
+        first.parameter_bytes,
+        first.gradient_bytes,
+        first.buffer_bytes,
+        first.statistics_bytes,
+    )
     steps = full_steps = 0
     trained: Counter[int] = Counter()
     if table:
         steps = int((table["rank"] == 0).sum())
         trained.update(table["samples"][table["rank"] == 0].tolist())
         without_batch = table["samples"] == 0  # of rows, each a rank's step
-        full_steps = steps - len(set(zip(table["epoch"][without_batch], table["step"][without_batch], strict=True)))
+        full_steps = steps - len(
+            set(zip(table["epoch"][without_batch], table["step"][without_batch], strict=True))
+        )
     evaluated: Counter[int] = Counter()
     for epoch in first.epochs:
         evaluated += _batches(epoch.test_samples or 0, config.rank_batch_size)

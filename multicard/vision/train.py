@@ -19,12 +19,12 @@ from multicard.ranks import checkpoint
 from multicard.ranks.process import Rank, meet
 from multicard.records.rank_files import VisionRankEpoch, VisionReport
 from multicard.records.schema_parts import Parts, Segment
-from multicard.run.rank_report import Report
+from multicard.run.rank_report import RankReportWriter
 from multicard.vision import after_training, compiling, kept_model, models, optim, trial, weights
 from multicard.vision.data import datasets
-from multicard.vision.data.batch import Input, Source
+from multicard.vision.data.batch import Input, LoaderInput
 from multicard.vision.data.loaders import LOADERS
-from multicard.vision.data.splits import Remaining, Sampler, Split
+from multicard.vision.data.splits import RankSampler, Remaining, Split
 from multicard.vision.loop import COUNTS, Loop, memory_format
 from multicard.vision.precision import choose
 from multicard.vision.strategy import STRATEGIES, Share, compiles
@@ -42,18 +42,24 @@ MEASURED = (
 
 @dataclass
 class Start:
-    """The point from which training starts: before the first step, or after the one at which it was stopped."""
+    """The point from which training starts: before the first step,
+    or after the one at which it was stopped.
+    """
 
     epoch: int = 0
     step: int = 0  # of the epoch
     elapsed_s: float = 0.0
-    trained: dict[str, Any] | None = None  # of `Loop.train_epoch`, for the epoch's steps before the stop
+    # of `Loop.train_epoch`, for the epoch's steps before the stop
+    trained: dict[str, Any] | None = None
     random: list[torch.Tensor] | None = None
 
 
-class TrainingReport(Report[VisionReport]):
-    def __init__(self, rank: Rank, folder: Path, share: Share, flags: dict[str, Any], workers: int) -> None:
-        parameters, buffers = list(share.plain.parameters()), list(share.plain.buffers())
+class TrainingReport(RankReportWriter[VisionReport]):
+    def __init__(
+        self, rank: Rank, folder: Path, share: Share, flags: dict[str, Any], workers: int
+    ) -> None:
+        parameters = list(share.plain.parameters())
+        buffers = list(share.plain.buffers())
         super().__init__(
             VisionReport,
             rank,
@@ -119,8 +125,8 @@ class TrainingReport(Report[VisionReport]):
 def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
     """Train, evaluate after each epoch, and leave rank files and steps in `folder`.
 
-    Where the controller asks for a stop, the state is saved and training ends there; another call goes on from it. A
-    probe is evaluated where it stops, and ends there.
+    Where the controller asks for a stop, the state is saved and training ends there; another call
+    goes on from it. A probe is evaluated where it stops, and ends there.
     """
     device = rank.device
     precision = choose(config.precision.name, device)
@@ -141,9 +147,9 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
     strategy = STRATEGIES[config.strategy.name]
     share = strategy.share(model, len(data.train), config, rank)
 
-    def load(split: Split, order: Sampler, **options: bool) -> Input:
+    def load(split: Split, order: RankSampler, **options: bool) -> Input:
         pin = config.pin_memory and device.type == "cuda"
-        source = Source(
+        source = LoaderInput(
             split,
             order,
             share.batch_size,
@@ -165,11 +171,20 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
     refuse_single_images(config, share, data.classes)
 
     # ---- optimiser
-    optimisation = optim.build(share.model, config, epochs(config) * share.steps, precision.scale_loss, device)
+    optimisation = optim.build(
+        share.model, config, epochs(config) * share.steps, precision.scale_loss, device
+    )
 
     # ---- loop
     seed(config.seed + rank.rank, share.devices)
-    loop = Loop(rank, config, share, optimisation, folder, LOADERS[config.loader.name].prepared(config.loader, workers))
+    loop = Loop(
+        rank,
+        config,
+        share,
+        optimisation,
+        folder,
+        LOADERS[config.loader.name].prepared(config.loader, workers),
+    )
     flags |= compiling.recorded_options(share.plain, config, device.type)
     report = TrainingReport(rank, folder, share, flags, workers)
     report.content.input = {
@@ -196,14 +211,18 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
     note_lost_profile(loop, report)
     if to_its_end and config.save is not Save.none and rank.rank == 0:
         accuracy = report.content.epochs[-1].test_accuracy
-        report.content.saved = kept_model.keep(share.plain, config, data.class_names, accuracy, folder)
+        report.content.saved = kept_model.keep(
+            share.plain, config, data.class_names, accuracy, folder
+        )
     report.write()
     if to_its_end:
         after_training.after_training(loop, report, sampler, training, workers)
 
 
 def note_lost_profile(loop: Loop, report: TrainingReport) -> None:
-    """Say where the profile of a run from its start was lost, because the run was stopped and went on without it."""
+    """Say where the profile of a run from its start was lost,
+    because the run was stopped and went on without it.
+    """
     if loop.window.config is None or loop.stopped:  # who stops a run leaves it little time
         return
     lost = Message(
@@ -215,14 +234,17 @@ def note_lost_profile(loop: Loop, report: TrainingReport) -> None:
 
 
 def evaluated_samples(config: VisionConfig, samples: int, batch_size: int, rank: Rank) -> range:
-    """Of the test set's samples, those that this rank evaluates: each is on exactly one rank, none twice."""
+    """Of the test set's samples, those that this rank evaluates: each is on exactly one rank,
+    none twice.
+    """
     mine = range(rank.rank, samples, rank.world_size)
-    return mine[:batch_size] if pauses(config) else mine  # a race does not wait for more than a batch
+    # a race does not wait for more than a batch
+    return mine[:batch_size] if pauses(config) else mine
 
 
 def refuse_single_images(config: VisionConfig, share: Share, classes: int) -> None:
-    """Refuse a batch of one image where the last feature map is 1 x 1: BatchNorm would see one value a
-    channel.
+    """Refuse a batch of one image where the last feature map is 1 x 1: BatchNorm would see one
+    value a channel.
     """
     last = torch.empty(len(share.sampler) % share.batch_size or share.batch_size)
     if len(last.chunk(len(share.devices))[-1]) > 1:
@@ -232,8 +254,8 @@ def refuse_single_images(config: VisionConfig, share: Share, classes: int) -> No
     if trial.answer(alone).problem is not None:
         raise Refusal(
             "vision.single-image",
-            f"batch_size={config.batch_size}: leaves a batch of one image, which BatchNorm cannot train on at "
-            f"{size} px; change batch_size, dataset.train_limit or dataset.image_size",
+            f"batch_size={config.batch_size}: leaves a batch of one image, which BatchNorm cannot"
+            f" train on at {size} px; change batch_size, dataset.train_limit or dataset.image_size",
             key="batch_size",
             batch_size=config.batch_size,
             image_size=size,
@@ -241,18 +263,27 @@ def refuse_single_images(config: VisionConfig, share: Share, classes: int) -> No
 
 
 def run_epochs(
-    loop: Loop, report: TrainingReport, sampler: Remaining, training: Input, testing: Input, start: Start
+    loop: Loop,
+    report: TrainingReport,
+    sampler: Remaining,
+    training: Input,
+    testing: Input,
+    start: Start,
 ) -> bool:
-    """Train and evaluate from `start` to the end, to the step at which a stop is asked for, or until it diverged.
+    """Train and evaluate from `start` to the end, to the step at which a stop is asked for,
+    or until it diverged.
 
     Returns:
         True if it came to the end.
     """
-    rank, config, share = loop.rank, loop.config, loop.share
+    rank = loop.rank
+    config = loop.config
+    share = loop.share
     sampler.set_epoch(start.epoch, share.loaded(start.step))
     batches = training
     if start.random is not None:
-        # start the workers now, as they were ahead of the step at the stop; then restore the random state
+        # start the workers now, as they were ahead of the step at the stop;
+        # then restore the random state
         batches = iter(training)
         set_random(start.random, share.devices)
     report.started(loop.steps)
@@ -261,12 +292,17 @@ def run_epochs(
     meet(rank)
     if not loop.steps:  # a run that was stopped goes on without
         loop.window.open()
-    elapsed_s, first_step, trained_before, evaluated_s = start.elapsed_s, start.step, start.trained, None
+    elapsed_s = start.elapsed_s
+    first_step = start.step
+    trained_before = start.trained
+    evaluated_s = None
     for epoch in range(start.epoch, epochs(config)):
         report.counters.read()
         started_s = timing.clock_s()
         trained = joined(trained_before, loop.train_epoch(epoch, batches, first_step))
-        trained["gap_s"] = None if evaluated_s is None else started_s - evaluated_s + trained["first_batch_s"]
+        trained["gap_s"] = (
+            None if evaluated_s is None else started_s - evaluated_s + trained["first_batch_s"]
+        )
         if loop.stopped and loop.probing is None:
             stopped_s = timing.clock_s()
             report.counters.read()
@@ -274,7 +310,11 @@ def run_epochs(
             report.reached(loop.steps, elapsed_s, (started_s, stopped_s))
             save(loop, report, epoch, trained, elapsed_s)
             return False
-        with_batch = [loss for loss, samples in zip(trained["loss"], trained["samples"], strict=True) if samples]
+        with_batch = [
+            loss
+            for loss, samples in zip(trained["loss"], trained["samples"], strict=True)
+            if samples
+        ]
         evaluated = loop.evaluate(testing, diverged=not math.isfinite((with_batch or [0.0])[-1]))
         evaluated_s = timing.clock_s()
         report.counters.read()
@@ -291,7 +331,9 @@ def run_epochs(
         if loop.probing is not None and (loop.probing.end_epoch() or loop.stopped):
             break
         sampler.set_epoch(epoch + 1)
-        batches, first_step, trained_before = training, 0, None
+        batches = training
+        first_step = 0
+        trained_before = None
     return True
 
 
@@ -303,7 +345,9 @@ def epochs(config: VisionConfig) -> int:
 # ---- stopping and resuming
 
 
-def save(loop: Loop, report: TrainingReport, epoch: int, trained: dict[str, Any], elapsed_s: float) -> None:
+def save(
+    loop: Loop, report: TrainingReport, epoch: int, trained: dict[str, Any], elapsed_s: float
+) -> None:
     """Save everything that later steps depend on, and the measurements so far.
 
     Args:
@@ -325,28 +369,38 @@ def save(loop: Loop, report: TrainingReport, epoch: int, trained: dict[str, Any]
 
 
 def restore(loop: Loop, report: TrainingReport) -> Start:
-    """Restore the latest checkpoint, if there is one, except for the random numbers: see `set_random`."""
+    """Restore the latest checkpoint, if there is one,
+    except for the random numbers: see `set_random`.
+    """
     state = checkpoint.load(report.folder, loop.rank)
     if state is None:
         return Start()
-    loop.share.plain.load_state_dict(state["model"])  # each rank's own: BatchNorm's statistics differ
+    # each rank's own: BatchNorm's statistics differ
+    loop.share.plain.load_state_dict(state["model"])
     loop.optim.restore(state)
-    loop.steps, loop.samples = state["steps"], state["samples"]
+    loop.steps = state["steps"]
+    loop.samples = state["samples"]
     report.restore(state["report"])
     trained = state["trained"] | {"phases_s": state["trained"]["phases_s"].numpy()}
     return Start(state["epoch"], state["step"], state["elapsed_s"], trained, state["random"])
 
 
 def joined(before: dict[str, Any] | None, after: dict[str, Any]) -> dict[str, Any]:
-    """The measurements of an epoch from those before and after a stop: seconds added, steps concatenated."""
+    """The measurements of an epoch from those before and after a stop: seconds added,
+    steps concatenated.
+    """
     if before is None:
         return after
     phases_s = np.concatenate([before["phases_s"], after["phases_s"]])
-    return {key: before[key] + after[key] for key in after if key != "phases_s"} | {"phases_s": phases_s}
+    return {key: before[key] + after[key] for key in after if key != "phases_s"} | {
+        "phases_s": phases_s
+    }
 
 
 def seed(number: int, devices: list[torch.device]) -> None:
-    """Seed what a rank draws while it trains: dropout differs between ranks, and between the GPUs of one."""
+    """Seed what a rank draws while it trains: dropout differs between ranks,
+    and between the GPUs of one.
+    """
     torch.manual_seed(number)
     for index, device in enumerate(devices):
         if device.type == "cuda":
@@ -355,8 +409,13 @@ def seed(number: int, devices: list[torch.device]) -> None:
 
 
 def get_random(devices: list[torch.device]) -> list[torch.Tensor]:
-    """The states of the random number generators: the host's, and then those of the CUDA devices."""
-    return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in devices if device.type == "cuda")]
+    """The states of the random number generators: the host's,
+    and then those of the CUDA devices.
+    """
+    return [
+        torch.get_rng_state(),
+        *(torch.cuda.get_rng_state(device) for device in devices if device.type == "cuda"),
+    ]
 
 
 def set_random(states: list[torch.Tensor], devices: list[torch.device]) -> None:

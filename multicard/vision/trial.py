@@ -1,6 +1,8 @@
-"""Whether a model trains as configured, and what its weights expect of images: the controller, which imports no torch,
-asks another process, `python -m multicard.vision.trial`, which reads JSON from its standard input and writes the answer
-to its standard output. Answers are kept in a cache on the disk."""
+"""Whether a model trains as configured, and what its weights expect of images: the controller,
+which imports no torch, asks another process, `python -m multicard.vision.trial`, which reads JSON
+from its standard input and writes the answer to its standard output.
+Answers are kept in a cache on the disk.
+"""
 
 import hashlib
 import subprocess
@@ -24,8 +26,10 @@ if TYPE_CHECKING:
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """A step of training on tensors without values; with `classes` 0 no step, but what the weights expect alone.
-    `averages`: whether ranks average gradients."""
+    """A step of training on tensors without values; with `classes` 0 no step, but what the weights
+    expect alone.
+    `averages`: whether ranks average gradients.
+    """
 
     model: ModelConfig
     classes: int = 0
@@ -34,9 +38,10 @@ class Trial(msgspec.Struct, frozen=True):
     averages: bool = False
 
 
-class Answer(msgspec.Struct, frozen=True):
-    """Why a step fails; None if it does not. What to say of the weights, and what images they were trained on: `mean`
-    and `std` of R, G, B, and `image_size` in pixels where the model has a fixed one.
+class TrialOutcome(msgspec.Struct, frozen=True):
+    """Why a step fails; None if it does not. What to say of the weights, and what images they were
+    trained on: `mean` and `std` of R, G, B, and `image_size`
+    in pixels where the model has a fixed one.
 
     `refusal` and each of `said` are the parts of messages.
     """
@@ -65,8 +70,9 @@ def check(trial: Trial) -> None:
 
 
 def of_weights(name: str, otherwise: Any, *, _root_: Any) -> Any:
-    """`${of_weights:mean,[...]}` in a configuration: what the model's weights expect; else, as with random ones, what
-    follows."""
+    """`${of_weights:mean,[...]}` in a configuration: what the model's weights expect; else, as with
+    random ones, what follows.
+    """
     model = _root_.get("model") or {}
     if model.get("weights", models.RANDOM) == models.RANDOM:
         return otherwise
@@ -75,14 +81,16 @@ def of_weights(name: str, otherwise: Any, *, _root_: Any) -> Any:
 
 
 @cache
-def ask(trial: bytes, keeps: bool) -> Answer:
-    """The answer to a `Trial` as JSON; once found by a process, also for later commands where `keeps`."""
+def ask(trial: bytes, keeps: bool) -> TrialOutcome:
+    """The answer to a `Trial` as JSON; once found by a process,
+    also for later commands where `keeps`.
+    """
     libraries = [version(name) for name in ("torch", "torchvision", "timm")]
     code = [path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))]
     digits = hashlib.sha256(b"\0".join([trial, repr(libraries).encode(), *code])).hexdigest()
     path = run_folder.cache("models") / f"{digits}.json"
     with suppress(OSError, msgspec.DecodeError):
-        return msgspec.json.decode(path.read_bytes(), type=Answer)
+        return msgspec.json.decode(path.read_bytes(), type=TrialOutcome)
     command = [sys.executable, "-m", "multicard.vision.trial"]
     done = subprocess.run(command, input=trial, capture_output=True, cwd=PACKAGES, check=False)
     if done.returncode:
@@ -95,8 +103,8 @@ def ask(trial: bytes, keeps: bool) -> Answer:
             exit_code=done.returncode,
             output=output,
         )
-        return Answer(ended.parts)
-    found = msgspec.json.decode(done.stdout.splitlines()[-1], type=Answer)
+        return TrialOutcome(ended.parts)
+    found = msgspec.json.decode(done.stdout.splitlines()[-1], type=TrialOutcome)
     for note in found.notes:
         say(note)
     with suppress(OSError):
@@ -108,23 +116,26 @@ def ask(trial: bytes, keeps: bool) -> Answer:
 # ---- in the process that answers
 
 
-def answer(trial: Trial) -> Answer:
+def answer(trial: Trial) -> TrialOutcome:
     """Take a step of training and one of evaluation without values, and load the weights."""
     import torch
 
     from multicard.vision import weights
 
-    model, size, built = trial.model, trial.image_size, None
+    model = trial.model
+    size = trial.image_size
+    built = None
     try:
         own = expected(model.name)
     except RuntimeError as error:  # timm's, of a tag that it does not have
         unknown = Message(
             "trial.unknown-tag",
-            f"model={model.name}: {error} Leave the tag out, or use one that timm.list_pretrained() has",
+            f"model={model.name}: {error} Leave the tag out, or use one that"
+            " timm.list_pretrained() has",
             key="model",
             why=str(error),
         )
-        return Answer(unknown.parts)
+        return TrialOutcome(unknown.parts)
     if not trial.classes:
         return own
     try:
@@ -132,15 +143,17 @@ def answer(trial: Trial) -> Answer:
             built = models.build(model, trial.classes, size)
             problem = _step(built, trial)
     except Exception as error:  # whatever a library's model raises
-        problem = (str(error).strip().splitlines() or [f"{type(error).__name__} in its own code"])[0]
+        problem = (str(error).strip().splitlines() or [f"{type(error).__name__} in its own code"])[
+            0
+        ]
     if problem is not None:
-        return Answer(_cannot_train(model.name, size, own.image_size, problem).parts)
+        return TrialOutcome(_cannot_train(model.name, size, own.image_size, problem).parts)
     assert built is not None
     try:
         notes = weights.load(built, model, trial.classes, size)
     except Refusal as refusal:
-        return Answer(refusal.message.parts)
-    return Answer(None, [note.parts for note in notes])
+        return TrialOutcome(refusal.message.parts)
+    return TrialOutcome(None, [note.parts for note in notes])
 
 
 def _cannot_train(model: str, size: int, own_size: int | None, problem: str) -> Message:
@@ -163,10 +176,16 @@ def _step(model: "nn.Module", trial: Trial) -> Message | None:
     import torch
     from torch.nn.functional import cross_entropy
 
-    images, labels = torch.zeros(trial.batch_size, 3, trial.image_size, trial.image_size), torch.zeros(trial.batch_size)
-    outputs, expected_shape = model.train()(images), (trial.batch_size, trial.classes)
+    images = torch.zeros(trial.batch_size, 3, trial.image_size, trial.image_size)
+    labels = torch.zeros(trial.batch_size)
+    outputs = model.train()(images)
+    expected_shape = (trial.batch_size, trial.classes)
     if not isinstance(outputs, torch.Tensor) or tuple(outputs.shape) != expected_shape:
-        gives = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else f"a {type(outputs).__name__} of outputs"
+        gives = (
+            tuple(outputs.shape)
+            if isinstance(outputs, torch.Tensor)
+            else f"a {type(outputs).__name__} of outputs"
+        )
         return Message(
             "trial.no-classifier",
             f"it is no classifier: it gives {gives} and not {expected_shape}",
@@ -174,11 +193,16 @@ def _step(model: "nn.Module", trial: Trial) -> Message | None:
             expected=expected_shape,
         )
     cross_entropy(outputs, labels.long()).backward()
-    idle = [name for name, value in model.named_parameters() if value.requires_grad and value.grad is None]
+    idle = [
+        name
+        for name, value in model.named_parameters()
+        if value.requires_grad and value.grad is None
+    ]
     if trial.averages and idle:
         return Message(
             "trial.idle-parameter",
-            f"{idle[0]} has no part in the outputs, and ranks would wait for its gradients; only `gpus=1` works",
+            f"{idle[0]} has no part in the outputs, and ranks would wait for its gradients; only"
+            " `gpus=1` works",
             parameter=idle[0],
         )
     with torch.no_grad():
@@ -186,22 +210,28 @@ def _step(model: "nn.Module", trial: Trial) -> Message | None:
     return None
 
 
-def expected(name: str) -> Answer:
-    """The images that a library's weights of this name were trained on; nothing where none says so."""
+def expected(name: str) -> TrialOutcome:
+    """The images that a library's weights of this name were trained on;
+    nothing where none says so.
+    """
     if not model_names.has(name):
-        return Answer()
+        return TrialOutcome()
     if not model_names.is_timm(name):
         from torchvision.models import get_model_weights
 
         used = get_model_weights(name)["DEFAULT"].transforms()
         size = used.crop_size[0] if name.startswith(("vit_", "maxvit")) else None
-        return Answer(mean=list(used.mean), std=list(used.std), image_size=size)
+        return TrialOutcome(mean=list(used.mean), std=list(used.std), image_size=size)
     import timm
 
     own = timm.get_pretrained_cfg(name.removeprefix(model_names.TIMM))
     if own is None:
-        return Answer()
-    return Answer(mean=[*own.mean], std=[*own.std], image_size=own.input_size[1] if own.fixed_input_size else None)
+        return TrialOutcome()
+    return TrialOutcome(
+        mean=[*own.mean],
+        std=[*own.std],
+        image_size=own.input_size[1] if own.fixed_input_size else None,
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Weights that a model starts from: torchvision's and timm's own, or a file's. Nothing is unpickled but tensors."""
+"""Weights that a model starts from: torchvision's and timm's own, or a file's.
+Nothing is unpickled but tensors.
+"""
 
 import re
 from collections import OrderedDict
@@ -17,9 +19,11 @@ if TYPE_CHECKING:
     from torch import nn
 
 TOP = "."  # the name of weights that have no prefix
-AVERAGED = re.compile(r"(?<![a-z])(ema|swa|avg|averaged?|teacher|shadow)(?![a-z])", re.IGNORECASE)  # a word of a name
+# a word of a name
+AVERAGED = re.compile(r"(?<![a-z])(ema|swa|avg|averaged?|teacher|shadow)(?![a-z])", re.IGNORECASE)
 MOST_OF_HEAD = 8  # tensors that are no part of the model otherwise; more are of another model
-NOT_BUILT = ("aux1.", "aux2.", "AuxLogits.")  # classifiers of torchvision's GoogLeNet and Inception beside the last
+# classifiers of torchvision's GoogLeNet and Inception beside the last
+NOT_BUILT = ("aux1.", "aux2.", "AuxLogits.")
 WITHOUT = "num_batches_tracked"  # BatchNorm's count, which its momentum does without
 
 
@@ -31,8 +35,9 @@ def built(config: ModelConfig, classes: int, image_size: int) -> "nn.Module":
 
 
 def load(model: "nn.Module", config: ModelConfig, classes: int, image_size: int) -> list[Message]:
-    """Load the weights that `config` names into `model`, which `models.build` made of the same arguments. Those that
-    are not there, or of another model, are refused. The last layer stays random where the weights have no such layer.
+    """Load the weights that `config` names into `model`, which `models.build` made of the same
+    arguments. Those that are not there, or of another model, are refused.
+    The last layer stays random where the weights have no such layer.
 
     Returns:
         What has to be said of them.
@@ -44,7 +49,8 @@ def load(model: "nn.Module", config: ModelConfig, classes: int, image_size: int)
     if not model_names.has(config.name):
         raise Refusal(
             "weights.none-of-model",
-            f"model.weights={config.weights}: no library has weights of {config.name}; give a file of them",
+            f"model.weights={config.weights}: no library has weights of {config.name}; give a file"
+            " of them",
             key="model.weights",
             model=config.name,
         )
@@ -53,31 +59,52 @@ def load(model: "nn.Module", config: ModelConfig, classes: int, image_size: int)
 
 
 def fit(model: "nn.Module", tensors: State, config: ModelConfig) -> list[Message]:
-    """Load tensors, which have to have each key of `model` in its shape and no other, but for `load`'s last layer.
+    """Load tensors, which have to have each key of `model` in its shape and no other,
+    but for `load`'s last layer.
 
-    Their names may have a prefix in common, as `model.` or `state_dict_ema.`; of several sets one is taken.
+    Their names may have a prefix in common, as `model.` or `state_dict_ema.`;
+    of several sets one is taken.
     """
-    own, layers = model.state_dict(), models.heads(model)
+    own = model.state_dict()
+    layers = models.heads(model)
     heads = tuple(f"{name}." for name in layers)
     body = [name for name in own if not name.startswith(heads) and not name.endswith(WITHOUT)]
     found = _sets_of_weights(tensors, own, body)
     prefix = _chosen(found, config)
-    state = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+    state = {
+        name.removeprefix(prefix): value
+        for name, value in tensors.items()
+        if name.startswith(prefix)
+    }
     state = {name: value for name, value in state.items() if not name.startswith(NOT_BUILT)}
     others = [other for other in found if other != prefix]
     beside = [
-        name for name in tensors if not name.startswith(prefix) and not any(o and name.startswith(o) for o in others)
+        name
+        for name in tensors
+        if not name.startswith(prefix) and not any(o and name.startswith(o) for o in others)
     ]
     notes = []
     head = _head(own, state, {name: tensors[name] for name in beside if not others}, heads)
-    state = {name: value for name, value in state.items() if name not in head.read and not name.startswith(heads)}
+    state = {
+        name: value
+        for name, value in state.items()
+        if name not in head.read and not name.startswith(heads)
+    }
     state |= head.state
     beside = [name for name in beside if name not in head.read]
     if prefix and (others or beside):
-        notes.append(checkpoint_file.note_of_choice(config.weights, _named(prefix), [*map(_named, others)], beside))
+        notes.append(
+            checkpoint_file.note_of_choice(
+                config.weights, _named(prefix), [*map(_named, others)], beside
+            )
+        )
     elif others:
         state = {name: value for name, value in state.items() if not name.startswith(tuple(others))}
-        notes.append(checkpoint_file.note_of_choice(config.weights, _named(prefix), [*map(_named, others)], []))
+        notes.append(
+            checkpoint_file.note_of_choice(
+                config.weights, _named(prefix), [*map(_named, others)], []
+            )
+        )
     problems = [f"lacks {name}" for name in own if name not in state and not name.endswith(WITHOUT)]
     problems += [f"has {name} beside them" for name in state if name not in own]
     other = [name for name in own if name in state and own[name].shape != state[name].shape]
@@ -86,8 +113,8 @@ def fit(model: "nn.Module", tensors: State, config: ModelConfig) -> list[Message
         more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
         raise Refusal(
             "weights.of-another-model",
-            f"model.weights={config.weights}: not the weights of this model=: {', '.join(problems[:3])}{more}; use "
-            "its own",
+            f"model.weights={config.weights}: not the weights of this model=:"
+            f" {', '.join(problems[:3])}{more}; use its own",
             key="model.weights",
             problems=problems[:3],
             count=len(problems),
@@ -104,8 +131,9 @@ def _named(prefix: str) -> str:
 
 
 def _sets_of_weights(tensors: State, own: State, body: list[str]) -> list[str]:
-    """The prefixes with which tensors have all names of the model but its last layer's, in their shapes; averaged ones
-    first, as timm takes them. Where none has all, the one that has most."""
+    """The prefixes with which tensors have all names of the model but its last layer's, in their
+    shapes; averaged ones first, as timm takes them. Where none has all, the one that has most.
+    """
     counts: dict[str, int] = {"": 0}
     known = {*body}
     for name, value in tensors.items():
@@ -129,8 +157,8 @@ def _chosen(found: list[str], config: ModelConfig) -> str:
     if config.weights_from not in names:
         raise Refusal(
             "weights.no-set",
-            f"model.weights_from={config.weights_from}: {config.weights} has no weights of this model under that name; "
-            f"it has {', '.join(names)}",
+            f"model.weights_from={config.weights_from}: {config.weights} has no weights of this"
+            f" model under that name; it has {', '.join(names)}",
             key="model.weights_from",
             value=config.weights_from,
             names=names,
@@ -141,7 +169,8 @@ def _chosen(found: list[str], config: ModelConfig) -> str:
 class Head(NamedTuple):
     """What the last layer gets of a file.
 
-    state: its tensors, by the model's names. read: the names in the file that were taken for it, or left out.
+    state: its tensors, by the model's names. read: the names in the file that were taken for it, or
+    left out.
     note: why it is new, or under which name it was saved; None where all is as in the model.
     """
 
@@ -151,7 +180,8 @@ class Head(NamedTuple):
 
 
 def _head(own: State, state: State, beside: State, heads: tuple[str, ...]) -> Head:
-    """The last layer from tensors of its own name, else from the only layer of another name that has its inputs.
+    """The last layer from tensors of its own name,
+    else from the only layer of another name that has its inputs.
 
     Args:
         state: tensors by the model's names. beside: others of the file, by their own.
@@ -171,7 +201,11 @@ def _head(own: State, state: State, beside: State, heads: tuple[str, ...]) -> He
     (layer, *more) = layers
     matrix = saved.get(f"{layer}.weight")
     if more or matrix is None or matrix.shape[1:] != weight.shape[1:]:
-        note = Message("weights.head-of-other-layers", f"the file has {', '.join(layers[:3])} there", layers=layers)
+        note = Message(
+            "weights.head-of-other-layers",
+            f"the file has {', '.join(layers[:3])} there",
+            layers=layers,
+        )
         return Head(mine, {*saved}, note)
     if matrix.shape != weight.shape:
         note = Message(
@@ -181,8 +215,14 @@ def _head(own: State, state: State, beside: State, heads: tuple[str, ...]) -> He
             classes=weight.shape[0],
         )
         return Head(mine, {*saved}, note)
-    renamed = {name: saved.get(f"{layer}.{name.rpartition('.')[2]}", value) for name, value in mine.items()}
-    return Head(renamed, {*saved}, Message("weights.head-renamed", f"the file calls it {layer}", layer=layer))
+    renamed = {
+        name: saved.get(f"{layer}.{name.rpartition('.')[2]}", value) for name, value in mine.items()
+    }
+    return Head(
+        renamed,
+        {*saved},
+        Message("weights.head-renamed", f"the file calls it {layer}", layer=layer),
+    )
 
 
 def _of_last_layer(weights: str, layers: list[str], why: Message) -> Message:
@@ -213,7 +253,9 @@ def _torchvision_state(config: ModelConfig, _: int, image_size: int) -> State:
     if not config.name.startswith("vit_"):
         return state
     return dict(
-        vision_transformer.interpolate_embeddings(image_size, state["conv_proj.weight"].shape[-1], OrderedDict(state))
+        vision_transformer.interpolate_embeddings(
+            image_size, state["conv_proj.weight"].shape[-1], OrderedDict(state)
+        )
     )
 
 
@@ -224,8 +266,8 @@ def _require_file(url: str) -> None:
     if why is not None:
         raise Refusal(
             "weights.not-fetched",
-            f"model.weights=pretrained: no {path}, and it cannot be fetched ({why}); fetch {url} elsewhere and put it "
-            "there, or give it as `model.weights=FILE`",
+            f"model.weights=pretrained: no {path}, and it cannot be fetched ({why}); fetch"
+            f" {url} elsewhere and put it there, or give it as `model.weights=FILE`",
             key="model.weights",
             file=str(path),
             url=url,
@@ -234,21 +276,27 @@ def _require_file(url: str) -> None:
 
 
 def _timm_state(config: ModelConfig, classes: int, image_size: int) -> State:
-    """What timm makes of its weights for this model; nothing is asked of the network for what is in the cache."""
+    """What timm makes of its weights for this model;
+    nothing is asked of the network for what is in the cache.
+    """
     import timm
     from huggingface_hub import constants, try_to_load_from_cache
 
-    name, before = config.name.removeprefix(model_names.TIMM), constants.HF_HUB_OFFLINE
+    name = config.name.removeprefix(model_names.TIMM)
+    before = constants.HF_HUB_OFFLINE
     own = timm.get_pretrained_cfg(name)
     if own is None or not own.has_weights:
         raise Refusal(
             "weights.none-of-timm",
-            f"model.weights=pretrained: timm has no weights of {name}; use `model.weights=random`, or give a file",
+            f"model.weights=pretrained: timm has no weights of {name}; use `model.weights=random`,"
+            " or give a file",
             key="model.weights",
             model=name,
         )
     files = own.hf_hub_filename or "pytorch_model.bin", "model.safetensors"
-    cached = own.hf_hub_id and any(isinstance(try_to_load_from_cache(own.hf_hub_id, file), str) for file in files)
+    cached = own.hf_hub_id and any(
+        isinstance(try_to_load_from_cache(own.hf_hub_id, file), str) for file in files
+    )
     if not own.hf_hub_id:
         _require_file(str(own.url))
     elif not cached:
@@ -256,8 +304,9 @@ def _timm_state(config: ModelConfig, classes: int, image_size: int) -> State:
         if why is not None:
             raise Refusal(
                 "weights.not-fetched-from-hub",
-                f"model.weights=pretrained: {own.hf_hub_id} cannot be fetched ({why}); on a machine with network, "
-                f"run `hf download {own.hf_hub_id}`, and copy its cache, or give `model.weights=FILE`",
+                f"model.weights=pretrained: {own.hf_hub_id} cannot be fetched ({why}); on a machine"
+                f" with network, run `hf download {own.hf_hub_id}`, and copy its cache, or give"
+                " `model.weights=FILE`",
                 key="model.weights",
                 repository=own.hf_hub_id,
                 why=why,
@@ -267,11 +316,16 @@ def _timm_state(config: ModelConfig, classes: int, image_size: int) -> State:
         state = models.timm_model(config, classes, image_size, pretrained=True)
     finally:
         constants.HF_HUB_OFFLINE = before
-    found, heads = state.state_dict(), tuple(models.heads(state))
+    found = state.state_dict()
+    heads = tuple(models.heads(state))
     if own.num_classes == classes:
         return found
     # timm's last layer is random then: it is left out for its shape, which is that of other classes
     return {
-        name: value.new_empty((own.num_classes, *value.shape[1:]), device="meta") if name.startswith(heads) else value
+        name: (
+            value.new_empty((own.num_classes, *value.shape[1:]), device="meta")
+            if name.startswith(heads)
+            else value
+        )
         for name, value in found.items()
     }

@@ -49,17 +49,20 @@ def refuse(config: VisionConfig) -> None:
         if name not in options:
             raise Refusal(
                 "vision.no-option",
-                f"{group}.name={name}: no such {group}; use {', '.join(f'`{group}={each}`' for each in options)}",
+                f"{group}.name={name}: no such {group}; use"
+                f" {', '.join(f'`{group}={each}`' for each in options)}",
                 key=f"{group}.name",
                 name=name,
                 options=list(options),
             )
     LOADERS[config.loader.name].refuse(config)
-    strategy, several = STRATEGIES[config.strategy.name], config.processes * config.nodes > 1
+    strategy = STRATEGIES[config.strategy.name]
+    several = config.processes * config.nodes > 1
     if not isinstance(config.strategy, strategy.options):
         raise Refusal(
             "vision.other-strategy",
-            f"strategy.name={config.strategy.name}: has other options; choose it by `strategy={config.strategy.name}`",
+            f"strategy.name={config.strategy.name}: has other options; choose it by"
+            f" `strategy={config.strategy.name}`",
             key="strategy.name",
             name=config.strategy.name,
         )
@@ -67,8 +70,8 @@ def refuse(config: VisionConfig) -> None:
     if grows and config.global_batch_size is not None:
         raise Refusal(
             "vision.global-batch",
-            f"strategy={config.strategy.name}: trains more samples an epoch on more ranks, whatever global_batch_size; "
-            "use `strategy=ddp_ds` or `strategy=ddp_rr`",
+            f"strategy={config.strategy.name}: trains more samples an epoch on more ranks, whatever"
+            " global_batch_size; use `strategy=ddp_ds` or `strategy=ddp_rr`",
             key="strategy",
             strategy=config.strategy.name,
         )
@@ -78,11 +81,13 @@ def refuse(config: VisionConfig) -> None:
 def fits(config: VisionConfig, placement: Placement) -> None:
     """Refuse a strategy or a precision that does not work on these devices."""
     STRATEGIES[config.strategy.name].refuse(config, placement)
-    on_cuda, precision = placement.device == "cuda", config.precision.name
+    on_cuda = placement.device == "cuda"
+    precision = config.precision.name
     if not on_cuda and not PRECISIONS[precision].cpu:
         raise Refusal(
             "vision.precision-on-cpu",
-            f"precision={precision}: needs CUDA devices; CPU ranks compute in IEEE fp32, `precision=fp32`",
+            f"precision={precision}: needs CUDA devices; CPU ranks compute in IEEE fp32,"
+            " `precision=fp32`",
             key="precision",
             precision=precision,
         )
@@ -91,11 +96,13 @@ def fits(config: VisionConfig, placement: Placement) -> None:
 
 
 def has_room(config: VisionConfig, placement: Placement) -> None:
-    """Refuse copies of the data set that cannot fit into memory, and worker processes whose batches cannot fit into
-    this machine's shared memory, where a bus error would kill them; say so where they may not.
+    """Refuse copies of the data set that cannot fit into memory, and worker processes whose batches
+    cannot fit into this machine's shared memory, where a bus error would kill them;
+    say so where they may not.
 
-    During a slow step they make all that they may, and the loop holds another, with the next one two. Where batches
-    are copied to page-locked memory, each leaves shared memory at once: nothing is certain but that one has to fit.
+    During a slow step they make all that they may, and the loop holds another, with the next one
+    two. Where batches are copied to page-locked memory, each leaves shared memory at once: nothing
+    is certain but that one has to fit.
     """
     DATASETS[config.dataset.name].require_room(config.dataset, placement.processes)
     each = workers(config, placement)
@@ -103,27 +110,40 @@ def has_room(config: VisionConfig, placement: Placement) -> None:
     free_bytes = memory.free_shared_memory_bytes()
     if not ahead or free_bytes is None:
         return
-    dataset, batch_size = config.dataset, config.rank_batch_size
-    image_bytes = 3 * dataset.image_size**2 * value_bytes(PRECISIONS[config.precision.name].transfer)
+    dataset = config.dataset
+    batch_size = config.rank_batch_size
+    image_bytes = (
+        3 * dataset.image_size**2 * value_bytes(PRECISIONS[config.precision.name].transfer)
+    )
     batch_bytes = batch_size * (image_bytes + 8)  # and an int64 label
     batches = math.inf if dataset.train_limit is None else -(-dataset.train_limit // batch_size)
     pinned = config.pin_memory and placement.device == "cuda"
     least = 1 if pinned else placement.processes * min(ahead + 1, batches)
     most = placement.processes * min(ahead + 2, batches)
     if least * batch_bytes > free_bytes:
-        problem = _shared_memory("need", each, placement.processes, int(least * batch_bytes), free_bytes)
+        problem = _shared_memory(
+            "need", each, placement.processes, int(least * batch_bytes), free_bytes
+        )
         raise Refusal.of(problem)
     if most * batch_bytes > free_bytes:
-        say(_shared_memory("may need", each, placement.processes, int(most * batch_bytes), free_bytes), error=True)
+        say(
+            _shared_memory(
+                "may need", each, placement.processes, int(most * batch_bytes), free_bytes
+            ),
+            error=True,
+        )
 
 
-def _shared_memory(verb: str, workers: int, ranks: int, needed_bytes: int, free_bytes: int) -> Message:
+def _shared_memory(
+    verb: str, workers: int, ranks: int, needed_bytes: int, free_bytes: int
+) -> Message:
     """That batches of workers do not fit into shared memory, or may not."""
     return Message(
         "vision.shared-memory",
-        f"num_workers={workers}: the workers of {count(ranks, 'rank')} {verb} {in_bytes(needed_bytes)} in /dev/shm, "
-        f"which has {in_bytes(free_bytes)} free; use `num_workers=0`, `loader=device`, or a container with a larger "
-        "`--shm-size=SIZE`, or with `--ipc=host`",
+        f"num_workers={workers}: the workers of"
+        f" {count(ranks, 'rank')} {verb} {in_bytes(needed_bytes)} in /dev/shm, which has"
+        f" {in_bytes(free_bytes)} free; use `num_workers=0`, `loader=device`, or a container with a"
+        " larger `--shm-size=SIZE`, or with `--ipc=host`",
         key="num_workers",
         verb=verb,
         workers=workers,
@@ -139,16 +159,24 @@ def check(config: VisionConfig) -> None:
     dataset = DATASETS[config.dataset.name]
     if not (starts_nothing(config) and dataset.downloads(config.dataset)):
         dataset.check(config.dataset)
-    if models.is_tried(config.model) and not (starts_nothing(config) and dataset.downloads(config.dataset)):
+    if models.is_tried(config.model) and not (
+        starts_nothing(config) and dataset.downloads(config.dataset)
+    ):
         model = config.model
-        if starts_nothing(config) and model.weights == models.PRETRAINED:  # which are not fetched for it
+        # which are not fetched for it
+        if starts_nothing(config) and model.weights == models.PRETRAINED:
             model = replace(model, weights=models.RANDOM)
-        classes, ranks = dataset.read(config.dataset, config.seed).classes, config.processes * config.nodes
-        trial.check(Trial(model, classes, config.dataset.image_size, min(2, config.batch_size), ranks > 1))
+        classes = dataset.read(config.dataset, config.seed).classes
+        ranks = config.processes * config.nodes
+        trial.check(
+            Trial(model, classes, config.dataset.image_size, min(2, config.batch_size), ranks > 1)
+        )
 
 
 def workers(config: VisionConfig, placement: Placement) -> int:
-    """Loader workers per rank; none on CPU ranks, where loading takes a hundredth of a step and the cores are busy."""
+    """Loader workers per rank; none on CPU ranks, where loading takes
+    a hundredth of a step and the cores are busy.
+    """
     if config.num_workers is not None:
         return config.num_workers
     if placement.device == "cpu":
@@ -159,15 +187,21 @@ def workers(config: VisionConfig, placement: Placement) -> int:
 
 def describe(config: VisionConfig) -> list[str]:
     """What will run, in parts of a line."""
-    model = f"{models.describe(config.model)} on {config.dataset.name} {config.dataset.image_size} px"
+    model = (
+        f"{models.describe(config.model)} on {config.dataset.name} {config.dataset.image_size} px"
+    )
     options = [config.precision.name, str(config.layout.name), config.strategy.name]
     whose = "a rank" if config.processes == config.gpus else "a GPU"
     return [model, *options, f"batch {config.batch_size} {whose}", count(config.epochs, "epoch")]
 
 
 def advise(config: VisionConfig, placement: Placement, bound: str) -> str:
-    """The option to try next against `bound`, what bounds a run: the best that the run does not have yet."""
-    on_cuda, loader, dataset = placement.device == "cuda", config.loader.name, config.dataset
+    """The option to try next against `bound`, what bounds a
+    run: the best that the run does not have yet.
+    """
+    on_cuda = placement.device == "cuda"
+    loader = config.loader.name
+    dataset = config.dataset
     can_compile = on_cuda and STRATEGIES[config.strategy.name].compiles
     not_compiled = can_compile and not compiles(config, placement.device)
     undecoded = isinstance(dataset, ImagesConfig) and dataset.cache is CacheMode.none
@@ -192,7 +226,10 @@ def advise(config: VisionConfig, placement: Placement, bound: str) -> str:
             ("compile=reduce-overhead", can_compile and not has_cuda_graphs(config.compile)),
         ],
         "compute": [
-            ("precision=half", on_cuda and not PRECISIONS[config.precision.name].transfer.endswith("16")),
+            (
+                "precision=half",
+                on_cuda and not PRECISIONS[config.precision.name].transfer.endswith("16"),
+            ),
             ("precision=fp32", config.precision.name == "fp64"),
             ("layout=nhwc", config.layout.name is not LayoutName.nhwc),
             ("compile=true", not_compiled),
@@ -203,7 +240,12 @@ def advise(config: VisionConfig, placement: Placement, bound: str) -> str:
     return untried(options[bound], otherwise="a larger batch_size")
 
 
-PRELOAD = ("multicard.vision.train", "multicard.vision.data.host_loader", "pyarrow.parquet", "hydra.main")
+PRELOAD = (
+    "multicard.vision.train",
+    "multicard.vision.data.host_loader",
+    "pyarrow.parquet",
+    "hydra.main",
+)
 WORKLOAD = Workload(
     name="vision",
     entry="train_vision.py",
@@ -236,5 +278,7 @@ WORKLOAD = Workload(
     advise=advise,
     resumable=True,
     free=("dataset.columns",),
-    named={"model": Named("any classifier of torchvision or timm", model_names.every, models.refuse)},
+    named={
+        "model": Named("any classifier of torchvision or timm", model_names.every, models.refuse)
+    },
 )

@@ -1,4 +1,6 @@
-"""What to run: the recommendation, what it is compared with, how sure it is, and when there is none; main effects."""
+"""What to run: the recommendation, what it is compared with, how sure it is,
+and when there is none; main effects.
+"""
 
 import json
 import math
@@ -28,7 +30,9 @@ from tests.helpers.messages import Told, codes, find, says, told
 from tests.helpers.records import write_all as write
 
 
-def run(share: float = 0.99, steps: int = 100, images: int = 10_000, **changes: Any) -> dict[str, Any]:
+def run(
+    share: float = 0.99, steps: int = 100, images: int = 10_000, **changes: Any
+) -> dict[str, Any]:
     record = records.vision(**changes) | records.accurate(share, images=images)
     return record | {"step_s": record["step_s"] | {"count": steps}}
 
@@ -38,7 +42,11 @@ def answer(folder: Path, *each: dict[str, Any]) -> Answer:
     return only
 
 
-DEFAULT, TWO, FAST = ({"gpus": 1, "total_s": 100.0}, {"gpus": 2, "total_s": 60.0}, {"gpus": 4, "total_s": 40.0})
+DEFAULT, TWO, FAST = (
+    {"gpus": 1, "total_s": 100.0},
+    {"gpus": 2, "total_s": 60.0},
+    {"gpus": 4, "total_s": 40.0},
+)
 
 MISSED: dict[str, Any] = {"target_accuracy": 0.9, "stop_at_target": True}
 AT_TARGET = MISSED | {"time_to_target_s": 39.0}
@@ -53,7 +61,14 @@ def said(code: str, **facts: Any) -> Said:
 
 def run_two(**facts: Any) -> Said:
     """That gpus=2 is faster than one GPU, of single runs."""
-    about = {"setting": "gpus=2", "against": "gpus=1", "ratio": 1.66667, "low": None, "high": None, "n": [1, 1]}
+    about = {
+        "setting": "gpus=2",
+        "against": "gpus=1",
+        "ratio": 1.66667,
+        "low": None,
+        "high": None,
+        "n": [1, 1],
+    }
     return said("answer.run", **about | facts)
 
 
@@ -67,11 +82,19 @@ ALONE = (said("answer.one-setting", time=100.0), said("answer.accuracy", accurac
         ([run(**DEFAULT), run(**TWO)], [run_two(cpu_ranks=False), SAME]),
         (
             [run(**DEFAULT, layout="nchw"), run(**TWO, layout="nhwc")],
-            [run_two(setting="gpus=2 layout=nhwc", against="gpus=1 layout=nchw", is_default=True), SAME],
+            [
+                run_two(
+                    setting="gpus=2 layout=nhwc", against="gpus=1 layout=nchw", is_default=True
+                ),
+                SAME,
+            ],
         ),
         (
             [run(**DEFAULT), run(gpus=2, total_s=130.0)],
-            [said("answer.keep", setting="gpus=1", settings=2, time=100.0, is_fastest=True), ALONE[1]],
+            [
+                said("answer.keep", setting="gpus=1", settings=2, time=100.0, is_fastest=True),
+                ALONE[1],
+            ],
         ),
         (
             [run(**DEFAULT), run(gpus=2, total_s=99.5)],
@@ -87,7 +110,10 @@ ALONE = (said("answer.one-setting", time=100.0), said("answer.accuracy", accurac
         ([run(**DEFAULT), run(**TWO), run(steps=3, **FAST)], [run_two(), SAME]),
         (
             [run(0.1, **DEFAULT), run(**TWO)],
-            [said("answer.only-one", setting="gpus=2", time=60.0), said("answer.accuracy", accuracy=0.99)],
+            [
+                said("answer.only-one", setting="gpus=2", time=60.0),
+                said("answer.accuracy", accuracy=0.99),
+            ],
         ),
         (
             [run(0.1, **DEFAULT), run(0.1, **TWO)],
@@ -136,16 +162,27 @@ ALONE = (said("answer.one-setting", time=100.0), said("answer.accuracy", accurac
             [run(0.9, images=50, **DEFAULT), run(0.8, images=50, **TWO)],
             [run_two(), said("answer.accuracy-within-noise", accuracy=0.8, other=0.9)],
         ),
-        # where runs stop at a target, more than it is not asked for, and a run that missed it is of no use
+        # where runs stop at a target, more than it is not asked for,
+        # and a run that missed it is of no use
         (
-            [run(0.99, **AT_TARGET, **DEFAULT), run(0.91, **AT_TARGET, **TWO), run(0.89, **MISSED, **FAST)],
+            [
+                run(0.99, **AT_TARGET, **DEFAULT),
+                run(0.91, **AT_TARGET, **TWO),
+                run(0.89, **MISSED, **FAST),
+            ],
             [run_two(), said("answer.less-accurate", accuracy=0.91, other=0.99)],
         ),
         # slower, but more accurate than the defaults
         (
             [run(0.9, **TWO, precision="fp32"), run(0.99, gpus=2, total_s=80.0, precision="fp64")],
             [
-                said("answer.run", setting="precision=fp64", against="precision=fp32", is_default=True, ratio=0.75),
+                said(
+                    "answer.run",
+                    setting="precision=fp64",
+                    against="precision=fp32",
+                    is_default=True,
+                    ratio=0.75,
+                ),
                 said("answer.more-accurate", accuracy=0.99, other=0.9),
             ],
         ),
@@ -162,13 +199,22 @@ def test_marks_of_the_runs_and_what_cannot_be_stand_beside_the_sentence(tmp_path
     on_cpu = answer(tmp_path / "cpu", run(device="cpu", **DEFAULT), run(device="cpu", **TWO))
     assert on_cpu.marks == [str(mark.says) for mark in KINDS if mark.column == "cpu_ranks"]
     doubtful = answer(tmp_path / "doubtful", run(**DEFAULT), run(gpus=2, total_s=25.0))
-    assert [told(mark) for mark in doubtful.marks] == [[Told("answer.impossible", None, {"efficiency": 2.0})]]
+    assert [told(mark) for mark in doubtful.marks] == [
+        [Told("answer.impossible", None, {"efficiency": 2.0})]
+    ]
     assert doubtful.sentence == f"{doubtful.statement} [{doubtful.marks[0]}]."
 
 
 @pytest.mark.parametrize(
     ("ratio", "text"),
-    [(1.0030, "1.003x"), (1.01, "1.01x"), (5 / 3, "1.67x"), (1 / 0.75, "1.33x"), (12.3, "12x"), (1e4, ">1000x")],
+    [
+        (1.0030, "1.003x"),
+        (1.01, "1.01x"),
+        (5 / 3, "1.67x"),
+        (1 / 0.75, "1.33x"),
+        (12.3, "12x"),
+        (1e4, ">1000x"),
+    ],
 )
 def test_a_ratio_has_as_many_digits_as_can_be_told(ratio: float, text: str):
     assert intervals.times(ratio) == text
@@ -178,7 +224,10 @@ def test_a_ratio_has_as_many_digits_as_can_be_told(ratio: float, text: str):
 
 def test_repeated_runs_give_an_interval(tmp_path: Path):
     times = [(1, 100.0), (1, 102.0), (1, 101.0), (2, 60.0), (2, 61.0), (2, 60.5)]
-    each = [run(gpus=gpus, total_s=time_s, repetition=n % 3 + 1) for n, (gpus, time_s) in enumerate(times)]
+    each = [
+        run(gpus=gpus, total_s=time_s, repetition=n % 3 + 1)
+        for n, (gpus, time_s) in enumerate(times)
+    ]
     found = answer(tmp_path, *each)
     assert found.is_told
     facts = found.lead.facts
@@ -197,7 +246,10 @@ def test_the_best_of_many_alike_settings_is_rarely_called_faster(tmp_path: Path)
     for _ in range(60):
         times = np.exp(random.normal(4, 0.04, len(runs)))
         (found,) = answers(
-            [replace(one, columns=one.columns | {"total_s": t}) for one, t in zip(runs, times, strict=True)]
+            [
+                replace(one, columns=one.columns | {"total_s": t})
+                for one, t in zip(runs, times, strict=True)
+            ]
         )
         wrong += found.is_told
     assert wrong <= 4  # 5 % of the sweeps, not of the settings
@@ -212,19 +264,29 @@ def test_the_workload_that_was_measured_last_comes_first(tmp_path: Path):
 
 def test_tuning_whose_loss_does_not_fall_is_not_recommended(tmp_path: Path):
     loss = {"loss": {"first": 2.0, "last": 2.0, "mean_of_last_tenth": 2.0}}
-    found = answer(tmp_path, records.llm(total_s=9.0) | loss, records.llm(gpus=2, total_s=5.0) | loss)
+    found = answer(
+        tmp_path, records.llm(total_s=9.0) | loss, records.llm(gpus=2, total_s=5.0) | loss
+    )
     assert says(found.sentence, "answer.loss-did-not-fall", first=2.0, last=2.0)
     assert found.next.sentence.code == "answer.train-longer"
 
 
-def test_faster_settings_that_are_passed_over_and_fewer_gpus_that_are_not_told_slower_are_named(tmp_path: Path):
+def test_faster_settings_that_are_passed_over_and_fewer_gpus_that_are_not_told_slower_are_named(
+    tmp_path: Path,
+):
     found = answer(tmp_path / "faster", run(**DEFAULT), run(**TWO), run(0.9, **FAST))
     (passed,) = found.others
     assert passed.code == "answer.passed-over" and [*passed.facts["reasons"]] == ["gpus=4"]
     assert says(passed.facts["reasons"]["gpus=4"], "answer.fewer-points", points=9.0)
-    each = [run(gpus=1, total_s=62.0, layout="nhwc"), run(gpus=1, total_s=99.0, layout="nchw"), run(**TWO)]
+    each = [
+        run(gpus=1, total_s=62.0, layout="nhwc"),
+        run(gpus=1, total_s=99.0, layout="nchw"),
+        run(**TWO),
+    ]
     found = answer(tmp_path, *each)
-    assert [(one.code, one.facts["settings"]) for one in found.others] == [("answer.equals", ["gpus=1 layout=nhwc"])]
+    assert [(one.code, one.facts["settings"]) for one in found.others] == [
+        ("answer.equals", ["gpus=1 layout=nhwc"])
+    ]
     assert says(found.statement, "answer.fewer-ranks", setting="gpus=1 layout=nhwc")
 
 
@@ -234,9 +296,15 @@ def test_a_number_of_steps_on_several_gpus_is_compared_by_the_time_of_as_much_wo
         record["epochs"][0]["samples"] = 100 * gpus
         record["tokens_per_s"] = {"non_padding": 500.0 * gpus**0.5}
     found = answer(tmp_path, *each)
-    assert says(found.statement, "answer.run", setting="gpus=2", against="gpus=1", ratio=1.41421, n=[1, 1])
+    assert says(
+        found.statement, "answer.run", setting="gpus=2", against="gpus=1", ratio=1.41421, n=[1, 1]
+    )
     assert says(found.statement, "answer.other-amounts", trained="200 rows", other="100 rows")
-    assert codes(found.statement) == ["answer.run", "answer.other-amounts", "answer.quality-not-measured"]
+    assert codes(found.statement) == [
+        "answer.run",
+        "answer.other-amounts",
+        "answer.quality-not-measured",
+    ]
     assert find(found.takes, "answer.takes").facts["time"] == pytest.approx(1414.2, abs=0.1)
     assert says(found.takes, "answer.takes", column="pace_s", gpus=2)
     assert found.ranking.time(found.best).startswith("1,414 s ")
@@ -247,7 +315,9 @@ def test_a_number_of_steps_on_several_gpus_is_compared_by_the_time_of_as_much_wo
 
 def test_rows_that_make_no_whole_step_are_no_speed_up(tmp_path: Path):
     """Batches of 128 leave 104 of 1,000 rows out, at the same pace."""
-    whole, part = (records.llm(batch_size=size, total_s=rows / 10) for size, rows in ((2, 1000), (128, 896)))
+    whole, part = (
+        records.llm(batch_size=size, total_s=rows / 10) for size, rows in ((2, 1000), (128, 896))
+    )
     for rows, record in ((1000, whole), (896, part)):
         record["epochs"][0]["samples"], record["text_rows"]["read"] = rows, 1000
     found = answer(tmp_path, whole, part)
@@ -261,22 +331,32 @@ def test_times_of_sentence_and_chart_have_one_unit(tmp_path: Path):
         each = [run(**one | {"total_s": factor * one["total_s"]}) for one in (DEFAULT, TWO)]
         found = answer(tmp_path / str(factor), *each)
         chart = trade_off_of(found.ranking, "trade_off")
-        assert says(found.takes, "answer.takes", time=60.0 * factor, other=100.0 * factor, unit=unit, gpus=2)
-        assert found.against is not None and [*map(found.ranking.time, (found.best, found.against))] == took
+        assert says(
+            found.takes, "answer.takes", time=60.0 * factor, other=100.0 * factor, unit=unit, gpus=2
+        )
+        assert (
+            found.against is not None
+            and [*map(found.ranking.time, (found.best, found.against))] == took
+        )
         assert f"({unit})" in json.dumps(chart and chart.chart)
 
 
 def test_losses_of_random_weights_and_of_dpo_with_several_betas_are_not_compared(tmp_path: Path):
     lower = {"loss": {"first": 7.0, "last": 1.0, "mean_of_last_tenth": 1.0}}
     each = [records.llm(total_s=50.0), records.llm(method="full", total_s=90.0) | lower]
-    assert says(answer(tmp_path / "a", *each).sentence, "answer.keep", setting="method=lora", settings=2)
+    assert says(
+        answer(tmp_path / "a", *each).sentence, "answer.keep", setting="method=lora", settings=2
+    )
     each = [
         records.llm(method="dpo", method__beta=beta, weights="pretrained", total_s=time_s)
         | {"loss": {"first": 0.69, "last": loss, "mean_of_last_tenth": loss}}
         for beta, time_s, loss in [(0.1, 60.0, 0.6), (0.5, 90.0, 0.3)]
     ]
     found = told(answer(tmp_path, *each).sentence)
-    assert not [one for one in found if "loss" in one.facts] and "method.beta=0.1" in found[0].facts["setting"]
+    assert (
+        not [one for one in found if "loss" in one.facts]
+        and "method.beta=0.1" in found[0].facts["setting"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -293,27 +373,43 @@ def test_a_word_takes_the_place_of_its_key(words: str, word: str, sweeps: bool, 
 
 
 def test_what_to_sweep_next_has_the_value_of_the_runs(tmp_path: Path):
-    each = [run(**DEFAULT, repetition=n, phases_s={"forward": 0.1}, precision="fp16") for n in (1, 2)]
+    each = [
+        run(**DEFAULT, repetition=n, phases_s={"forward": 0.1}, precision="fp16") for n in (1, 2)
+    ]
     write(tmp_path / "s", *each)
-    task = {"hydra": {"overrides": {"task": ["precision=fp16", "name=s"]}, "job": {"config_name": "train_vision"}}}
+    task = {
+        "hydra": {
+            "overrides": {"task": ["precision=fp16", "name=s"]},
+            "job": {"config_name": "train_vision"},
+        }
+    }
     (tmp_path / "s" / "multirun.yaml").write_text(json.dumps(task))
     (only,) = answers(load.read([tmp_path]).runs)
     assert only.next.command == "python train_vision.py -m precision=fp16,fp32,bf16"
 
 
 def test_a_diagnosis_says_what_limits_and_what_to_try(tmp_path: Path):
-    sentence = "bound by input: waiting for input is 62% of a step of 30.0 ms. To try next: loader=device"
-    found = answer(tmp_path, run(**DEFAULT) | {"diagnosis": {"bound": "input", "sentence": sentence}})
+    sentence = (
+        "bound by input: waiting for input is 62% of a step of 30.0 ms. To try next: loader=device"
+    )
+    found = answer(
+        tmp_path, run(**DEFAULT) | {"diagnosis": {"bound": "input", "sentence": sentence}}
+    )
     assert found.limit.sentence.code == "answer.diagnosed"
     assert found.limit.sentence.facts == {"limit": "waiting for input is 62% of a step of 30.0 ms"}
-    assert (found.next.sentence.code, found.next.sentence.facts) == ("answer.try", {"advice": "loader=device"})
+    assert (found.next.sentence.code, found.next.sentence.facts) == (
+        "answer.try",
+        {"advice": "loader=device"},
+    )
 
 
 BASES = {"a": 0, "b": 0}
 KNOWN = Spread(0.01, 10, 10)
 
 
-def grid(values: dict[tuple[int, int], float], spread: Spread = KNOWN, runs: int = 2) -> list[Point]:
+def grid(
+    values: dict[tuple[int, int], float], spread: Spread = KNOWN, runs: int = 2
+) -> list[Point]:
     return [Point({"a": a, "b": b}, value, runs, spread) for (a, b), value in values.items()]
 
 
@@ -321,7 +417,8 @@ def test_an_effect_is_the_mean_over_blocks_with_the_variance_of_a_contrast():
     points = grid({(0, 0): 0.0, (1, 0): 0.4, (0, 1): 0.1, (1, 1): 0.9})
     (a,), (b,) = main_effects(points, BASES)
     assert (a.axis, a.gain.estimate, a.blocks) == ("a", pytest.approx(0.6), 2)
-    half = 2.2281389 * math.sqrt(0.01 * 4 * (1 / 2) ** 2 / 2)  # t of 10 degrees of freedom; four means of two runs
+    # t of 10 degrees of freedom; four means of two runs
+    half = 2.2281389 * math.sqrt(0.01 * 4 * (1 / 2) ** 2 / 2)
     assert (a.gain.low, a.gain.high) == pytest.approx((0.6 - half, 0.6 + half)) and a.gain.is_told
     assert b.gain.estimate == pytest.approx(0.3)
     machines = [
@@ -332,14 +429,18 @@ def test_an_effect_is_the_mean_over_blocks_with_the_variance_of_a_contrast():
     parts = [(0.01 / 4, 10), (0.04 / 4, 5)]  # Satterthwaite
     degrees = sum(v for v, _ in parts) ** 2 / sum(v**2 / d for v, d in parts)
     assert degrees == pytest.approx(7.5758, abs=1e-4)
-    assert gain.high is not None and gain.high - 0.6 == pytest.approx(2.3287 * math.sqrt(0.0125), rel=1e-3)
+    assert gain.high is not None and gain.high - 0.6 == pytest.approx(
+        2.3287 * math.sqrt(0.0125), rel=1e-3
+    )
 
 
 def test_a_grid_with_holes_uses_the_blocks_there_are_and_the_best_of_several_levels_has_a_wider_interval():
     points = grid({(0, 0): 0.0, (1, 0): 0.4, (2, 0): 0.2, (0, 1): 0.1, (2, 1): 0.3, (3, 2): 9.0})
     (one, two), (b,) = main_effects(points, BASES)
     assert [(one.level, one.blocks), (two.level, two.blocks)] == [(1, 1), (2, 2)]
-    assert one.gain.high is not None and one.gain.high - 0.4 == pytest.approx(2.6338 * math.sqrt(0.01), rel=1e-4)
+    assert one.gain.high is not None and one.gain.high - 0.4 == pytest.approx(
+        2.6338 * math.sqrt(0.01), rel=1e-4
+    )
     assert (b.level, b.blocks) == (1, 2)  # b=2 differs from all others in a too
     assert main_effects(grid({(0, 0): 0.0, (1, 1): 1.0}), BASES) == []
 
@@ -349,7 +450,9 @@ def test_without_repetitions_noise_is_what_blocks_differ_by():
     values = {(0, 0): 0.0, (1, 0): 0.4, (0, 1): 0.1, (1, 1): 0.9}
     points = grid(values, Spread(), runs=1)
     (a,), _ = main_effects(points, BASES)
-    assert a.gain.high is not None and a.gain.high - 0.6 == pytest.approx(12.7062 * 0.4 / 2, rel=1e-4)
+    assert a.gain.high is not None and a.gain.high - 0.6 == pytest.approx(
+        12.7062 * 0.4 / 2, rel=1e-4
+    )
     assert not a.gain.is_told and interactions(points, [a]) == []
     single = main_effects(grid({(0, 0): 0.0, (1, 0): 0.4}, Spread()), {"a": 0})
     assert single[0][0].gain.low is None
@@ -363,7 +466,9 @@ def test_effects_and_interactions_of_noise_are_called_so_in_5_percent_of_the_swe
         spread = Spread(float(logs.var(axis=1, ddof=1).mean()), 2 * len(cells), 2 * len(cells))
         points = grid(dict(zip(cells, logs.mean(axis=1).tolist(), strict=True)), spread, runs=3)
         by_axis = main_effects(points, BASES)
-        wrong["effects"] += any(one.gain.is_told for own in by_axis for one in own if own[0].axis == "a")
+        wrong["effects"] += any(
+            one.gain.is_told for own in by_axis for one in own if own[0].axis == "a"
+        )
         wrong["interactions"] += bool(interactions(points, [own[0] for own in by_axis]))
     assert max(wrong.values()) <= 0.07 * 400 and min(wrong.values()) > 0
 
@@ -377,9 +482,15 @@ def test_gains_and_what_they_depend_on_are_found(tmp_path: Path):
     runs = load.read([tmp_path]).runs
     time, accuracy = what_matters(known_rankings(runs))
     (layout,), (gpus,) = time.by_axis
-    assert [(one.axis, one.level, one.base) for one in (layout, gpus)] == [("layout", "nhwc", "nchw"), ("gpus", 2, 1)]
+    assert [(one.axis, one.level, one.base) for one in (layout, gpus)] == [
+        ("layout", "nhwc", "nchw"),
+        ("gpus", 2, 1),
+    ]
     for effect, factor in ((layout, (1.25 * 2) ** 0.5), (gpus, (10 / 9 * 16 / 9) ** 0.5)):
-        assert math.exp(effect.gain.estimate) == pytest.approx(factor, rel=1e-3) and effect.gain.is_told
+        assert (
+            math.exp(effect.gain.estimate) == pytest.approx(factor, rel=1e-3)
+            and effect.gain.is_told
+        )
     (depends,) = interactions(time.points, [layout, gpus])
     assert (depends.effect, depends.axis) == (layout, "gpus") and len(time.interactions) == 1
     gains = {gpus: math.exp(gain) for gpus, gain in depends.gains.items()}
@@ -424,9 +535,17 @@ def test_repetitions_are_advised_where_a_setting_has_one_undisturbed_run(
     """The command measures what is missing: a sweep that has three repetitions gets a fourth."""
     quiet = [run(**DEFAULT, seed=seed) for seed in range(others)]
     quiet += [run(**TWO, seed=seed) for seed in range(calm)]
-    slow = [run(**TWO | {"total_s": 300.0}, seed=9 + n, load=records.load(12.0)) for n in range(disturbed)]
+    slow = [
+        run(**TWO | {"total_s": 300.0}, seed=9 + n, load=records.load(12.0))
+        for n in range(disturbed)
+    ]
     write(tmp_path / "s", *quiet, *slow)
-    task = {"hydra": {"overrides": {"task": ["gpus=1,2", "name=s"]}, "job": {"config_name": "train_vision"}}}
+    task = {
+        "hydra": {
+            "overrides": {"task": ["gpus=1,2", "name=s"]},
+            "job": {"config_name": "train_vision"},
+        }
+    }
     (tmp_path / "s" / "multirun.yaml").write_text(json.dumps(task))
     (only,) = answers(load.read([tmp_path]).runs)
     assert only.setting == "gpus=2"
@@ -439,7 +558,12 @@ def test_repetitions_are_advised_where_a_setting_has_one_undisturbed_run(
 
 def test_the_command_repeats_as_often_as_the_headline_says(tmp_path: Path):
     write(tmp_path / "s", run(**DEFAULT), run(**TWO | {"total_s": 98.0}))
-    task = {"hydra": {"overrides": {"task": ["gpus=1,2", "name=s"]}, "job": {"config_name": "train_vision"}}}
+    task = {
+        "hydra": {
+            "overrides": {"task": ["gpus=1,2", "name=s"]},
+            "job": {"config_name": "train_vision"},
+        }
+    }
     (tmp_path / "s" / "multirun.yaml").write_text(json.dumps(task))
     (only,) = answers(load.read([tmp_path]).runs)
     needed = find(only.sentence, "answer.one-run-each").facts["needed"]
@@ -485,7 +609,8 @@ def at(day: int) -> dict[str, str]:
     [
         (at(21), at(21), []),
         (at(21), at(22), ["doubt.other-times"]),
-        ({"load": records.load(0.1)}, {"load": records.load(1.4)}, []),  # of 16 cores: under a tenth
+        # of 16 cores: under a tenth
+        ({"load": records.load(0.1)}, {"load": records.load(1.4)}, []),
         ({"load": records.load(0.1)}, {"load": records.load(3.1)}, ["doubt.other-load"]),
     ],
 )
@@ -494,12 +619,18 @@ def test_what_differs_beside_the_settings_is_said_by_sentence_page_and_effects(
 ):
     """As `compare` warns of it: a day later, or under other load."""
     found = answer(tmp_path, run(**DEFAULT, **first), run(**TWO, **second))
-    doubts = [mark for mark in found.marks if isinstance(mark, Message) and mark.code.startswith("doubt.")]
+    doubts = [
+        mark for mark in found.marks if isinstance(mark, Message) and mark.code.startswith("doubt.")
+    ]
     assert [doubt.code for doubt in doubts] == codes_of_doubts
     assert all(says(found.sentence, code) for code in codes_of_doubts)
     (effects,) = [one for one in what_matters([found.ranking]) if one.measure == "total_s"]
     assert {*codes(" ".join(effects.doubts))} == {*codes_of_doubts}
-    texts = [str(block.text) for block in of_effects([found.ranking]).blocks if isinstance(block, Paragraph)]
+    texts = [
+        str(block.text)
+        for block in of_effects([found.ranking]).blocks
+        if isinstance(block, Paragraph)
+    ]
     assert any(says(text, "report.effects-doubted") for text in texts) is bool(codes_of_doubts)
 
 

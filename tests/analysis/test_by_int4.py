@@ -1,4 +1,6 @@
-"""`best --by int4`: settings are judged by the held-out loss of their models once they are quantised, row by row."""
+"""`best --by int4`: settings are judged by the held-out loss of
+their models once they are quantised, row by row.
+"""
 
 from pathlib import Path
 
@@ -21,7 +23,12 @@ BIN = 256
 
 
 def write(
-    folder: Path, method: str, total_s: float, plain: np.ndarray, in_int4: np.ndarray | None, **more: int
+    folder: Path,
+    method: str,
+    total_s: float,
+    plain: np.ndarray,
+    in_int4: np.ndarray | None,
+    **more: int,
 ) -> None:
     """A run of a method whose rows have these losses, and these in int4."""
     rows = records.held_out_rows(plain, TOKENS)
@@ -65,7 +72,9 @@ def test_full_tuning_is_recommended_where_rows_do_not_tell(tmp_path: Path):
 
 def test_the_command_says_by_what_it_judges_and_what_it_leaves_out(sweep: Path, said: Said):
     printed = said("best", "--by", "int4", sweep)
-    assert says(printed, "best.by-int4", groupsizes=[BIN]) and says(printed, "best.without-int4", runs=1)
+    assert says(printed, "best.by-int4", groupsizes=[BIN]) and says(
+        printed, "best.without-int4", runs=1
+    )
     assert find(printed, "answer.run", setting="method=qat")
     again = multicard.load(sweep).best(by="int4")
     assert says(str(again), "best.by-int4") and "method=lora" not in str(again)
@@ -87,8 +96,12 @@ def test_rows_whose_losses_are_of_another_evaluation_tell_nothing(sweep: Path):
     assert held_out.read(run.folder, held_out.INT4_LOSS) is None
 
 
-def test_what_is_recommended_so_is_trained(sweep: Path, said: Said, monkeypatch: pytest.MonkeyPatch):
+def test_what_is_recommended_so_is_trained(
+    sweep: Path, said: Said, monkeypatch: pytest.MonkeyPatch
+):
     trained: list[list[str]] = []
-    monkeypatch.setattr(train_best, "train", lambda runs, *_: trained.append([run["method"] for run in runs]) or 0)
+    monkeypatch.setattr(
+        train_best, "train", lambda runs, *_: trained.append([run["method"] for run in runs]) or 0
+    )
     printed = said("best", "--train", "--by", "int4", sweep)
     assert says(printed, "best.by-int4") and sorted(trained[0]) == ["full", "qat"]

@@ -12,7 +12,7 @@ import pytest
 
 from analysis import experiments
 from analysis.__main__ import main
-from analysis.claims import CLAIMS, Verdict, judge, measures, named, render
+from analysis.claims import CLAIMS, ClaimVerdict, judge, measures, named, render
 from analysis.claims.comparison import UNITS, Readings, UnitName
 from analysis.runs import grouping, load
 from analysis.runs.load import Run
@@ -31,7 +31,7 @@ def runs_of(folder: Path) -> list[Run]:
     return load.read([folder]).runs
 
 
-def judged(folder: Path, *names: str, mix: bool = False) -> list[Verdict]:
+def judged(folder: Path, *names: str, mix: bool = False) -> list[ClaimVerdict]:
     return judge(runs_of(folder), mix, named(names))
 
 
@@ -51,17 +51,26 @@ def test_a_claim_is_judged_by_what_was_measured(name: str, state: str, tmp_path:
     (verdict,) = judged(tmp_path, name)
     assert verdict.verdict == STATES[state], verdict.why
     assert verdict.n >= 1 and verdict.figures and verdict.command is None and verdict.why
-    assert all(figure.low is None or figure.low <= figure.estimate <= figure.high for figure in verdict.figures)
+    assert all(
+        figure.low is None or figure.low <= figure.estimate <= figure.high
+        for figure in verdict.figures
+    )
 
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(one.name, marks=[] if one.name in OF_EACH_KIND else pytest.mark.slow) for one in CLAIMS],
+    [
+        pytest.param(one.name, marks=[] if one.name in OF_EACH_KIND else pytest.mark.slow)
+        for one in CLAIMS
+    ],
 )
-def test_runs_of_other_worlds_decide_no_claim(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """In a world in which a claim holds, newer runs for which it fails change nothing; alone, they only illustrate it,
-    as do runs of several drivers or torches together. Without the runs of a cell that it reads, it is half measured;
-    where nothing was repeated, nothing timed holds."""
+def test_runs_of_other_worlds_decide_no_claim(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """In a world in which a claim holds, newer runs for which it fails change nothing; alone, they
+    only illustrate it, as do runs of several drivers or torches together. Without the runs of a
+    cell that it reads, it is half measured; where nothing was repeated, nothing timed holds.
+    """
     case, (claim,) = CASES[name], named([name])
     for state in ("holds", "fails"):
         write(tmp_path / state, claim.experiment, *case.at(getattr(case, state)))
@@ -70,7 +79,9 @@ def test_runs_of_other_worlds_decide_no_claim(name: str, tmp_path: Path, monkeyp
     (base,) = judge(hold, claims=[claim])
     repeated = [run for run in fail if run["lr"] == REPEATED_LR]
     (single,) = judge([run for run in hold if run["lr"] != REPEATED_LR], claims=[claim])
-    assert single.verdict == "undecided" or all(figure.basis in ("exact", "") for figure in single.figures)
+    assert single.verdict == "undecided" or all(
+        figure.basis in ("exact", "") for figure in single.figures
+    )
     for world, columns in {**OTHER_WORLDS, "beyond the cells": None}.items():
         own = columns[experiment.kind == "llm"] if columns else {}
         if any(value in experiment.swept.get(name, ()) for name, value in own.items()):
@@ -81,35 +92,57 @@ def test_runs_of_other_worlds_decide_no_claim(name: str, tmp_path: Path, monkeyp
             for run in fail
             if run["lr"] != REPEATED_LR
         ]
-        (alone,), (both,) = (judge(runs, claims=[claim]) for runs in (others + repeated, hold + others))
+        (alone,), (both,) = (
+            judge(runs, claims=[claim]) for runs in (others + repeated, hold + others)
+        )
         assert both.verdict == "holds" and (both.n == base.n or not columns), world
-        assert (claim.counted and (world != "other loader" or experiment.kind == "llm")) or alone.verdict in (
+        assert (
+            claim.counted and (world != "other loader" or experiment.kind == "llm")
+        ) or alone.verdict in (
             "illustrated",
             "not measured",
         ), world
-        assert bool(alone.unlike) == bool(alone.n) and (alone.command is not None or claim.counted), world
+        assert bool(alone.unlike) == bool(alone.n) and (
+            alone.command is not None or claim.counted
+        ), world
     elsewhere = [replace(run, columns=run.columns | {"hardware": "NVIDIA A10"}) for run in fail]
     hold = [replace(run, columns=run.columns | {"hardware": "NVIDIA H100 NVL"}) for run in hold]
     (both,) = judge(hold + elsewhere, claims=[claim])
-    assert both.verdict == "holds" and "NVIDIA H100 NVL" in both.setting and "NVIDIA A10" in both.others[0].setting
+    assert (
+        both.verdict == "holds"
+        and "NVIDIA H100 NVL" in both.setting
+        and "NVIDIA A10" in both.others[0].setting
+    )
     cells = grouping.group([run for run in hold if run["lr"] != REPEATED_LR], [*experiment.swept])
     for cell in list(cells.values())[:: max(1, len(cells) // 6)]:
         rest = [run for run in hold if run not in cell]
         (fewer,), (few,) = (judge(runs, claims=[claim]) for runs in (rest, [*cell, *hold[-10:]]))
-        read = sum(not figure.beyond for figure in fewer.figures) < base.asked and claim.needs == "all"
+        read = (
+            sum(not figure.beyond for figure in fewer.figures) < base.asked and claim.needs == "all"
+        )
         assert fewer.verdict in (("half measured", "not measured") if read else ("holds",))
         assert bool(fewer.command) == read
         assert says(fewer.why, "claim.missing") == (fewer.verdict == "half measured")
-        assert few.verdict in ("half measured", "not measured") or base.asked == 1 or claim.needs == "one"
-    updated = [replace(run, columns=run.columns | {"seed": 99}) for run in hold if run["lr"] != REPEATED_LR]
-    monkeypatch.setattr(Readings, "versions", lambda _, run: "torch 9.9.1" if run["seed"] == 99 else "torch 2.11.0")
+        assert (
+            few.verdict in ("half measured", "not measured")
+            or base.asked == 1
+            or claim.needs == "one"
+        )
+    updated = [
+        replace(run, columns=run.columns | {"seed": 99}) for run in hold if run["lr"] != REPEATED_LR
+    ]
+    monkeypatch.setattr(
+        Readings, "versions", lambda _, run: "torch 9.9.1" if run["seed"] == 99 else "torch 2.11.0"
+    )
     (mixed,) = judge(hold + updated, claims=[claim])
     assert mixed.verdict == ("holds" if claim.counted else "illustrated")
     (apart,) = mixed.unlike
     assert says(apart, "claim.several-versions", versions=["torch 2.11.0", "torch 9.9.1"])
 
 
-@pytest.mark.parametrize(("name", "world", "verdict"), [(*case, "does not hold")[:3] for case in FOOLING])
+@pytest.mark.parametrize(
+    ("name", "world", "verdict"), [(*case, "does not hold")[:3] for case in FOOLING]
+)
 def test_a_world_that_would_fool_a_looser_rule(
     name: str, world: Callable[[dict[str, Any]], dict[str, Any]], verdict: str, tmp_path: Path
 ):
@@ -142,7 +175,9 @@ def test_a_side_that_shows_nothing_leaves_its_comparison_undecided_with_the_reas
     verdicts = judged(tmp_path, "fp16-over-fp32", "precision-memory")
     by_cell = {figure.where: figure for figure in verdicts[0].figures}
     assert verdicts[0].verdict == by_cell["gpus=2"].verdict == "undecided"
-    assert says(by_cell["gpus=2"].why, code) and says(verdicts[0].why, "claim.undecided-by-condition")
+    assert says(by_cell["gpus=2"].why, code) and says(
+        verdicts[0].why, "claim.undecided-by-condition"
+    )
     assert {by_cell[f"gpus={gpus}"].verdict for gpus in (1, 3, 4)} == {"holds"}
     assert not any(figure.doubts for figure in verdicts[1].figures)  # memory is counted
     assert any(code in line for line in render.table(verdicts, 10_000))
@@ -151,13 +186,16 @@ def test_a_side_that_shows_nothing_leaves_its_comparison_undecided_with_the_reas
 @pytest.mark.parametrize(
     ("share", "expected"),
     [
-        ({1: (16, 16), 2: (16, 8), 3: (16, 5), 4: (16, 4)}, "holds"),  # ranks share the cores of a node
+        # ranks share the cores of a node
+        ({1: (16, 16), 2: (16, 8), 3: (16, 5), 4: (16, 4)}, "holds"),
         ({1: (4, 4), 2: (8, 4), 3: (12, 4), 4: (16, 4)}, "holds"),  # each GPU brings its own
         ({1: (16, 1), 2: (16, 8), 3: (16, 5), 4: (16, 4)}, "undecided"),
         ({1: (2, 2), 2: (16, 8), 3: (16, 5), 4: (16, 4)}, "undecided"),
     ],
 )
-def test_more_gpus_share_the_cores_or_bring_their_own(share: dict[int, tuple[int, int]], expected: str, tmp_path: Path):
+def test_more_gpus_share_the_cores_or_bring_their_own(
+    share: dict[int, tuple[int, int]], expected: str, tmp_path: Path
+):
     """By the number of GPUs: cores of the node, and threads of a rank."""
 
     def world(cell: Cell) -> Figures:
@@ -189,7 +227,10 @@ def test_a_spoiled_run_decides_nothing_nor_do_the_lucky_ones_of_its_cell(
     others = [run for run in runs_of(tmp_path) if run.folder not in {run.folder for run in spoiled}]
     changed = [records.changed(run, columns) for run in spoiled]
     (judgement,) = judge([*others, *changed], claims=named([name]))
-    assert judge([*others, *spoiled], claims=named([name]))[0].verdict == "holds" and judgement.said == said
+    assert (
+        judge([*others, *spoiled], claims=named([name]))[0].verdict == "holds"
+        and judgement.said == said
+    )
     assert said != "half measured" or f"gpus=1 {columns['status']} (1 of 3 runs)" in judgement.why
 
 
@@ -222,7 +263,8 @@ def test_runs_of_several_drivers_or_torches_only_illustrate(
         ("dali-over-dataloader", {"loader": "torch"}, {"loader.prefetch_factor": 9}),
         ("qlora-pays-with-time", {"gpus": 1}, {"recipe": "lora_finetune_distributed"}),
         ("nsys-costs-little", {"profiled": True}, {"profile.name": "kineto"}),
-        ("nsys-costs-little", {"profiled": True}, {"profiled": False}),  # attached, and records after the training
+        # attached, and records after the training
+        ("nsys-costs-little", {"profiled": True}, {"profiled": False}),
     ],
 )
 def test_newer_runs_of_one_option_with_another_setting_change_nothing(
@@ -235,7 +277,8 @@ def test_newer_runs_of_one_option_with_another_setting_change_nothing(
     newer = [
         replace(run, columns=run.columns | {"started_at": "2027-01-01T00:00:00Z"} | changed)
         for run in fail
-        if all(run[column] == value for column, value in option.items()) and run["lr"] != REPEATED_LR
+        if all(run[column] == value for column, value in option.items())
+        and run["lr"] != REPEATED_LR
     ]
     (base,), (both,) = judge(hold, claims=[claim]), judge(hold + newer, claims=[claim])
     assert newer and (both.verdict, both.n, both.unlike) == ("holds", base.n, base.unlike), both.why
@@ -251,13 +294,19 @@ def test_a_copied_folder_repeats_nothing_and_is_said(tmp_path: Path):
     assert says(first.why, "runs.copy", original=str(tmp_path / "runs" / first.folder.name))
 
 
-def test_memory_and_photographs_other_than_the_papers_decide_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_memory_and_photographs_other_than_the_papers_decide_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     digits = {"dataset": "digits", "scale": "smoke"}
     write(tmp_path / "digits", "loaders", *CASES["dataloader-copies-alike"].at(1.0), **digits)
     (judgement,) = judged(tmp_path / "digits", "dataloader-copies-alike")
-    assert judgement.verdict == "not measured" and says(judgement.why, "claim.no-photographs", key="dataset")
+    assert judgement.verdict == "not measured" and says(
+        judgement.why, "claim.no-photographs", key="dataset"
+    )
     size = {"memory_bytes": 24 * 2**30}
-    monkeypatch.setattr(claim_runs, "MACHINE", records.environment(cpu=size, gpus=[{"uuid": "GPU-1", **size}]))
+    monkeypatch.setattr(
+        claim_runs, "MACHINE", records.environment(cpu=size, gpus=[{"uuid": "GPU-1", **size}])
+    )
     for name, memory in (("qat-needs-4-gpus", "gpu"), ("dataloader-needs-memory", "host")):
         (claim,) = named([name])
         write(tmp_path / name, claim.experiment, *CASES[name].at(CASES[name].fails))
@@ -281,13 +330,27 @@ def test_a_figure_is_the_ratio_of_its_cells_and_intervals_widen_with_their_numbe
     assert (verdict.asked, verdict.n, verdict.marks, verdict.decides) == (4, 8, "", True)
     assert [figure.where for figure in verdict.figures] == [f"gpus={gpus}" for gpus in (1, 2, 3, 4)]
     for figure in verdict.figures:
-        assert (figure.unit, figure.over, figure.basis, figure.runs) == ("% faster", 94.0, "1 run", 2)
-        assert figure.estimate == pytest.approx(150.0) and figure.confidence == pytest.approx(1 - 0.05 / 4)
+        assert (figure.unit, figure.over, figure.basis, figure.runs) == (
+            "% faster",
+            94.0,
+            "1 run",
+            2,
+        )
+        assert figure.estimate == pytest.approx(150.0) and figure.confidence == pytest.approx(
+            1 - 0.05 / 4
+        )
         ends = [f"{figure.low:.1f}", f"{figure.high:.1f}"]
-        assert says(figure.text, "claim.figure", unit="% faster", number="150.0", opposite=False, ends=ends)
-    alone = [run for run in runs_of(tmp_path) if run["gpus"] == 1]  # the repeated ones are among them
+        assert says(
+            figure.text, "claim.figure", unit="% faster", number="150.0", opposite=False, ends=ends
+        )
+    # the repeated ones are among them
+    alone = [run for run in runs_of(tmp_path) if run["gpus"] == 1]
     (single,) = judge(alone, claims=named(["fp16-over-fp64"]))
-    assert (single.verdict, single.asked, single.command) == ("half measured", 4, experiments.load("table2").command)
+    assert (single.verdict, single.asked, single.command) == (
+        "half measured",
+        4,
+        experiments.load("table2").command,
+    )
     assert told(single.why) == [
         Told("claim.measured", None, {"measured": 1, "asked": 4}),
         Told("claim.missing", None, {"missing": ["gpus=2", "gpus=3", "gpus=4"]}),
@@ -297,7 +360,12 @@ def test_a_figure_is_the_ratio_of_its_cells_and_intervals_widen_with_their_numbe
 
 
 def test_settings_are_judged_apart_and_the_most_telling_decides(tmp_path: Path):
-    smoke = {"scale": "smoke", "device": "cpu", "dataset": "digits", "started_at": "2027-01-01T00:00:00Z"}
+    smoke = {
+        "scale": "smoke",
+        "device": "cpu",
+        "dataset": "digits",
+        "started_at": "2027-01-01T00:00:00Z",
+    }
     table2(tmp_path / "smoke", 1.5, **smoke)
     (small,) = judged(tmp_path, "fp16-over-fp64")
     assert (small.said, small.marks, small.decides) == ("illustrated: does not hold", "cs", False)
@@ -315,7 +383,12 @@ def test_settings_are_judged_apart_and_the_most_telling_decides(tmp_path: Path):
     table2(tmp_path / "full")
     table2(tmp_path / "later", 1.8, commit="f" * 40, started_at="2026-12-01T00:00:00Z")
     (verdict,) = judged(tmp_path, "fp16-over-fp64")
-    assert verdict.verdict == "does not hold" and "ffffffff" in verdict.setting and verdict.decides and verdict.n == 8
+    assert (
+        verdict.verdict == "does not hold"
+        and "ffffffff" in verdict.setting
+        and verdict.decides
+        and verdict.n == 8
+    )
     others = [("holds", ""), ("illustrated: does not hold", "cs")]
     assert [(other.verdict, other.marks) for other in verdict.others] == others
     assert "commit=8fdd49003" in verdict.others[0].apart
@@ -327,13 +400,23 @@ def test_the_figures_of_each_rule_are_listed_with_what_they_compare(tmp_path: Pa
     write(tmp_path, named(["time-by-file-size"])[0].experiment, *CASES["time-by-file-size"].at(2.5))
     listed = render.listed(*judged(tmp_path, "time-by-file-size"))
     counted = [one for line in listed[2::3] for one in told(line)]
-    assert counted == [Told("claim.least-and-greatest", None, {"n": 8, "counts": {"does not hold": 8}})] * 2
-    assert [line.partition("template=")[2].split()[0] for line in listed[::3]] == ["instruct", "summarize"]
+    assert (
+        counted
+        == [Told("claim.least-and-greatest", None, {"n": 8, "counts": {"does not hold": 8}})] * 2
+    )
+    assert [line.partition("template=")[2].split()[0] for line in listed[::3]] == [
+        "instruct",
+        "summarize",
+    ]
 
 
 def test_a_cell_that_failed_is_named_and_no_figure(tmp_path: Path):
     ends = {1: "oom", 2: "oom", 3: "oom", 4: "ok"}
-    write(tmp_path, "peak_memory", lambda cell: CASES["qat-memory"].world(cell, 3.0) | ending(cell, ends))
+    write(
+        tmp_path,
+        "peak_memory",
+        lambda cell: CASES["qat-memory"].world(cell, 3.0) | ending(cell, ends),
+    )
     memory, needs = judged(tmp_path, "qat-memory", "qat-needs-4-gpus")
     assert memory.verdict == needs.verdict == "holds" and memory.asked == len(memory.figures) == 6
     measured, lost = told(memory.why)
@@ -357,11 +440,20 @@ def test_memory_of_cpu_ranks_is_not_exact(tmp_path: Path):
     for device, repetitions in (("cpu", 0), ("cpu", 10), ("cuda", 0)):
         folder = tmp_path / f"{device}{repetitions}"
         write(folder, "peak_memory", *case.at(case.holds), repetitions=repetitions, device=device)
-    alone, repeated, exact = (judged(tmp_path / name, "lora-memory")[0] for name in ("cpu0", "cpu10", "cuda0"))
-    assert alone.shows == "undecided" and says(alone.why, "claim.no-interval") and says(alone.why, "spread.repeat")
+    alone, repeated, exact = (
+        judged(tmp_path / name, "lora-memory")[0] for name in ("cpu0", "cpu10", "cuda0")
+    )
+    assert (
+        alone.shows == "undecided"
+        and says(alone.why, "claim.no-interval")
+        and says(alone.why, "spread.repeat")
+    )
     assert says(alone.figures[0].text, "claim.figure", unit="x", number="1.50", ends=[])
     assert alone.figures[0].low is None
-    assert repeated.shows == exact.verdict == "holds" and repeated.figures[0].low < 1.5 == exact.figures[0].low
+    assert (
+        repeated.shows == exact.verdict == "holds"
+        and repeated.figures[0].low < 1.5 == exact.figures[0].low
+    )
 
 
 def test_ranks_of_a_run_and_runs_of_a_seed_count_once(tmp_path: Path):
@@ -369,14 +461,22 @@ def test_ranks_of_a_run_and_runs_of_a_seed_count_once(tmp_path: Path):
 
     def sides(folder: Path) -> measures.Sides:
         runs = runs_of(folder)
-        top, bottom = ([run for run in runs if run["pin_memory"] is pinned] for pinned in (True, False))
+        top, bottom = (
+            [run for run in runs if run["pin_memory"] is pinned] for pinned in (True, False)
+        )
         return measures.Sides(top, bottom, 0.95, Readings(runs))
 
     def interval(name: str, repetitions: int, ranks: int, seeds: int = 3) -> intervals.Interval:
         """Of runs of each seed, whose ranks differ by a half, and whose repetitions do not."""
         folder = tmp_path / f"{name}{repetitions}{ranks}{seeds}"
-        for pinned, seed, repetition in product((True, False), range(seeds), range(1, repetitions + 1)):
-            seconds = [1.0 + 0.1 * seed] if ranks == 1 else [(0.5 + index) * (1.0 + 0.1 * seed) for index in (0, 1)]
+        for pinned, seed, repetition in product(
+            (True, False), range(seeds), range(1, repetitions + 1)
+        ):
+            seconds = (
+                [1.0 + 0.1 * seed]
+                if ranks == 1
+                else [(0.5 + index) * (1.0 + 0.1 * seed) for index in (0, 1)]
+            )
             own = {"seed": seed, "repetition": repetition, "gpus": 2, "pin_memory": pinned}
             record = records.vision(**own, test_accuracy=0.97 + 0.01 * seed, test_samples=1000)
             record["profile"] = records.profile([{}] * ranks, seconds)
@@ -386,7 +486,9 @@ def test_ranks_of_a_run_and_runs_of_a_seed_count_once(tmp_path: Path):
     one, two = (interval("time_communicating", 1, ranks) for ranks in (1, 2))
     assert [two.low, two.high] == pytest.approx([one.low, one.high])
     once, thrice = (interval("accuracy", repetitions, 1) for repetitions in (1, 3))
-    assert once.low is not None and [thrice.low, thrice.high] == pytest.approx([once.low, once.high])
+    assert once.low is not None and [thrice.low, thrice.high] == pytest.approx(
+        [once.low, once.high]
+    )
     assert interval("accuracy", 3, 1, seeds=1).low is None
 
 
@@ -408,7 +510,9 @@ def change(folder: Path, pattern: str, edit: Callable[[dict[str, Any]], None]) -
         ("pinned-copies", {"profile": {"source": "kineto"}}, "claim.no-profile", ""),
     ],
 )
-def test_what_a_record_lacks_is_said(name: str, lacks: dict[str, Any], code: str, why: str, tmp_path: Path):
+def test_what_a_record_lacks_is_said(
+    name: str, lacks: dict[str, Any], code: str, why: str, tmp_path: Path
+):
     write(tmp_path, named([name])[0].experiment, lambda _: {})
     change(tmp_path, "*", lambda record: record.update(lacks))
     (verdict,) = judged(tmp_path, name)
@@ -416,14 +520,19 @@ def test_what_a_record_lacks_is_said(name: str, lacks: dict[str, Any], code: str
 
 
 @pytest.mark.parametrize(
-    ("lost", "figure", "whole"), [(None, "does not hold", "does not hold"), (0.0, "not measured", "half measured")]
+    ("lost", "figure", "whole"),
+    [(None, "does not hold", "does not hold"), (0.0, "not measured", "half measured")],
 )
-def test_a_loss_that_became_no_number_is_not_alike(lost: float | None, figure: str, whole: str, tmp_path: Path):
+def test_a_loss_that_became_no_number_is_not_alike(
+    lost: float | None, figure: str, whole: str, tmp_path: Path
+):
     write(tmp_path, "loss_curves", lambda _: {})
     for path in (path.parent for path in tmp_path.glob("loss_curves-[0-9]*/result.json")):
         (run,) = runs_of(path)
         if (run["precision"], run["pin_memory"]) == ("fp16", True):
-            change(path.parent, path.name, lambda record: record["epochs"][-1].update(train_loss=lost))
+            change(
+                path.parent, path.name, lambda record: record["epochs"][-1].update(train_loss=lost)
+            )
     (verdict,) = judged(tmp_path, "loss-alike")
     by_cell = {f"{one.what} {one.where}": one.verdict for one in verdict.figures}
     for half in ("first half", "second half"):
@@ -432,16 +541,28 @@ def test_a_loss_that_became_no_number_is_not_alike(lost: float | None, figure: s
     assert verdict.verdict == whole
 
 
-def test_an_unknown_claim_is_refused_with_the_nearest(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_an_unknown_claim_is_refused_with_the_nearest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     records.write(tmp_path / "a", records.vision())
     assert main(["claims", str(tmp_path), "--only", "fp16-over-fp6"]) == 1
-    refusal = find(capsys.readouterr().err, "claim.unknown", key="--only", name="fp16-over-fp6", near="fp16-over-fp64")
+    refusal = find(
+        capsys.readouterr().err,
+        "claim.unknown",
+        key="--only",
+        name="fp16-over-fp6",
+        near="fp16-over-fp64",
+    )
     assert refusal.facts["known"] == [claim.name for claim in CLAIMS]
 
 
 def test_the_work_of_judging_grows_no_faster_than_the_runs(tmp_path: Path):
     for index in range(240):
-        cell = {"gpus": 1 + index % 4, "seed": index // 12, "precision": ("fp64", "fp32", "fp16")[index // 4 % 3]}
+        cell = {
+            "gpus": 1 + index % 4,
+            "seed": index // 12,
+            "precision": ("fp64", "fp32", "fp16")[index // 4 % 3],
+        }
         records.write(tmp_path / str(index), records.vision(dataset="mnist", **cell))
     runs = runs_of(tmp_path)
     assert sum(verdict.n for verdict in judge(runs)) > 240

@@ -28,12 +28,20 @@ from tests.helpers.messages import Told, codes, find, says, told
 
 def keys(value: Any, depth: int) -> Any:
     """The keys of a record's objects; with all of those within it, `depth` levels down."""
-    return {k: keys(v, depth - 1) for k, v in value.items()} if isinstance(value, dict) and depth else None
+    return (
+        {k: keys(v, depth - 1) for k, v in value.items()}
+        if isinstance(value, dict) and depth
+        else None
+    )
 
 
 @pytest.mark.usefixtures("processes")
-@pytest.mark.parametrize(("fixture", "words", "build"), [("measured", ["gpus=2"], "vision"), ("tuned", [], "llm")])
-def test_the_builder_makes_records_as_the_entries_leave_them(fixture: str, words: list[str], build: str, request):
+@pytest.mark.parametrize(
+    ("fixture", "words", "build"), [("measured", ["gpus=2"], "vision"), ("tuned", [], "llm")]
+)
+def test_the_builder_makes_records_as_the_entries_leave_them(
+    fixture: str, words: list[str], build: str, request
+):
     real = request.getfixturevalue(fixture)(*words)
     folder, made = Path(real.pop("folder")), getattr(records, build)(device="cpu")
     assert keys(made, 1) == keys(real, 1)
@@ -102,7 +110,9 @@ def test_a_run_found_twice_counts_once(tmp_path: Path):
 def test_where_and_sort_are_sql(tmp_path: Path):
     for index, (precision, gpus) in enumerate([("fp16", 1), ("fp16", 2), ("fp32", 2), ("fp16", 4)]):
         limit = 96 if index == 1 else None
-        record = records.vision(precision=precision, gpus=gpus, total_s=9.5 - index, dataset__train_limit=limit)
+        record = records.vision(
+            precision=precision, gpus=gpus, total_s=9.5 - index, dataset__train_limit=limit
+        )
         records.write(tmp_path / str(index), record)
     runs = load.read([tmp_path]).runs
 
@@ -113,7 +123,8 @@ def test_where_and_sort_are_sql(tmp_path: Path):
     assert found("PRECISION = 'fp16' and total_s / 2 < 4") == "3"
     assert found('"dataset.train_limit" = 96') == "1"
     assert found("true -- a comment") == "0123"
-    assert found("reward_accuracy / 2 > 0.5 or reward_accuracy = 'none' or gpus = 4") == "3"  # no run has one
+    # no run has one
+    assert found("reward_accuracy / 2 > 0.5 or reward_accuracy = 'none' or gpus = 4") == "3"
     assert found("COLUMNS('gpus$') = 2 and true") == "12"
     assert found(None, "gpus desc, total_s") == "3210"
     assert found(None, "dataset.train_limit") == "1023"
@@ -137,8 +148,14 @@ def test_where_and_sort_are_sql(tmp_path: Path):
         ("1=1) union all (select 99", "list.not-sql", {}, "Parser Error"),
         (" ", "list.empty-condition", {"key": "--where"}, ""),
         ("precision = '\udc80'", "list.database", {}, "cannot encode"),
-        ("exists(select * from read_text('/etc/hostname'))", "list.database", {}, "Permission Error"),
-        ("exists(select * from words)", "list.database", {}, "does not exist"),  # nor a Python variable
+        (
+            "exists(select * from read_text('/etc/hostname'))",
+            "list.database",
+            {},
+            "Permission Error",
+        ),
+        # nor a Python variable
+        ("exists(select * from words)", "list.database", {}, "does not exist"),
         ("repeat('x', 3e9::bigint) = name", "list.too-much-memory", {"gb": 2}, ""),
         (
             "(select count(*) from range(100000000000) t(i) where i % 7 = gpus) > 1",
@@ -147,14 +164,24 @@ def test_where_and_sort_are_sql(tmp_path: Path):
     ],
 )
 def test_a_bad_expression_is_one_line(
-    where: str, code: str, facts: dict[str, Any], within: str, tmp_path: Path, refused: Said, monkeypatch
+    where: str,
+    code: str,
+    facts: dict[str, Any],
+    within: str,
+    tmp_path: Path,
+    refused: Said,
+    monkeypatch,
 ):
     """`within`: the nearest column, or a part of DuckDB's own words."""
     monkeypatch.setattr(sql, "MOST_S", 1.0 if code == "list.too-long" else 60.0)
     records.write(tmp_path / "a", records.vision())
     line = refused("list", tmp_path, "--where", where)
     found = find(line, code, **facts).facts
-    assert within in found.get("error", "") if "near" not in found else found["near"][:1] == [within] * bool(within)
+    assert (
+        within in found.get("error", "")
+        if "near" not in found
+        else found["near"][:1] == [within] * bool(within)
+    )
     assert code == "list.empty-condition" or says(line, "list.condition", key="--where")
 
 
@@ -173,14 +200,19 @@ def test_an_interrupted_command_ends_in_one_line(tmp_path: Path, monkeypatch, ca
     monkeypatch.setattr(load, "read", lambda *_, **__: os.kill(os.getpid(), signal.SIGINT))
     assert main(["list", str(tmp_path)]) == 1
     printed = capsys.readouterr()
-    assert (printed.out, told(printed.err)) == ("", [Told("analysis.interrupted", None, {"signal": "SIGINT"})])
+    assert (printed.out, told(printed.err)) == (
+        "",
+        [Told("analysis.interrupted", None, {"signal": "SIGINT"})],
+    )
 
 
 def test_headings_are_the_names_that_columns_takes(tmp_path: Path, said: Said):
     records.write(tmp_path / "a", records.vision(precision="fp16"))
     records.write(tmp_path / "b", records.vision(gpus=2, hardware="NVIDIA H100", dirty=True))
     records.write(tmp_path / "c", records.llm())
-    headings = [line.split() for line in said("list", tmp_path).splitlines() if " status  total_s  " in line]
+    headings = [
+        line.split() for line in said("list", tmp_path).splitlines() if " status  total_s  " in line
+    ]
     assert len(headings) == 2  # a table for each kind
     names = list(dict.fromkeys(name for line in headings for name in line))
     assert {"images_per_s", "tokens_per_s", "hardware", "marks"} <= set(names)
@@ -188,11 +220,22 @@ def test_headings_are_the_names_that_columns_takes(tmp_path: Path, said: Said):
 
 
 def test_a_line_is_as_wide_as_the_terminal_and_shows_why_runs_failed(tmp_path: Path):
-    message = "rank 0: batch_size=16: leaves a batch of one image, " + 20 * "which cannot be trained on "
-    failed: dict[str, Any] = {"status": "failed", "cause": {"kind": "exception", "message": message}}
+    message = (
+        "rank 0: batch_size=16: leaves a batch of one image, " + 20 * "which cannot be trained on "
+    )
+    failed: dict[str, Any] = {
+        "status": "failed",
+        "cause": {"kind": "exception", "message": message},
+    }
     for index in range(4):
-        more = {"precision": f"fp{index}", "dataset__train_limit": index, "hardware": f"NVIDIA H20{index}"}
-        record = records.vision(**more, **(failed if index > 1 else {}), segments=[records.segment(host=f"n{index}")])
+        more = {
+            "precision": f"fp{index}",
+            "dataset__train_limit": index,
+            "hardware": f"NVIDIA H20{index}",
+        }
+        record = records.vision(
+            **more, **(failed if index > 1 else {}), segments=[records.segment(host=f"n{index}")]
+        )
         records.write(tmp_path / str(index), record | {"name": f"a name {index} of many words"})
     found = load.read([tmp_path])
     for width in (120, 80):
@@ -210,7 +253,9 @@ SEEN = {"in_both": 5, "two_labels": 0, "tested": 100, "compared": 500, "images":
 
 
 def test_a_mark_is_shown_with_its_meaning(tmp_path: Path):
-    apart = {kind.sign: msgspec.to_builtins(kind.limit()) for kind in (APART, OTHER_WEIGHTS, OTHER_STEPS)}
+    apart = {
+        kind.sign: msgspec.to_builtins(kind.limit()) for kind in (APART, OTHER_WEIGHTS, OTHER_STEPS)
+    }
     marked = {
         "*": records.vision(oversubscribed=True),
         "c": records.vision(device="cpu"),
@@ -221,29 +266,49 @@ def test_a_mark_is_shown_with_its_meaning(tmp_path: Path):
         "r": records.llm(),
         "s": records.vision() | {"config": records.vision()["config"] | {"scale": "smoke"}},
         "t": records.vision(profile__window="start"),
-        "z": records.vision(step_s={"mean": 1.0, "count": 100, "warmup_count": 5, "stalled_count": 1}),
-        "~": records.vision(step_s={"mean": 1.0, "count": 20, "warmup_count": 5, "slow_steps": [7, 19]}),
+        "z": records.vision(
+            step_s={"mean": 1.0, "count": 100, "warmup_count": 5, "stalled_count": 1}
+        ),
+        "~": records.vision(
+            step_s={"mean": 1.0, "count": 20, "warmup_count": 5, "slow_steps": [7, 19]}
+        ),
         "m": records.vision(data=records.data() | {"changed": "dataset 1a2b, now 3c4d"}),
         "e": records.vision(data=records.data() | {"repeated": SEEN}),
-        **{sign: records.llm(model__weights="models/llama", limits=[limit]) for sign, limit in apart.items()},
+        **{
+            sign: records.llm(model__weights="models/llama", limits=[limit])
+            for sign, limit in apart.items()
+        },
         "+": records.vision(segments=[records.segment(), records.segment(6)]),
-        "4": records.llm(model__weights="models/llama", held_out={"rows": 5, "int4_problem": "no room"}),
+        "4": records.llm(
+            model__weights="models/llama", held_out={"rows": 5, "int4_problem": "no room"}
+        ),
         "d": records.vision(dirty=True),
     }
     assert list(marked) == [mark.sign for mark in KINDS]
     records.write_all(tmp_path, *marked.values())
-    records.write(tmp_path / "plain", records.llm(model__weights="models/llama") | {"scale": "full"})
+    records.write(
+        tmp_path / "plain", records.llm(model__weights="models/llama") | {"scale": "full"}
+    )
     found = load.read([tmp_path])
-    assert [run["marks"] for run in found.runs] == [*[sign.replace(">", "c>") for sign in marked], ""]
+    assert [run["marks"] for run in found.runs] == [
+        *[sign.replace(">", "c>") for sign in marked],
+        "",
+    ]
     lines = list_runs.output(found, found.runs, None).lines(None)
     meanings = {mark.sign: str(mark.says) for mark in KINDS}
-    (slow,) = [limit.says for run in found.runs for limit in run.limits if limit.code == "slow-steps"]
+    (slow,) = [
+        limit.says for run in found.runs for limit in run.limits if limit.code == "slow-steps"
+    ]
     assert says(slow, "limit.slow-steps-named", steps=[7, 19])
-    assert lines[-len(KINDS) :] == [f"{sign}  {text}" for sign, text in (meanings | {"~": slow}).items()]
+    assert lines[-len(KINDS) :] == [
+        f"{sign}  {text}" for sign, text in (meanings | {"~": slow}).items()
+    ]
     assert [run["marks"] for run in sql.select(found.runs, "disturbed or smoke")] == ["!", "s"]
 
 
-def test_chosen_columns_are_written_as_they_are_also_without_a_run(tmp_path: Path, said: Said, refused: Said):
+def test_chosen_columns_are_written_as_they_are_also_without_a_run(
+    tmp_path: Path, said: Said, refused: Said
+):
     records.write(tmp_path / "r" / "a", records.vision(total_s=1.23456789))
     words = ["list", str(tmp_path / "r"), "--csv", str(tmp_path / "o.csv"), "--columns"]
     assert "gpus  total_s\n   1    1.235" in said(*words, "gpus,Total_s")
@@ -261,12 +326,20 @@ def test_runs_in_folders_with_names_of_any_bytes_are_shown(tmp_path: Path, said:
     assert r"caf\xe9" in table.read_text() and "caf" in page.read_text() and folder.exists()
 
 
-def test_refused_cells_are_counted_and_shown_where_their_status_is_asked_for(tmp_path: Path, said: Said):
+def test_refused_cells_are_counted_and_shown_where_their_status_is_asked_for(
+    tmp_path: Path, said: Said
+):
     records.write(tmp_path / "a", records.vision())
-    records.write(tmp_path / "b", records.vision(status="refused", cause={"message": "gpus=0: no"}) | {"config": {}})
+    records.write(
+        tmp_path / "b",
+        records.vision(status="refused", cause={"message": "gpus=0: no"}) | {"config": {}},
+    )
     for words, shown in (["--sort", "status"], False), (["--where", "status='refused'"], True):
         printed = said("list", tmp_path, *words)
-        assert ("gpus=0: no" in printed, says(printed, "list.refused-cells", n=1)) == (shown, not shown)
+        assert ("gpus=0: no" in printed, says(printed, "list.refused-cells", n=1)) == (
+            shown,
+            not shown,
+        )
 
 
 @pytest.mark.parametrize(
@@ -281,7 +354,9 @@ def test_refused_cells_are_counted_and_shown_where_their_status_is_asked_for(tmp
         (["predictions"], "figures"),
     ],
 )
-def test_a_dash_gets_what_a_command_found_and_nothing_else(words: list[str], where: str, tmp_path: Path, capsys):
+def test_a_dash_gets_what_a_command_found_and_nothing_else(
+    words: list[str], where: str, tmp_path: Path, capsys
+):
     for index, precision in enumerate(("fp64", "fp16", "fp16")):
         record = records.vision(precision=precision, seed=index, prediction=records.prediction())
         records.write(tmp_path / str(index), record, records.steps([0.1] * 20))
@@ -295,7 +370,9 @@ def test_a_dash_gets_what_a_command_found_and_nothing_else(words: list[str], whe
     assert rows["skipped"][0]["folder"] == str(tmp_path / "broken") and rows[where]
     assert len([*csv.DictReader(io.StringIO(found["csv"]))]) == len(rows[where])
     assert found["markdown"].count("|-") + found["markdown"].count("|:-") > 1
-    assert found["latex"].startswith("\\begin{table}\n") and found["latex"].endswith("\\end{table}\n")
+    assert found["latex"].startswith("\\begin{table}\n") and found["latex"].endswith(
+        "\\end{table}\n"
+    )
 
 
 def test_files_are_all_written_or_none(tmp_path: Path, said: Said, refused: Said):
@@ -310,13 +387,20 @@ def test_files_are_all_written_or_none(tmp_path: Path, said: Said, refused: Said
 @pytest.mark.parametrize(
     ("words", "code", "facts"),
     [
-        *((["compare", ".", f"--gate={gate}"], "analysis.share", {"value": gate}) for gate in ("5", "1", "x%", "nan")),
+        *(
+            (["compare", ".", f"--gate={gate}"], "analysis.share", {"value": gate})
+            for gate in ("5", "1", "x%", "nan")
+        ),
         (["list", ".", "--columns", ""], "analysis.empty-name", {"value": ""}),
         (["compare", ".", "--by", "gpus,"], "analysis.empty-name", {"value": "gpus,"}),
         (["list", ".", "--price", "dear"], "analysis.price", {"value": "dear"}),
         (["best", ".", "--memory", "80"], "analysis.size", {"value": "80"}),
         (["best", ".", "--gpus", "0"], "analysis.gpus", {"value": "0"}),
-        (["table", "table9", "."], "analysis.no-experiment", {"name": "table9", "known": experiments.names()}),
+        (
+            ["table", "table9", "."],
+            "analysis.no-experiment",
+            {"name": "table9", "known": experiments.names()},
+        ),
         (["table", "table5", "."], "table.not-measured", {"experiment": "table5"}),
         (["report", "absent"], "runs.no-folder", {"folder": "absent"}),
         (["report", ".", "--watch", "--out", "a.html"], "analysis.out-of-watch", {"key": "--out"}),
@@ -328,11 +412,18 @@ def test_files_are_all_written_or_none(tmp_path: Path, said: Said, refused: Said
     ],
 )
 def test_what_a_command_cannot_do_is_refused_and_leaves_nothing(
-    words: list[str], code: str, facts: dict[str, Any], tmp_path: Path, refused: Said, monkeypatch: pytest.MonkeyPatch
+    words: list[str],
+    code: str,
+    facts: dict[str, Any],
+    tmp_path: Path,
+    refused: Said,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     records.write(tmp_path / "r", records.vision())
     monkeypatch.chdir(tmp_path)
-    assert says(refused(*words), code, **facts) and [path.name for path in tmp_path.iterdir()] == ["r"]
+    assert says(refused(*words), code, **facts) and [path.name for path in tmp_path.iterdir()] == [
+        "r"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -345,7 +436,10 @@ def test_what_a_command_cannot_do_is_refused_and_leaves_nothing(
         (["best", ".", "--goal", "fun"], ["--goal", "fun"]),
         (["figure", "table9", "."], ["table9", "table2"]),
         (["figure", "table2", "."], ["experiment=table2 name=table2"]),
-        (["figure", "all", "."], ["experiment=table2 name=table2", f"{len(experiments.names()) - 1}"]),
+        (
+            ["figure", "all", "."],
+            ["experiment=table2 name=table2", f"{len(experiments.names()) - 1}"],
+        ),
         (["figure", "efficiency", "."], ["efficiency"]),
         (["figure", "phases", ".", "--out", "a.gif"], ["--out", "a.gif", "svg", "pdf", "png"]),
         (["figure", "phases", ".", "--out", "-"], ["--out", "svg"]),
@@ -356,21 +450,32 @@ def test_what_a_command_cannot_do_is_refused_and_leaves_nothing(
     ],
 )
 def test_a_refusal_is_one_line_that_names_what_is_wrong(
-    words: list[str], named: list[str], tmp_path: Path, refused: Said, monkeypatch: pytest.MonkeyPatch
+    words: list[str],
+    named: list[str],
+    tmp_path: Path,
+    refused: Said,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     records.write(tmp_path / "r", records.vision())
     monkeypatch.chdir(tmp_path)
     line = refused(*words)
-    assert all(part in line for part in named) and [path.name for path in tmp_path.iterdir()] == ["r"]
+    assert all(part in line for part in named) and [path.name for path in tmp_path.iterdir()] == [
+        "r"
+    ]
 
 
 @pytest.mark.usefixtures("processes")
 def test_the_command_starts_without_torch_and_ends_with_its_reader(tmp_path: Path):
     records.write(tmp_path / "a", records.vision())
-    code = "import sys, multicard; from analysis.__main__ import main; main(sys.argv[1:]); multicard.load(sys.argv[2])"
+    code = (
+        "import sys, multicard; from analysis.__main__ import main; main(sys.argv[1:]);"
+        " multicard.load(sys.argv[2])"
+    )
     code += "; print(bool({'torch', 'altair', 'pandas'} & {*sys.modules}))"
     line = [sys.executable, "-c", code, "list", str(tmp_path)]
-    ended = subprocess.run(line, capture_output=True, text=True, check=True, cwd=ROOT, env={**os.environ})
+    ended = subprocess.run(
+        line, capture_output=True, text=True, check=True, cwd=ROOT, env={**os.environ}
+    )
     assert ended.stdout.splitlines()[-1] == "False"
     piped = f"{sys.executable} -m analysis list {tmp_path} | true"
     ended = subprocess.run(piped, shell=True, capture_output=True, text=True, check=True, cwd=ROOT)

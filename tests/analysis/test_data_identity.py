@@ -1,5 +1,6 @@
-"""Runs on other data, on other cores or beside others are no repetitions, wherever runs are grouped or compared; and
-`compare`, `claims` and `best` say the same of the same runs."""
+"""Runs on other data, on other cores or beside others are no repetitions, wherever runs are grouped
+or compared; and `compare`, `claims` and `best` say the same of the same runs.
+"""
 
 import math
 from pathlib import Path
@@ -19,7 +20,7 @@ from analysis.report import runs_section
 from analysis.runs import grouping, load
 from analysis.runs.details import read as details
 from analysis.runs.grouping import of_setting
-from analysis.runs.load import Found, Run
+from analysis.runs.load import FoundRuns, Run
 from analysis.stats.between_runs import RepeatedRuns
 from multicard.config import schema
 from multicard.config.roles import Role
@@ -48,13 +49,18 @@ PHOTOS = {"dataset": "images", "dataset__root": "a"}
 
 def test_the_content_makes_a_setting_and_its_place_does_not(tmp_path: Path):
     runs = write(
-        tmp_path, on(**PHOTOS), on(**PHOTOS | {"dataset__root": "elsewhere"}, seed=1), on("bbb", **PHOTOS, seed=2)
+        tmp_path,
+        on(**PHOTOS),
+        on(**PHOTOS | {"dataset__root": "elsewhere"}, seed=1),
+        on("bbb", **PHOTOS, seed=2),
     )
     assert sizes(grouping.by_setting(runs)) == sizes(grouping.by_setting(runs, mix=True)) == [1, 2]
     assert [len(ranking.runs) for ranking in best.rankings(runs, mix=True)] == [2, 1]
     assert "data" in list_runs.differing(runs)
     refused = records.vision(status="refused") | {"data": None, "config": {}}
-    (pair,) = compare.compare(*[write(tmp_path, on(), on("bbb"), refused)] * 2, ["data"], common=False, mix=False)
+    (pair,) = compare.compare(
+        *[write(tmp_path, on(), on("bbb"), refused)] * 2, ["data"], common=False, mix=False
+    )
     assert pair.sides == ("data=aaa", "data=bbb")  # what was refused has no data
     assert len(draw.GENERAL["phases"](runs)[0].rows) // 4 >= 2
 
@@ -67,7 +73,9 @@ def test_older_records_group_as_before(tmp_path: Path):
     assert sizes(grouping.by_setting(runs)) == [2] and "data" not in list_runs.differing(runs)
 
 
-def test_two_sweeps_on_other_data_are_refused_or_compared_by_it(tmp_path: Path, said: Said, refused: Said):
+def test_two_sweeps_on_other_data_are_refused_or_compared_by_it(
+    tmp_path: Path, said: Said, refused: Said
+):
     write(tmp_path / "a", on("aaa"))
     write(tmp_path / "b", on("bbb"))
     write(tmp_path / "old", on(None))
@@ -81,9 +89,12 @@ def test_two_sweeps_on_other_data_are_refused_or_compared_by_it(tmp_path: Path, 
 
 
 @pytest.mark.parametrize(
-    ("change", "mixture"), [({"threads": 8}, "threads=1 or 8"), ({"beside": 2}, "beside_others=false or true")]
+    ("change", "mixture"),
+    [({"threads": 8}, "threads=1 or 8"), ({"beside": 2}, "beside_others=false or true")],
 )
-def test_cores_and_company_make_other_settings(change: dict[str, Any], mixture: str, tmp_path: Path):
+def test_cores_and_company_make_other_settings(
+    change: dict[str, Any], mixture: str, tmp_path: Path
+):
     runs = write(tmp_path / "a", on(), on(seed=1), on(seed=2) | change)
     assert sizes(grouping.by_setting(runs)) == [1, 2]
     assert sizes(grouping.by_setting(runs, without=schema.keys(Role.ranks))) == [1, 2]
@@ -109,8 +120,12 @@ def test_more_ranks_with_other_threads_are_one_setting(tmp_path: Path):
     both = write(tmp_path / "both", *machine[:2], *cluster[:1], *cluster[2:])
     by_total = grouping.by_setting(both, without=schema.keys(Role.ranks))
     assert sizes(by_total) == [1, 3]  # 8 threads in all, and the run with 2
-    per_rank = [on(gpus=gpus, threads=threads, seed=threads) for gpus in (1, 2, 4) for threads in (2, 4)]
-    assert sizes(grouping.by_setting(write(tmp_path / "c", *per_rank), without=schema.keys(Role.ranks))) == [3, 3]
+    per_rank = [
+        on(gpus=gpus, threads=threads, seed=threads) for gpus in (1, 2, 4) for threads in (2, 4)
+    ]
+    assert sizes(
+        grouping.by_setting(write(tmp_path / "c", *per_rank), without=schema.keys(Role.ranks))
+    ) == [3, 3]
     assert speedups(runs) == [2.0, 4.0]
 
 
@@ -131,14 +146,25 @@ def panels(runs: list[Run]) -> list[list[int]]:
 
 
 def test_a_panel_of_an_experiment_has_one_data_set_and_no_mixed_cell(tmp_path: Path):
-    grid = [{"precision": precision, "gpus": gpus} for precision in ("fp32", "fp16") for gpus in (1, 2)]
-    of_data = [on(data, **cell, seed=seed) for seed, data in enumerate(("aaa", "bbb")) for cell in grid]
+    grid = [
+        {"precision": precision, "gpus": gpus} for precision in ("fp32", "fp16") for gpus in (1, 2)
+    ]
+    of_data = [
+        on(data, **cell, seed=seed) for seed, data in enumerate(("aaa", "bbb")) for cell in grid
+    ]
     packed = [on(**cell, threads=n, seed=n) for n in (1, 4) for cell in grid]
     scaled = [on(**cell, threads=4 // cell["gpus"], seed=n) for n in (1, 4) for cell in grid]
-    assert panels(write(tmp_path / "data", *of_data)) == panels(write(tmp_path / "cores", *packed)) == [[1] * 4] * 2
+    assert (
+        panels(write(tmp_path / "data", *of_data))
+        == panels(write(tmp_path / "cores", *packed))
+        == [[1] * 4] * 2
+    )
     assert panels(write(tmp_path / "scaled", *scaled)) == [[2] * 4]
     apart = [
-        panel.apart for panel in experiments.panels(experiments.load("table2"), load.read([tmp_path / "cores"]).runs)
+        panel.apart
+        for panel in experiments.panels(
+            experiments.load("table2"), load.read([tmp_path / "cores"]).runs
+        )
     ]
     assert apart == ["threads=1", "threads=4"]
 
@@ -147,7 +173,9 @@ def test_an_efficiency_that_cannot_be_is_marked_in_figures_reports_and_tables(tm
     cells = [("fp32", 1, 100.0), ("fp32", 2, 40.0), ("fp16", 1, 80.0), ("fp16", 2, 41.0)]
     runs = write(tmp_path / "r", *(on(precision=p, gpus=n, total_s=s) for p, n, s in cells))
     (figure,) = draw.GENERAL["efficiency"](runs)
-    shares = [row for row in figure.rows if row["measure"] == "efficiency" and row["of"] == "measured"]
+    shares = [
+        row for row in figure.rows if row["measure"] == "efficiency" and row["of"] == "measured"
+    ]
     assert [row["signs"] for row in shares] == ["", "?", "", ""]
     assert DOUBTFUL_MEANING in figure.caption
     grid = runs_section.table(details(runs), RepeatedRuns(runs), mix=False)
@@ -172,13 +200,26 @@ def test_a_claim_says_which_figure_cannot_be(tmp_path: Path):
     )
     judged = {verdict.claim.name: verdict for verdict in verdicts.judge(runs)}
     figures = [judged[name].figures[0] for name in ("ddp-ds-scales", "ddp-rr-does-not")]
-    assert [(figure.doubtful, figure.text.endswith("?")) for figure in figures] == [(True, True), (False, False)]
+    assert [(figure.doubtful, figure.text.endswith("?")) for figure in figures] == [
+        (True, True),
+        (False, False),
+    ]
     assert f"?  {DOUBTFUL_MEANING}" in " ".join(render.table(list(judged.values()), 1000))
 
 
 def test_a_short_name_is_a_keys_last_part_unless_two_keys_share_it():
-    keys = ("model.width", "dataset.image_size", "precision.name", "model.rows", "dataset.rows", "gpus")
-    assert " ".join(grouping.short_names(keys).values()) == "width image_size precision model.rows dataset.rows gpus"
+    keys = (
+        "model.width",
+        "dataset.image_size",
+        "precision.name",
+        "model.rows",
+        "dataset.rows",
+        "gpus",
+    )
+    assert (
+        " ".join(grouping.short_names(keys).values())
+        == "width image_size precision model.rows dataset.rows gpus"
+    )
 
 
 TIMES_S = {"fp64": 400.0, "fp32": 392.0, "fp16": 180.0}  # fp32 and fp64 are not told apart
@@ -187,23 +228,38 @@ Sides = tuple[list[Run], list[Run]]
 
 
 def timed(record: dict[str, Any], total_s: float) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The record of a run of this time, each of whose steps takes a thousandth of it, and its steps."""
+    """The record of a run of this time, each of whose steps takes a thousandth of it,
+    and its steps.
+    """
     steps_s = np.full(20, total_s / 1000)
-    return record | {"total_s": total_s, "step_s": formulas.statistics(steps_s, 1)}, records.steps(steps_s)
+    return record | {"total_s": total_s, "step_s": formulas.statistics(steps_s, 1)}, records.steps(
+        steps_s
+    )
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """Table 2 on 1 and 2 GPUs, three times, of runs that differ by 1 %; one failed, one has no accuracy, and another
-    setting was repeated that differs more."""
-    folder, experiment, random = tmp_path_factory.mktemp("runs"), experiments.load("table2"), np.random.default_rng(3)
+def found(tmp_path_factory: pytest.TempPathFactory) -> FoundRuns:
+    """Table 2 on 1 and 2 GPUs, three times, of runs that differ by 1 %; one failed, one has no
+    accuracy, and another setting was repeated that differs more.
+    """
+    folder, experiment, random = (
+        tmp_path_factory.mktemp("runs"),
+        experiments.load("table2"),
+        np.random.default_rng(3),
+    )
     for precision, time_s in TIMES_S.items():
         for gpus in (1, 2):
             for seed in SEEDS:
-                record = grids.record(experiment, {"precision": precision, "gpus": gpus, "seed": seed})
+                record = grids.record(
+                    experiment, {"precision": precision, "gpus": gpus, "seed": seed}
+                )
                 content, steps = timed(record, time_s / gpus * math.exp(0.01 * random.normal()))
                 peak = 10**9 * (4 + seed)
-                content["peak_memory_bytes"] = {"max": peak, "per_rank": [peak], "kind": "cuda_allocated"}
+                content["peak_memory_bytes"] = {
+                    "max": peak,
+                    "per_rank": [peak],
+                    "kind": "cuda_allocated",
+                }
                 if (precision, gpus, seed) == ("fp16", 1, 2):
                     content |= {"status": "failed", "cause": {"message": "boom"}, "total_s": 1.0}
                 if (precision, gpus, seed) == ("fp16", 2, 2):
@@ -216,17 +272,17 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
 
 
 @pytest.fixture(scope="module")
-def panel(found: Found) -> Panel:
+def panel(found: FoundRuns) -> Panel:
     (own,) = experiments.panels(experiments.load("table2"), found.runs)
     return own
 
 
-def ok(found: Found, precision: str, gpus: int) -> list[Run]:
+def ok(found: FoundRuns, precision: str, gpus: int) -> list[Run]:
     of_cell = [run for run in found.runs if (run["precision"], run["gpus"]) == (precision, gpus)]
     return [run for run in of_cell if run["status"] == "ok" and run["lr"] != 0.077]
 
 
-def test_verdicts_and_intervals_of_ratios_are_the_same(found: Found):
+def test_verdicts_and_intervals_of_ratios_are_the_same(found: FoundRuns):
     cells = compare.compare(found.runs, found.runs, ["precision"], common=True, mix=False)
     repeated, readings, verdicts = RepeatedRuns(found.runs), Readings(found.runs), set()
     for cell in cells:
@@ -234,10 +290,14 @@ def test_verdicts_and_intervals_of_ratios_are_the_same(found: Found):
             continue
         sides: Sides = compare.ok_runs(cell.a), compare.ok_runs(cell.b)
         assert cell.step is not None
-        of_claims = measures.MEASURES["time"].interval(measures.Sides(sides[1], sides[0], 0.95, readings))
+        of_claims = measures.MEASURES["time"].interval(
+            measures.Sides(sides[1], sides[0], 0.95, readings)
+        )
         assert of_claims.estimate == pytest.approx(cell.step.ratio)
         assert [of_claims.low, of_claims.high] == pytest.approx(cell.step.bounds())
-        steps = measures.MEASURES["iteration"].interval(measures.Sides(sides[1], sides[0], 0.95, readings))
+        steps = measures.MEASURES["iteration"].interval(
+            measures.Sides(sides[1], sides[0], 0.95, readings)
+        )
         assert [steps.low, steps.high] == pytest.approx(cell.step.bounds())
         assert repeated.cheaper("total_s", *sides) == (cell.verdict == compare.SLOWER)
         assert repeated.cheaper("total_s", *reversed(sides)) == (cell.verdict == compare.FASTER)
@@ -246,13 +306,21 @@ def test_verdicts_and_intervals_of_ratios_are_the_same(found: Found):
     assert len(verdicts) > 1  # fp32 and fp64 are not told apart
 
 
-def test_a_setting_has_no_figure_where_one_of_its_runs_has_none_and_the_highest_peak(found: Found, panel: Panel):
+def test_a_setting_has_no_figure_where_one_of_its_runs_has_none_and_the_highest_peak(
+    found: FoundRuns, panel: Panel
+):
     runs, others = ok(found, "fp16", 2), ok(found, "fp32", 2)
-    assert of_setting(runs, "test_accuracy") is None and of_setting(others, "test_accuracy") is not None
+    assert (
+        of_setting(runs, "test_accuracy") is None
+        and of_setting(others, "test_accuracy") is not None
+    )
     assert not best.Limits(accuracy=0.01).keep(runs) and best.Limits(accuracy=0.01).keep(others)
     with messages.refused("claim.no-column", column="test_accuracy"):
         measures.accuracy(measures.Sides(runs, others, 0.95, Readings(found.runs)))
-    runs, others = ok(found, "fp16", 1), ok(found, "fp32", 1)  # one of the former's failed, which held most
+    # one of the former's failed, which held most
+    runs, others = ok(found, "fp16", 1), ok(found, "fp32", 1)
     assert panel.repeated.figure(runs, "peak_memory_bytes") == measures.Interval(5e9, None, None)
     claimed = measures.peak_memory(measures.Sides(others, runs, 0.95, Readings(found.runs)))
-    assert claimed.estimate == pytest.approx(6 / 5) and claimed.low is not None and claimed.low < 6 / 5
+    assert (
+        claimed.estimate == pytest.approx(6 / 5) and claimed.low is not None and claimed.low < 6 / 5
+    )

@@ -1,4 +1,6 @@
-"""A disturbed run is in no mean time of its setting, wherever that is shown; what it learned counts."""
+"""A disturbed run is in no mean time of its setting, wherever that is shown;
+what it learned counts.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -34,8 +36,9 @@ PHASES = {"data": 0.01, "h2d": 0.01, "forward": 0.02, "backward": 0.05, "optimiz
 
 @pytest.fixture(params=KINDS)
 def runs(request: pytest.FixtureRequest, tmp_path: Path) -> list[Run]:
-    """Cells of Table 2 on 1 and 2 GPUs, two runs each, and a third on 2 that was disturbed and took five times as
-    long; it learned less, and needed more memory."""
+    """Cells of Table 2 on 1 and 2 GPUs, two runs each, and a third on 2 that was disturbed and took
+    five times as long; it learned less, and needed more memory.
+    """
     for gpus, seconds in CALM_S.items():
         for seed, total_s in enumerate((*seconds, SLOW_S) if gpus == 2 else seconds):
             is_slow = total_s == SLOW_S
@@ -84,12 +87,16 @@ def test_effects_and_speed_ups_are_those_of_best(runs: list[Run]):
     assert [point.runs for point in time.points] == [2, 2]
     (figure,), _ = draw.make("efficiency", runs)
     (row,) = [
-        row for row in figure.rows if row["measure"] == "speedup" and row["of"] == "measured" and row["ranks"] == 2
+        row
+        for row in figure.rows
+        if row["measure"] == "speedup" and row["of"] == "measured" and row["ranks"] == 2
     ]
     assert (row["mean"], row["n"]) == (pytest.approx(ratio), 2)
     assert says(texts(figure.left_out), "runs.left-out", runs=1, of=5)
     (phases,), _ = draw.make("phases", runs)
-    assert {row["n"] for row in phases.rows} == {2} and says(texts(phases.left_out), "runs.left-out")
+    assert {row["n"] for row in phases.rows} == {2} and says(
+        texts(phases.left_out), "runs.left-out"
+    )
     (trade_off,), _ = draw.make("trade_off", runs)
     assert says(texts(trade_off.left_out), "runs.left-out")
 
@@ -127,4 +134,7 @@ def test_a_setting_without_calm_runs_has_those_that_there_are(runs: list[Run]):
     slow = [run for run in runs if run["gpus"] == 1 or run["total_s"] == SLOW_S]
     (ranking,) = best.rankings(slow)
     assert [(one.gpus, one.cost) for one in ranking.settings] == [(1, 101.0), (2, SLOW_S)]
-    assert not says(texts(best.output(slow, None, Limits(), False, answers.sentences).lines(None)), "runs.left-out")
+    assert not says(
+        texts(best.output(slow, None, Limits(), False, answers.sentences).lines(None)),
+        "runs.left-out",
+    )

@@ -1,4 +1,6 @@
-"""`multicard evidence`: the order of its steps, what it keeps, how it goes on, and what its runs say."""
+"""`multicard evidence`: the order of its steps, what it keeps, how it goes on,
+and what its runs say.
+"""
 
 import json
 import os
@@ -17,8 +19,8 @@ import pytest
 
 from analysis.claims.comparison import FAILS, HOLDS, UNDECIDED
 from analysis.evidence import command, drive, findings, job, needs, page
-from analysis.evidence.findings import Compared, Finding
-from analysis.evidence.place import Place
+from analysis.evidence.findings import ComparedRates, Finding
+from analysis.evidence.place import Circumstances
 from analysis.evidence.steps import STEPS, Step
 from multicard.estimate import shared_rows
 from multicard.machine import rates
@@ -27,15 +29,15 @@ from tests.conftest import PATIENCE_S, ROOT, assert_gone, awaited, typed, typed_
 from tests.helpers import records
 from tests.helpers.messages import find, says
 
-SILENT = drive.Progress()
+SILENT = drive.SilentProgress()
 
 
-def gpus(tmp_path: Path, count: int = 4, memory_bytes: float = 80e9) -> Place:
-    return Place(tmp_path, count, is_cuda=True, memory_bytes=memory_bytes)
+def gpus(tmp_path: Path, count: int = 4, memory_bytes: float = 80e9) -> Circumstances:
+    return Circumstances(tmp_path, count, is_cuda=True, memory_bytes=memory_bytes)
 
 
-def cpu(tmp_path: Path) -> Place:
-    return Place(tmp_path, 2, is_cuda=False)
+def cpu(tmp_path: Path) -> Circumstances:
+    return Circumstances(tmp_path, 2, is_cuda=False)
 
 
 def step(name: str, code: str, seconds: float = 1, **options: Any) -> Step:
@@ -44,11 +46,13 @@ def step(name: str, code: str, seconds: float = 1, **options: Any) -> Step:
     def read(_: Path, log: str) -> list[Finding]:
         return [Finding("says", log.splitlines()[-1])]
 
-    made = Step(name, f"the step {name}", lambda *_: [sys.executable, "-c", code], read, lambda _: seconds)
+    made = Step(
+        name, f"the step {name}", lambda *_: [sys.executable, "-c", code], read, lambda _: seconds
+    )
     return replace(made, **options)
 
 
-def statuses(place: Place, own: list[Step]) -> list[str]:
+def statuses(place: Circumstances, own: list[Step]) -> list[str]:
     return [drive.record_of(place, one).status for one in own]
 
 
@@ -67,8 +71,14 @@ def test_a_step_that_fails_does_not_stop_the_others_and_comes_last_next_time(tmp
     drive.take_all(place, [bad, checked, good], 10, SILENT)
     assert statuses(place, [bad, checked, good]) == ["failed", "failed", "ok"]
     record = drive.record_of(place, bad)
-    assert (record.code, record.tail, record.attempts) == (3, ["reason"], 1) and "SystemExit(3)" in record.command
-    assert drive.findings_of(place, good)[0].value == "42" and drive.record_of(place, good).seconds > 0
+    assert (record.code, record.tail, record.attempts) == (
+        3,
+        ["reason"],
+        1,
+    ) and "SystemExit(3)" in record.command
+    assert (
+        drive.findings_of(place, good)[0].value == "42" and drive.record_of(place, good).seconds > 0
+    )
     assert says(drive.outcome(place, checked, 0)[1], "evidence.failed", findings=["a check"])
     assert [left.name for left in drive.undone(place, [bad, good, later])] == ["later", "bad"]
 
@@ -94,7 +104,7 @@ def test_time_that_is_left_repeats_what_was_measured_the_least(tmp_path: Path):
     place = gpus(tmp_path)
     asked: list[tuple[str, int]] = []
 
-    class Said(drive.Progress):
+    class Said(drive.SilentProgress):
         def began(self, step: Step, repeat: int) -> None:
             asked.append((step.name, repeat))
             if len(asked) == 5:
@@ -109,7 +119,10 @@ def test_time_that_is_left_repeats_what_was_measured_the_least(tmp_path: Path):
 @pytest.mark.usefixtures("processes")
 def test_a_repetition_that_fails_leaves_what_was_measured(tmp_path: Path):
     file = tmp_path / "ran"
-    code = f"from pathlib import Path; f = Path({str(file)!r}); assert not f.exists(); f.touch(); print(1)"
+    code = (
+        f"from pathlib import Path; f = Path({str(file)!r}); assert not f.exists(); f.touch();"
+        " print(1)"
+    )
     once = step("once", code)
     place = gpus(tmp_path / "out")
     place.out.mkdir()
@@ -129,13 +142,18 @@ command.STEPS = [step("slow", "import os, time; print(os.getpid(), flush=True); 
 sys.exit(command.main(["--out", {str(tmp_path)!r}]))
 """
     call = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.DEVNULL)
-    pid = int(awaited(lambda: (tmp_path / "slow.log").exists() and (tmp_path / "slow.log").read_text()))
+    pid = int(
+        awaited(lambda: (tmp_path / "slow.log").exists() and (tmp_path / "slow.log").read_text())
+    )
     slow = psutil.Process(pid)
     call.send_signal(sent)
     assert call.wait(PATIENCE_S) != 0
     assert_gone([slow])
     record = json.loads((tmp_path / "slow.json").read_text())
-    assert record["status"] == ("stopped" if sent == signal.SIGTERM else "running") and record["attempts"] == 1
+    assert (
+        record["status"] == ("stopped" if sent == signal.SIGTERM else "running")
+        and record["attempts"] == 1
+    )
     assert (tmp_path / page.PAGE).exists() == (sent == signal.SIGTERM)
     assert [one.name for one in drive.undone(cpu(tmp_path), [step("slow", "")])] == ["slow"]
 
@@ -152,7 +170,11 @@ def test_tests_that_passed_are_not_run_again(tmp_path: Path):
 
 
 def overrides(words: list[str]) -> dict[str, str]:
-    return dict(word.split("=", 1) for word in words if "=" in word and not word.startswith(("hydra.", "TORCH_")))
+    return dict(
+        word.split("=", 1)
+        for word in words
+        if "=" in word and not word.startswith(("hydra.", "TORCH_"))
+    )
 
 
 SWEEPS = [one for one in STEPS if one.name not in ("machine", "tests")]
@@ -163,7 +185,7 @@ SWEEPS = [one for one in STEPS if one.name not in ("machine", "tests")]
 def test_the_commands_compose_and_name_the_data(one: Step, is_cuda: bool, tmp_path: Path):
     for name in ("MNIST/raw", "text/alpaca_500.jsonl", "tokenizer/tokenizer.model"):
         (tmp_path / name).mkdir(parents=True)
-    place = Place(tmp_path, 4 if is_cuda else 2, is_cuda, 80e9, tmp_path)
+    place = Circumstances(tmp_path, 4 if is_cuda else 2, is_cuda, 80e9, tmp_path)
     if one.skip(place):
         pytest.skip("left out there")
     words = one.command(place, 3)
@@ -193,21 +215,28 @@ def test_the_most_valuable_come_first_and_an_hour_takes_all_on_four_gpus(
     assert ends_s <= 3600
 
 
-def test_what_a_place_has_not_is_left_out_with_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_what_a_place_has_not_is_left_out_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
     assert says(named("scaling").skip(gpus(tmp_path, 1)), "evidence.needs-several")
     assert says(named("table5").skip(gpus(tmp_path, 4, 24e9)), "evidence.needs-8b")
     assert says(named("whole").skip(cpu(tmp_path)), "evidence.needs-gpu")
     assert says(named("table2").skip(gpus(tmp_path, 4, 24e9)), "evidence.needs-memory")
     monkeypatch.setattr(needs.memory, "free_shared_memory_bytes", lambda: 2 * 10**9)
     monkeypatch.setattr(needs.environment, "cores", lambda: 16)
-    assert says(named("table2").skip(gpus(tmp_path)), "evidence.shared-memory", free_bytes=2 * 10**9)
+    assert says(
+        named("table2").skip(gpus(tmp_path)), "evidence.shared-memory", free_bytes=2 * 10**9
+    )
     assert not named("scaling").skip(gpus(tmp_path, 2))
 
 
 @pytest.mark.parametrize(
-    ("memory_bytes", "model"), [(141e9, "llama3_8b"), (80e9, "llama3_8b"), (48e9, "llama3_2_3b"), (24e9, "llama3_2_1b")]
+    ("memory_bytes", "model"),
+    [(141e9, "llama3_8b"), (80e9, "llama3_8b"), (48e9, "llama3_2_3b"), (24e9, "llama3_2_1b")],
 )
-def test_the_language_model_is_one_that_a_gpu_has_room_for(memory_bytes: float, model: str, tmp_path: Path):
+def test_the_language_model_is_one_that_a_gpu_has_room_for(
+    memory_bytes: float, model: str, tmp_path: Path
+):
     assert gpus(tmp_path, 1, memory_bytes).model == model
 
 
@@ -243,17 +272,23 @@ def test_repeated_trainings_are_extrapolated_to_their_mean(tmp_path: Path):
         run_folder.write_json(tmp_path / str(number) / "result.json", record)
     (found,) = findings.extrapolated(tmp_path, "")
     expected_s = 20 * (60_000 * 0.002 + 10_000 * 0.001)
-    assert found.value.startswith(f"{expected_s:,.0f} s") and found.runs == 2 and "2,477" in found.beside
+    assert (
+        found.value.startswith(f"{expected_s:,.0f} s")
+        and found.runs == 2
+        and "2,477" in found.beside
+    )
 
 
 @pytest.fixture
 def compared(tmp_path: Path) -> Callable[..., dict[str, Finding]]:
-    """The findings of runs of some settings, each with its images a second, by the end of their label."""
+    """The findings of runs of some settings, each with its images a second,
+    by the end of their label.
+    """
 
     def found(*runs: dict[str, Any], **options: Any) -> dict[str, Finding]:
         for number, run in enumerate(runs):
             records.write(tmp_path / str(number), records.vision(**run))
-        claim = Compared("layout", "nchw", "faster than nchw", "images_per_s", **options)
+        claim = ComparedRates("layout", "nchw", "faster than nchw", "images_per_s", **options)
         return {one.what: one for one in claim.read(tmp_path, "")}
 
     return found
@@ -263,7 +298,9 @@ def run(layout: str, rate: float, repetition: int = 1, **options: Any) -> dict[s
     return {"layout": layout, "images_per_s": rate, "repetition": repetition} | options
 
 
-def test_a_claim_holds_where_the_whole_interval_is_above_one(compared: Callable[..., dict[str, Finding]]):
+def test_a_claim_holds_where_the_whole_interval_is_above_one(
+    compared: Callable[..., dict[str, Finding]],
+):
     runs = [run("nchw", 100 + small, number) for number, small in enumerate((0, 1, 2), 1)]
     runs += [run("nhwc", 150 + small, number) for number, small in enumerate((0, 1, 2), 1)]
     found = compared(*runs)
@@ -272,7 +309,9 @@ def test_a_claim_holds_where_the_whole_interval_is_above_one(compared: Callable[
     assert (other.verdict, other.runs) == (HOLDS, 3) and "1.50x" in other.gain
 
 
-def test_a_claim_fails_below_one_and_is_open_within_noise(compared: Callable[..., dict[str, Finding]]):
+def test_a_claim_fails_below_one_and_is_open_within_noise(
+    compared: Callable[..., dict[str, Finding]],
+):
     found = compared(run("nchw", 100), run("nhwc", 50), run("other", 100.5))
     assert found["layout=nhwc: faster than nchw"].verdict == FAILS
     assert found["layout=other: faster than nchw"].verdict == UNDECIDED
@@ -284,7 +323,8 @@ def test_what_a_limit_forbids_is_not_told(compared: Callable[..., dict[str, Find
 
 
 @pytest.mark.parametrize(
-    ("status", "is_failure"), [("diverged", True), ("failed", True), ("oom", False), ("refused", False)]
+    ("status", "is_failure"),
+    [("diverged", True), ("failed", True), ("oom", False), ("refused", False)],
 )
 def test_a_run_out_of_memory_is_an_answer_and_one_that_diverged_a_failure(
     status: str, is_failure: bool, compared: Callable[..., dict[str, Finding]]
@@ -304,7 +344,9 @@ def test_steps_that_stalled_are_named(slow: list[int], tmp_path: Path):
 
 
 @pytest.mark.parametrize("folder", ["nowhere", "."])
-def test_a_folder_without_data_is_refused(folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_folder_without_data_is_refused(
+    folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     assert command.main(["--list", "--data", str(tmp_path / folder)]) == 1
     assert find(capsys.readouterr().err, "evidence.no-data", key="--data")
     (tmp_path / "texts" / "tokenizer.model").mkdir(parents=True)
@@ -324,15 +366,19 @@ def test_no_time_is_refused(minutes: str, capsys: pytest.CaptureFixture[str]):
     assert find(capsys.readouterr().err, "evidence.minutes", key="--minutes")
 
 
-def test_a_folder_of_another_machine_or_commit_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    before = command.Machine("NVIDIA H100", 4, "0" * 40, None)
+def test_a_folder_of_another_machine_or_commit_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    before = command.EvidenceMachine("NVIDIA H100", 4, "0" * 40, None)
     run_folder.write_text(tmp_path / command.MACHINE, msgspec.json.encode(before).decode())
     assert command.main(["--out", str(tmp_path)]) == 1
     found = find(capsys.readouterr().err, "evidence.other-machine", key="--out")
     assert {"hardware", "commit"} <= {*found.facts["other"]}
 
 
-def test_two_commands_in_one_folder_are_one_too_many(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_two_commands_in_one_folder_are_one_too_many(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     with command.locked(cpu(tmp_path)):
         assert command.main(["--out", str(tmp_path)]) == 1
     assert find(capsys.readouterr().err, "evidence.locked", key="--out")
@@ -343,7 +389,9 @@ def sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A program of that name, which keeps what it is asked."""
     (tmp_path / "bin").mkdir()
     program = tmp_path / "bin" / "sbatch"
-    program.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\ncat > {tmp_path}/script\necho "17;cluster"\n')
+    program.write_text(
+        f'#!/bin/sh\necho "$@" > {tmp_path}/asked\ncat > {tmp_path}/script\necho "17;cluster"\n'
+    )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
     return tmp_path
@@ -364,16 +412,23 @@ def test_what_sbatch_refuses_is_said_whole(sbatch: Path, capsys: pytest.CaptureF
     program = sbatch / "bin" / "sbatch"
     program.write_text("#!/bin/sh\necho 'sbatch: error: no such partition' >&2\nexit 1\n")
     assert command.main(["--slurm", "partition=x"]) == 1
-    assert "no such partition" in find(capsys.readouterr().err, "evidence.sbatch", key="--slurm").facts["reason"]
+    assert (
+        "no such partition"
+        in find(capsys.readouterr().err, "evidence.sbatch", key="--slurm").facts["reason"]
+    )
 
 
-def test_without_slurm_there_is_no_job(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+def test_without_slurm_there_is_no_job(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     monkeypatch.setenv("PATH", "/nowhere")
     assert command.main(["--slurm", "partition=x"]) == 1
     assert find(capsys.readouterr().err, "evidence.no-sbatch", key="--slurm")
 
 
-@pytest.mark.parametrize("words", [["--gpus=2"], ["-G", "4"], ["--gres=gpu:h100:2"], ["--gpus-per-node=1"]])
+@pytest.mark.parametrize(
+    "words", [["--gpus=2"], ["-G", "4"], ["--gres=gpu:h100:2"], ["--gpus-per-node=1"]]
+)
 def test_options_that_ask_for_gpus_are_known(words: list[str]):
     assert job.asks_for_gpus(words) and not job.asks_for_gpus(["--partition=cpu"])
 
@@ -381,12 +436,24 @@ def test_options_that_ask_for_gpus_are_known(words: list[str]):
 @pytest.mark.usefixtures("processes")
 @pytest.mark.slow
 def test_a_pass_on_cpu_ranks_ends_with_a_page_and_a_file_and_goes_on_after_a_kill(tmp_path: Path):
-    words = [sys.executable, "-m", "multicard", "evidence", "--out", str(tmp_path / "out"), "--only", "machine", "fast"]
+    words = [
+        sys.executable,
+        "-m",
+        "multicard",
+        "evidence",
+        "--out",
+        str(tmp_path / "out"),
+        "--only",
+        "machine",
+        "fast",
+    ]
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(words, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL) as first:
         awaited((tmp_path / "out" / "fast.log").exists)
         first.kill()
-    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     find(done.stdout, "evidence.no-gpu")
     assert find(done.stdout, "evidence.summary", measured=2, steps=2)

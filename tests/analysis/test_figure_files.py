@@ -19,7 +19,7 @@ from analysis import experiments
 from analysis.figures import captions, chart_data, setting_charts, timelines, vega
 from analysis.figures import draw as figures
 from analysis.figures.experiment_charts import COPIED_IN_A_STEP, SHARE, STEP, TITLES
-from analysis.figures.vega import Figure
+from analysis.figures.vega import Chart
 from analysis.runs import details, load
 from multicard.config import schema
 from multicard.observe import gpu_record, readings
@@ -53,11 +53,20 @@ def write(folder: Path, *run_records: dict[str, Any]) -> list[load.Run]:
 
 def test_efficiency_is_against_one_gpu(tmp_path: Path):
     cells = (("fp32", 1, 80), ("fp32", 4, 40), ("bf16", 2, 9))
-    trained = [records.vision(precision=precision, gpus=gpus, total_s=total_s) for precision, gpus, total_s in cells]
-    tuned = [records.llm(gpus=n, tokens_per_s={"non_padding": r}) for n, r in ((1, 100.0), (2, 150.0))]
+    trained = [
+        records.vision(precision=precision, gpus=gpus, total_s=total_s)
+        for precision, gpus, total_s in cells
+    ]
+    tuned = [
+        records.llm(gpus=n, tokens_per_s={"non_padding": r}) for n, r in ((1, 100.0), (2, 150.0))
+    ]
     vision, llm = figures.efficiency(write(tmp_path, *trained, *tuned))
     for figure, several, speedup, share in ((vision, 4, 2.0, 0.5), (llm, 2, 1.5, 0.75)):
-        means = {(r["measure"], r["ranks"]): r["mean"] for r in figure.rows if r["of"] == chart_data.MEASURED}
+        means = {
+            (r["measure"], r["ranks"]): r["mean"]
+            for r in figure.rows
+            if r["of"] == chart_data.MEASURED
+        }
         assert [means["speedup", ranks] for ranks in (1, several)] == [1, speedup]
         assert [means["efficiency", ranks] for ranks in (1, several)] == [1, share]
     assert says(vision.caption, "figure.settings-without-speedup", settings=1)
@@ -67,45 +76,76 @@ def test_efficiency_is_against_one_gpu(tmp_path: Path):
 def test_phases_add_up_to_the_step(tmp_path: Path):
     known = {"data": 0.01, "h2d": 0.0, "forward": 0.03, "backward": 0.05, "optimizer": 0.005}
     runs = write(
-        tmp_path, records.vision(phases_s=known), records.llm(data_s=0.02), records.vision(gpus=2, status="oom")
+        tmp_path,
+        records.vision(phases_s=known),
+        records.llm(data_s=0.02),
+        records.vision(gpus=2, status="oom"),
     )
     vision, llm = figures.phases(runs)
-    assert {row["phase"]: row["mean"] for row in vision.rows} == pytest.approx(known | {"rest of the step": 0.005})
-    assert {row["phase"]: row["mean"] for row in llm.rows} == pytest.approx({"data": 0.02, "rest of the step": 0.08})
-    assert says(vision.caption, "figure.unended", runs=1) and vision.title.endswith(": training on digits")
+    assert {row["phase"]: row["mean"] for row in vision.rows} == pytest.approx(
+        known | {"rest of the step": 0.005}
+    )
+    assert {row["phase"]: row["mean"] for row in llm.rows} == pytest.approx(
+        {"data": 0.02, "rest of the step": 0.08}
+    )
+    assert says(vision.caption, "figure.unended", runs=1) and vision.title.endswith(
+        ": training on digits"
+    )
 
 
 def test_no_figure_mixes_two_data_sets_or_draws_a_lone_dot(tmp_path: Path):
-    several = [records.vision(dataset__name=name, lr=lr) for name in ("digits", "mnist") for lr in (0.1, 0.2)]
+    several = [
+        records.vision(dataset__name=name, lr=lr)
+        for name in ("digits", "mnist")
+        for lr in (0.1, 0.2)
+    ]
     single = records.vision(dataset__name="mnist", epochs=1)
     runs = write(tmp_path, *several, single)
     digits, mnist = figures.losses(runs)
-    assert digits.title.endswith(": training on digits") and mnist.title.endswith(": training on mnist")
-    assert {row["series"] for row in digits.rows} == {row["series"] for row in mnist.rows} == {"lr=0.1", "lr=0.2"}
+    assert digits.title.endswith(": training on digits") and mnist.title.endswith(
+        ": training on mnist"
+    )
+    assert (
+        {row["series"] for row in digits.rows}
+        == {row["series"] for row in mnist.rows}
+        == {"lr=0.1", "lr=0.2"}
+    )
     assert says(mnist.caption, "figure.settings-without-curve", settings=1, along="epoch")
-    assert [figure.title.rpartition(" ")[2] for figure in figures.phases(runs)] == ["digits", "mnist"]
+    assert [figure.title.rpartition(" ")[2] for figure in figures.phases(runs)] == [
+        "digits",
+        "mnist",
+    ]
     assert [figure.name for figure in figures.trade_off(runs)] == ["trade_off", "trade_off-2"]
     assert figures.losses(write(tmp_path / "one", single)) == []
 
 
 def test_losses_of_tuning_are_by_step_and_many_settings_are_several_figures(tmp_path: Path):
-    steps = records.steps([0.1] * 100, per_epoch=100) | {"loss": [float(step) for step in range(100)]}
+    steps = records.steps([0.1] * 100, per_epoch=100) | {
+        "loss": [float(step) for step in range(100)]
+    }
     for number in (1, 2):  # of one seed
         records.write(tmp_path / "tuned" / str(number), records.llm(repetition=number), steps)
     (figure,) = figures.losses(load.read([tmp_path / "tuned"]).runs)
     assert len(figure.rows) == setting_charts.WINDOWS
-    assert [(r["step"], r["mean"], r["low"]) for r in figure.rows[:2]] == [(2, 0.5, None), (4, 2.5, None)]
+    assert [(r["step"], r["mean"], r["low"]) for r in figure.rows[:2]] == [
+        (2, 0.5, None),
+        (4, 2.5, None),
+    ]
     run_records = [records.vision(lr=0.01 * (n + 1)) for n in range(setting_charts.MOST_SERIES + 1)]
     many = figures.losses(write(tmp_path / "many", *run_records))
     assert [figure.name for figure in many] == ["losses", "losses-2"]
-    assert [len({row["series"] for row in figure.rows}) for figure in many] == [setting_charts.MOST_SERIES, 1]
+    assert [len({row["series"] for row in figure.rows}) for figure in many] == [
+        setting_charts.MOST_SERIES,
+        1,
+    ]
 
 
 # Specifications and files
 
 
 @pytest.mark.parametrize(
-    ("name", "device"), [*((name, "cuda") for name in experiments.names()), ("table2", "cpu"), ("llm_metrics", "cpu")]
+    ("name", "device"),
+    [*((name, "cuda") for name in experiments.names()), ("table2", "cpu"), ("llm_metrics", "cpu")],
 )
 def test_every_experiment_has_a_figure_that_can_be_opened(tmp_path: Path, name: str, device: str):
     def change(cell: dict[str, Any]) -> dict[str, Any]:
@@ -117,7 +157,8 @@ def test_every_experiment_has_a_figure_that_can_be_opened(tmp_path: Path, name: 
     form = experiment.view.form
     assert len(counted) == (form == "copies" and device == "cuda")
     assert device == "cpu" or vega_lite().is_valid(figure.spec)
-    assert not re.search(r"#[0-9a-fA-F]{6}\b|black|white", json.dumps(figure.spec))  # a theme's alone
+    # a theme's alone
+    assert not re.search(r"#[0-9a-fA-F]{6}\b|black|white", json.dumps(figure.spec))
     words = texts(figure)
     assert figure.title in words and f"{name}: " in words and "commit 8fdd49003" in words
     assert all(code in words for code in codes(figure.caption))
@@ -134,10 +175,18 @@ def test_every_experiment_has_a_figure_that_can_be_opened(tmp_path: Path, name: 
 def test_general_figures_are_valid(tmp_path: Path):
     grids.fill(tmp_path, "table2", (0, 1))
     runs = load.read([tmp_path]).runs
-    for draws in (figures.effects_alone, figures.losses, figures.phases, figures.efficiency, figures.trade_off):
+    for draws in (
+        figures.effects_alone,
+        figures.losses,
+        figures.phases,
+        figures.efficiency,
+        figures.trade_off,
+    ):
         (figure, *_) = draws(runs)
         assert vega_lite().is_valid(figure.spec)
-        assert figure.title in texts(figure) and not re.search(r"#[0-9a-fA-F]{6}\b", json.dumps(figure.spec))
+        assert figure.title in texts(figure) and not re.search(
+            r"#[0-9a-fA-F]{6}\b", json.dumps(figure.spec)
+        )
 
 
 def test_text_of_runs_cannot_break_a_figure(tmp_path: Path):
@@ -152,7 +201,7 @@ def test_text_of_runs_cannot_break_a_figure(tmp_path: Path):
 
 def test_all_lines_around_a_chart_are_written(tmp_path: Path):
     above, below = ["one line", "another " * 40], ["0123456789 " * 20, "with --a-flag " * 30]
-    figure = Figure("some", "A title", {"mark": "bar", "encoding": {}}, [{"value": 1}], above, below)
+    figure = Chart("some", "A title", {"mark": "bar", "encoding": {}}, [{"value": 1}], above, below)
     words = texts(figure)
     assert all(line.strip() in words for line in ("A title", *above, *below))
     assert all(line.strip().rstrip(".") in figure.caption for line in (*above, *below))
@@ -166,7 +215,8 @@ def test_files_are_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
         vega.save(figure, tmp_path / "out" / f"a.{kind}")
         assert (tmp_path / "out" / f"a.{kind}").read_bytes().startswith(start)
     assert 'fill="white"' in (tmp_path / "out" / "a.svg").read_text()[:600]
-    assert len(json.dumps(figure.spec)) - len(json.dumps(figure.rows)) < 15_000  # marks and words; the data is once
+    # marks and words; the data is once
+    assert len(json.dumps(figure.spec)) - len(json.dumps(figure.rows)) < 15_000
     before = sorted((tmp_path / "out").iterdir())
     with messages.refused("figure.format", key="--out", formats=list(vega.FORMATS)):
         vega.save(figure, tmp_path / "out" / "a.gif")
@@ -196,7 +246,8 @@ def test_all_draws_what_there_is_and_lists_the_rest(tmp_path: Path, said: Said):
     assert printed.splitlines()[-1] == limits.legend([limits.ON_CPU.limit()])[0]
 
 
-LOAD_S, TRAIN_S, EVALUATE_S, PAUSE_S, EPOCHS = 35.0, 40.0, 6.0, 8.0, 3  # reading the data, then the parts of epochs
+# reading the data, then the parts of epochs
+LOAD_S, TRAIN_S, EVALUATE_S, PAUSE_S, EPOCHS = 35.0, 40.0, 6.0, 8.0, 3
 
 
 def sampled(folder: Path, pauses: bool = False, **changes: Any) -> None:
@@ -210,7 +261,9 @@ def sampled(folder: Path, pauses: bool = False, **changes: Any) -> None:
         epochs.append({"epoch": epoch, "train_s": TRAIN_S, "evaluate_s": EVALUATE_S})
     devices = [{"host": "node1", "uuid": f"GPU-{index}", "index": index} for index in range(gpus)]
     part = {"start": 0, "node": 0, "host": "node1", "covers": "training", "spans_s": spans}
-    record = records.vision(**changes) | {"gpu": records.gpu() | {"parts": [part], "devices": devices}}
+    record = records.vision(**changes) | {
+        "gpu": records.gpu() | {"parts": [part], "devices": devices}
+    }
     record["epochs"] = epochs
     records.write(folder, record)
     times_s = np.arange(0.0, spans[-1][1] + 5.0)
@@ -234,11 +287,12 @@ def sampled(folder: Path, pauses: bool = False, **changes: Any) -> None:
     by_gpu = {device["uuid"]: own for device, own in zip(devices, rows, strict=True)}
     gpu_record.write_part(folder, part, by_gpu)
     pq.write_table(
-        pa.concat_tables([pq.ParquetFile(folder / "gpu" / "s00_n00.parquet").read()]), folder / gpu_record.MERGED
+        pa.concat_tables([pq.ParquetFile(folder / "gpu" / "s00_n00.parquet").read()]),
+        folder / gpu_record.MERGED,
     )
 
 
-def timelines_of(folder: Path) -> list[vega.Figure]:
+def timelines_of(folder: Path) -> list[vega.Chart]:
     return timelines.timelines(load.read([folder]).runs)
 
 
@@ -261,9 +315,14 @@ def test_each_gpu_has_a_line_and_each_epoch_a_mark(tmp_path: Path):
     ]
     starts = sorted({row["time_s"] for row in of_torch if row["of"] == "epoch"})
     assert starts[:3] == [LOAD_S, LOAD_S + 50, LOAD_S + length_s]
-    assert min(row["mean"] for row in power if row["of"] == "sample" and 40 < row["time_s"] < 70) > 390
+    assert (
+        min(row["mean"] for row in power if row["of"] == "sample" and 40 < row["time_s"] < 70) > 390
+    )
     text = grids.texts(figure)
-    assert all(word in text for word in ("utilisation (%)", "power (W)", "memory (GB)", "loader=torch", "GPU 1"))
+    assert all(
+        word in text
+        for word in ("utilisation (%)", "power (W)", "memory (GB)", "loader=torch", "GPU 1")
+    )
     assert grids.svg(figure).count("mark-line") >= 6
 
 
@@ -273,44 +332,69 @@ def test_windows_tell_gpus_that_take_turns_from_those_that_are_alike():
     gpu = np.tile(np.array(["GPU 0", "GPU 1"], dtype=object), 70)
     works = (time_s // 10 % 2 == 0) == (gpu == "GPU 0")
     values = np.where(works, 0.8, 0.2)
-    values[(time_s > 50) & (gpu == "GPU 1")] = math.nan  # the last window has samples of one GPU alone
+    # the last window has samples of one GPU alone
+    values[(time_s > 50) & (gpu == "GPU 1")] = math.nan
     samples = {"time_s": time_s, "gpu": gpu, "utilisation": values}
-    timeline = details.Timeline(samples, [(0.0, 30.0, None), (30.0, 60.0, 55.0)])
+    timeline = details.SampleTimeline(samples, [(0.0, 30.0, None), (30.0, 60.0, 55.0)])
     turns = [[0.8, 0.2], [0.2, 0.8]]
-    assert timeline.by_window("utilisation", 10.0) == pytest.approx(np.array([*turns, *turns, turns[0]]))
-    assert timeline.by_window("utilisation", 60.0) == pytest.approx(np.array([[0.6, 0.4], [0.4, 0.5]]))
+    assert timeline.by_window("utilisation", 10.0) == pytest.approx(
+        np.array([*turns, *turns, turns[0]])
+    )
+    assert timeline.by_window("utilisation", 60.0) == pytest.approx(
+        np.array([[0.6, 0.4], [0.4, 0.5]])
+    )
 
 
-def test_long_runs_are_thinned_more_runs_more_figures_and_files_show_what_they_have(tmp_path: Path, monkeypatch):
+def test_long_runs_are_thinned_more_runs_more_figures_and_files_show_what_they_have(
+    tmp_path: Path, monkeypatch
+):
     monkeypatch.setattr(timelines, "MOST_POINTS", 20)
     for seed, lr in enumerate((0.1, 0.2, 0.3, 0.4, 0.5)):
         sampled(tmp_path / str(seed), lr=lr)
     figures = timelines_of(tmp_path)
     assert [figure.name for figure in figures] == ["timelines", "timelines-2"]
-    points = [row for row in figures[1].rows if row["measure"] == "power_w" and row["of"] == "sample"]
+    points = [
+        row for row in figures[1].rows if row["measure"] == "power_w" and row["of"] == "sample"
+    ]
     assert 10 < len(points) <= 20
-    assert list(timelines._points(np.arange(4.0), np.array([1, math.nan, 3, 5.0]))) == [(0, 1), (2, 3), (3, 5)]
+    assert list(timelines._points(np.arange(4.0), np.array([1, math.nan, 3, 5.0]))) == [
+        (0, 1),
+        (2, 3),
+        (3, 5),
+    ]
     file = tmp_path / "4" / "gpu.parquet"
     pq.write_table(pq.read_table(file).drop_columns(["memory_bytes"]), file)  # of earlier versions
     (figure,) = timelines_of(file.parent)
-    assert {row["measure"] for row in figure.rows if row["of"] == "sample"} == {"power_w", "utilisation"}
-    assert "utilisation" in figure.title and "power" in figure.title and "memory" not in figure.title
+    assert {row["measure"] for row in figure.rows if row["of"] == "sample"} == {
+        "power_w",
+        "utilisation",
+    }
+    assert (
+        "utilisation" in figure.title and "power" in figure.title and "memory" not in figure.title
+    )
     file.write_bytes(b"PAR1 cut off")
     assert timelines_of(file.parent) == []
 
 
-def test_the_loaders_have_them_beside_their_figure_or_say_what_is_missing(tmp_path: Path, said: Said, refused: Said):
+def test_the_loaders_have_them_beside_their_figure_or_say_what_is_missing(
+    tmp_path: Path, said: Said, refused: Said
+):
     same = {"dataset": "images", "strategy": "ddp_ds", "dataset__image_size": 300}
     for gpus in (1, 2):
         for loader, layout, kept in (("torch", "nchw", "process"), ("dali", "nhwc", "none")):
             cell = same | {"gpus": gpus, "loader": loader, "layout": layout, "dataset__cache": kept}
-            sampled(tmp_path / "gpus" / f"{loader}{gpus}", pauses=loader == "torch" and gpus > 1, **cell)
+            sampled(
+                tmp_path / "gpus" / f"{loader}{gpus}", pauses=loader == "torch" and gpus > 1, **cell
+            )
             records.write(tmp_path / "cpus" / f"{loader}{gpus}", records.vision("cpu", **cell))
     printed = said("figure", "loaders", tmp_path / "gpus", "--out", tmp_path / "out", "--all")
     files = [one.facts["file"] for one in told(printed) if one.code == "figure.written"]
     assert files[-1].endswith("loaders-timelines.svg") and not says(printed, "figure.no-timelines")
     printed = said("figure", "loaders", tmp_path / "cpus", "--out", tmp_path / "out", "--all")
     needs = find(printed, "figure.no-timelines", experiment="loaders").facts["needs"]
-    assert needs.code == "figure.needs-samples" and "timelines" not in find(printed, "figure.written").facts["file"]
+    assert (
+        needs.code == "figure.needs-samples"
+        and "timelines" not in find(printed, "figure.written").facts["file"]
+    )
     why = refused("figure", "timelines", tmp_path / "cpus")
     assert find(why, "figure.nothing-to-show", figure="timelines", runs=4).facts["needs"] == needs

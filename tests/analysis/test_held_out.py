@@ -1,4 +1,6 @@
-"""Held-out losses decide as accuracies do: by differences row by row, by seeds, and between the same rows alone."""
+"""Held-out losses decide as accuracies do: by differences row by row, by seeds,
+and between the same rows alone.
+"""
 
 import json
 from collections.abc import Callable, Sequence
@@ -18,7 +20,7 @@ from analysis.claims.comparison import ComparedCell, Readings
 from analysis.commands import best, compare
 from analysis.figures.effect_charts import what_matters
 from analysis.figures.setting_charts import losses, trade_off
-from analysis.report.blocks import Grid
+from analysis.report.blocks import SortableTable
 from analysis.runs import load
 from analysis.stats.between_runs import PRIOR_HELD_OUT_SD, RepeatedRuns
 from analysis.stats.held_out import ScoredRows, variance_over_rows
@@ -34,7 +36,9 @@ TOKENS = DRAW.integers(3, 80, ROWS)
 Losses = Sequence[np.ndarray]  # of each seed, the mean nats of a token of each row
 
 
-def write(folder: Path, method: str, total_s: float, losses: Losses, tokens: Any = TOKENS, **changes: Any) -> None:
+def write(
+    folder: Path, method: str, total_s: float, losses: Losses, tokens: Any = TOKENS, **changes: Any
+) -> None:
     """Runs of a method with these losses, a run for each seed."""
     for seed, own in enumerate(losses):
         record = records.llm(method=method, seed=seed, total_s=total_s + 0.01 * seed, **changes)
@@ -65,7 +69,9 @@ def test_equal_by_rows_the_faster_setting_is_recommended(tmp_path: Path):
     found = answer(tmp_path)
     assert found.setting == "method=qlora"
     assert "answer.same-held-out-loss" in codes(found.statement)
-    assert not {"answer.quality-not-measured", "answer.quality-hardly-measured"} & {*codes(found.statement)}
+    assert not {"answer.quality-not-measured", "answer.quality-hardly-measured"} & {
+        *codes(found.statement)
+    }
 
 
 def test_worse_by_rows_is_told_where_the_spread_of_rows_would_hide_it(tmp_path: Path):
@@ -121,7 +127,9 @@ def test_other_rows_are_not_compared(tmp_path: Path):
         write(tmp_path / name, "lora", 100.0, [noisy(2.0)])
         write(tmp_path / name, "qlora", 50.0, [noisy(3.0)[:rows]], tokens)
         found = answer(tmp_path / name)
-        assert found.setting == "method=qlora" and "answer.other-held-out-rows" in codes(found.statement)
+        assert found.setting == "method=qlora" and "answer.other-held-out-rows" in codes(
+            found.statement
+        )
 
 
 def test_the_best_reached_is_of_those_that_can_be_compared(tmp_path: Path):
@@ -150,13 +158,17 @@ def test_rows_of_another_evaluation_count_for_none(tmp_path: Path):
         lambda file: pq.write_table(pa.concat_tables([pq.read_table(file)] * 2), file),
     ],
 )
-def test_without_sound_rows_held_out_losses_are_not_compared(tmp_path: Path, damage: Callable[[Path], Any]):
+def test_without_sound_rows_held_out_losses_are_not_compared(
+    tmp_path: Path, damage: Callable[[Path], Any]
+):
     write(tmp_path, "lora", 100.0, [noisy(2.0)])
     write(tmp_path, "qlora", 50.0, [noisy(3.0)])
     damage(tmp_path / "lora-0" / held_out.FILE)
     found = answer(tmp_path)
     assert held_out.read(tmp_path / "lora-0") is None
-    assert found.setting == "method=qlora" and "answer.other-held-out-rows" in codes(found.statement)
+    assert found.setting == "method=qlora" and "answer.other-held-out-rows" in codes(
+        found.statement
+    )
 
 
 @pytest.mark.parametrize(("rows", "hardly"), [(49, True), (50, False)])
@@ -173,17 +185,25 @@ def test_without_held_out_rows_quality_was_not_measured(tmp_path: Path):
     assert "answer.quality-not-measured" in found and not any("held-out" in code for code in found)
 
 
-@pytest.mark.parametrize(("groups", "are_compared"), [((256, 256), True), ((256, 64), False), ((None, 256), False)])
+@pytest.mark.parametrize(
+    ("groups", "are_compared"), [((256, 256), True), ((256, 64), False), ((None, 256), False)]
+)
 def test_the_quantised_models_stand_beside_each_other(
     tmp_path: Path, groups: tuple[int | None, int | None], are_compared: bool
 ):
     own = noisy(2.0)
-    for method, total_s, groupsize, loss in zip(("full", "qat"), (100.0, 90.0), groups, (2.4, 2.1), strict=True):
+    for method, total_s, groupsize, loss in zip(
+        ("full", "qat"), (100.0, 90.0), groups, (2.4, 2.1), strict=True
+    ):
         simulated = 15 if method == "qat" else 0
         write(tmp_path, method, total_s, [own], fake_quantised_linears=simulated)
         path = tmp_path / f"{method}-0" / "result.json"
         record = json.loads(path.read_text())
-        record["held_out"]["in_int4"] = groupsize and {"loss": loss, "groupsize": groupsize, "evaluate_s": 1.0}
+        record["held_out"]["in_int4"] = groupsize and {
+            "loss": loss,
+            "groupsize": groupsize,
+            "evaluate_s": 1.0,
+        }
         path.write_text(json.dumps(record))
     assert says(answer(tmp_path).statement, "answer.in-int4", loss=2.1, other=2.4) == are_compared
 
@@ -193,7 +213,9 @@ def test_losses_of_pairs_with_another_beta_are_not_compared(tmp_path: Path):
         own = records.llm(method="dpo", method__beta=beta, total_s=100.0 - at)
         records.write(tmp_path / str(beta), own, held_out=records.held_out_rows(loss * HARD, 1))
     found = answer(tmp_path)
-    assert found.setting == "method.beta=0.5" and not any("held-out-loss" in code for code in codes(found.statement))
+    assert found.setting == "method.beta=0.5" and not any(
+        "held-out-loss" in code for code in codes(found.statement)
+    )
 
 
 def test_other_amounts_of_work_are_said_and_not_compared(tmp_path: Path):
@@ -201,7 +223,9 @@ def test_other_amounts_of_work_are_said_and_not_compared(tmp_path: Path):
         own = records.llm(gpus=gpus, max_steps=50)
         own["epochs"][0]["samples"] = 100 * gpus
         own["tokens_per_s"] = {"non_padding": 500.0 * gpus}
-        records.write(tmp_path / str(gpus), own, held_out=records.held_out_rows(noisy(loss), TOKENS))
+        records.write(
+            tmp_path / str(gpus), own, held_out=records.held_out_rows(noisy(loss), TOKENS)
+        )
     found = answer(tmp_path)
     assert found.setting == "gpus=2"
     assert says(found.statement, "answer.other-amounts", trained="200 rows", other="100 rows")
@@ -209,7 +233,12 @@ def test_other_amounts_of_work_are_said_and_not_compared(tmp_path: Path):
 
 def test_of_settings_that_did_as_much_one_that_is_worse_is_not_recommended(tmp_path: Path):
     """Where others did more, and have a lower loss for it."""
-    cells = (("lora", 1, 500.0, 2.0), ("qlora", 1, 2000.0, 2.5), ("lora", 2, 900.0, 1.8), ("qlora", 2, 3000.0, 2.2))
+    cells = (
+        ("lora", 1, 500.0, 2.0),
+        ("qlora", 1, 2000.0, 2.5),
+        ("lora", 2, 900.0, 1.8),
+        ("qlora", 2, 3000.0, 2.2),
+    )
     for method, gpus, rate, loss in cells:
         own = records.llm(method=method, gpus=gpus, max_steps=50)
         own["epochs"][0]["samples"] = 100 * gpus
@@ -227,7 +256,10 @@ def test_a_model_learned_whose_held_out_loss_fell(tmp_path: Path):
         own = records.llm(loss=flat) | records.evaluated(rows, first_loss)
         records.write(tmp_path / name, own, held_out=rows)
     codes_of = {name: codes(answer(tmp_path / name).statement) for name in ("fell", "rose")}
-    assert "answer.loss-did-not-fall" not in codes_of["fell"] and "answer.loss-did-not-fall" in codes_of["rose"]
+    assert (
+        "answer.loss-did-not-fall" not in codes_of["fell"]
+        and "answer.loss-did-not-fall" in codes_of["rose"]
+    )
 
 
 def test_a_target_loss_that_was_missed_is_a_failing(tmp_path: Path):
@@ -256,7 +288,9 @@ def test_the_error_over_rows_is_that_of_drawing_them_again():
 
 
 def test_equal_settings_are_told_apart_as_seldom_as_promised(tmp_path: Path):
-    """Two settings that are equal but for the draw of rows and of seeds, each drawn with what is assumed of seeds."""
+    """Two settings that are equal but for the draw of rows and of seeds,
+    each drawn with what is assumed of seeds.
+    """
     told, worlds = 0, 200
     for world in range(worlds):
         folder = tmp_path / str(world)
@@ -274,11 +308,16 @@ def test_the_table_of_best_has_the_held_out_loss_for_people_and_programs(tmp_pat
     write(tmp_path, "qlora", 50.0, [noisy(2.5)])
     output = best.output(load.read([tmp_path]).runs, None, best.Limits(), False, answers.sentences)
     assert "held-out loss" in output.tables()[0].headings
-    assert [row["held_out_loss"] for row in output.rows] == [pytest.approx(2.5, rel=0.2), pytest.approx(2.0, rel=0.2)]
+    assert [row["held_out_loss"] for row in output.rows] == [
+        pytest.approx(2.5, rel=0.2),
+        pytest.approx(2.0, rel=0.2),
+    ]
 
 
 def of_grid(folder: Path, seeds: int = 2) -> None:
-    """Two methods on one and two GPUs: the method changes the held-out loss by 5 %, the GPUs do not."""
+    """Two methods on one and two GPUs: the method changes the held-out loss by 5 %,
+    the GPUs do not.
+    """
     for method, loss in (("lora", 2.0), ("qlora", 2.1)):
         for gpus in (1, 2):
             for seed in range(seeds):
@@ -294,7 +333,9 @@ def test_what_each_setting_gains_in_held_out_loss_is_told_by_rows(tmp_path: Path
     found = {one.measure: one for one in what_matters([ranking])}
     assert [*found] == ["total_s", "held_out_loss"]
     gains = {effects[0].axis: effects[0].gain for effects in found["held_out_loss"].by_axis}
-    assert gains["method"].is_told and gains["method"].estimate == pytest.approx(-np.log(1.05), abs=0.01)
+    assert gains["method"].is_told and gains["method"].estimate == pytest.approx(
+        -np.log(1.05), abs=0.01
+    )
     assert not gains["gpus"].is_told
     assert found["held_out_loss"].figure("effects").rows
 
@@ -325,11 +366,21 @@ def test_the_page_and_wandb_have_the_held_out_loss(tmp_path: Path):
     write(tmp_path, "qlora", 50.0, [noisy(2.5)])
     found = load.read([tmp_path])
     page = report.build(found, "a title", mix=False)
-    (grid,) = [block for block in page.blocks() if isinstance(block, Grid) and block.name == "tuning"]
+    (grid,) = [
+        block
+        for block in page.blocks()
+        if isinstance(block, SortableTable) and block.name == "tuning"
+    ]
     (column,) = [one for one in grid.columns if one.name == "held_out_loss"]
-    assert column.shown and [*column.values] == [found.runs[0]["held_out_loss"], found.runs[1]["held_out_loss"]]
+    assert column.shown and [*column.values] == [
+        found.runs[0]["held_out_loss"],
+        found.runs[1]["held_out_loss"],
+    ]
     summary = run_record.summary(found.runs[0].record())
-    assert summary["held_out.loss"] == found.runs[0]["held_out_loss"] and summary["held_out.rows"] == ROWS
+    assert (
+        summary["held_out.loss"] == found.runs[0]["held_out_loss"]
+        and summary["held_out.rows"] == ROWS
+    )
     assert not any(key.startswith("held_out.evaluations") for key in summary)
     assert dashboard.summary_keys("held_out_loss") == ["held_out.loss"]
 
@@ -347,7 +398,10 @@ def test_compare_has_held_out_losses_row_by_row(tmp_path: Path, verdict: str, le
     compared = compare.compare(a, b, [], common=False, mix=False)
     (row,) = compare.output(compared).rows
     assert row["held_out_verdict"] == verdict
-    assert (row["a_held_out_loss"], row["b_held_out_loss"]) == (a[0]["held_out_loss"], b[0]["held_out_loss"])
+    assert (row["a_held_out_loss"], row["b_held_out_loss"]) == (
+        a[0]["held_out_loss"],
+        b[0]["held_out_loss"],
+    )
     low, high = row["held_out_ratio_low"], row["held_out_ratio_high"]
     assert low < row["b_held_out_loss"] / row["a_held_out_loss"] < high
     assert says("\n".join(compare.output(compared).lines(None)), "compare.held-out", margin=0.01)
@@ -361,9 +415,16 @@ def test_compare_does_not_judge_losses_of_other_rows_or_amounts(tmp_path: Path):
         scored = records.held_out_rows(own_losses, TOKENS[: len(own_losses)])
         records.write(tmp_path / name / "0", own, records.steps([0.1] * 20), held_out=scored)
     runs = {name: load.read([tmp_path / name]).runs for name in by_name}
-    for other, code in (("rows", "compare.other-held-out-rows"), ("amount", "compare.other-amounts")):
+    for other, code in (
+        ("rows", "compare.other-held-out-rows"),
+        ("amount", "compare.other-amounts"),
+    ):
         (cell,) = compare.compare(runs["a"], runs[other], [], common=False, mix=False)
-        assert cell.held_out is not None and cell.held_out.bounds is None and says(cell.held_out.verdict, code)
+        assert (
+            cell.held_out is not None
+            and cell.held_out.bounds is None
+            and says(cell.held_out.verdict, code)
+        )
 
 
 def test_without_held_out_rows_compare_has_no_column_of_them(tmp_path: Path):
@@ -391,8 +452,14 @@ def test_a_claim_takes_a_held_out_loss_that_fell_for_learning(tmp_path: Path):
     flat = {"first": 2.0, "last": 2.0, "mean_of_last_tenth": 2.0}
     for name, first_loss in (("fell", 3.0), ("rose", 1.0)):
         rows = records.held_out_rows(2.0 * HARD / HARD.mean(), 10)
-        records.write(tmp_path / name, records.llm(loss=flat) | records.evaluated(rows, first_loss), held_out=rows)
+        records.write(
+            tmp_path / name,
+            records.llm(loss=flat) | records.evaluated(rows, first_loss),
+            held_out=rows,
+        )
         found = load.read([tmp_path / name]).runs
         side = ComparedCell(name, tuple(found))
         doubts = conditions._unlearned(side, Readings(found), RepeatedRuns(found))
-        assert [doubt.code for doubt in doubts] == ([] if name == "fell" else ["claim.losses-did-not-fall"])
+        assert [doubt.code for doubt in doubts] == (
+            [] if name == "fell" else ["claim.losses-did-not-fall"]
+        )

@@ -30,19 +30,26 @@ Sweep = Callable[..., list[Run]]
 
 @pytest.fixture
 def sweep(tmp_path: Path) -> Sweep:
-    """Runs on 1 and 2 GPUs, three of each; those on 2 with these limits, or the first of them alone."""
+    """Runs on 1 and 2 GPUs, three of each; those on 2 with these limits,
+    or the first of them alone.
+    """
 
-    def written(*own: Any, first: bool = False, slow: Sequence[Sequence[int]] = ((), (), ())) -> list[Run]:
+    def written(
+        *own: Any, first: bool = False, slow: Sequence[Sequence[int]] = ((), (), ())
+    ) -> list[Run]:
         folder = tmp_path / f"{len([*tmp_path.iterdir()])}"
         for index, (gpus, seed) in enumerate((gpus, seed) for gpus in (1, 2) for seed in range(3)):
-            steps_s = [(0.1 + 0.0001 * seed) / gpus * (1 + 0.02 * (number % 3)) for number in range(100)]
+            steps_s = [
+                (0.1 + 0.0001 * seed) / gpus * (1 + 0.02 * (number % 3)) for number in range(100)
+            ]
             limited = own if gpus == 2 and (seed == 0 or not first) else ()
             record = records.vision(
                 gpus=gpus,
                 seed=seed,
                 total_s=sum(steps_s),
                 test_accuracy=0.99,
-                step_s=records.formulas.statistics(steps_s, 1) | {"slow_steps": slow[seed] if gpus == 2 else []},
+                step_s=records.formulas.statistics(steps_s, 1)
+                | {"slow_steps": slow[seed] if gpus == 2 else []},
                 limits=[msgspec.to_builtins(limit) for limit in limited],
                 prediction=records.prediction(error=0.01 * index),
             )
@@ -64,8 +71,10 @@ def test_a_run_tells_its_limits_by_code_in_python_and_in_tables(sweep: Sweep):
     runs = sweep(NEW)
     assert [run["limits"] for run in runs] == [""] * 3 + ["of-tomorrow"] * 3
     assert [run["marks"] for run in runs] == [""] * 3 + [limits.UNKNOWN_SIGN] * 3
-    assert list(multicard.load(runs[0].folder.parent).to_pandas()["limits"]) == [run["limits"] for run in runs]
-    found = load.Found(runs, [])
+    assert list(multicard.load(runs[0].folder.parent).to_pandas()["limits"]) == [
+        run["limits"] for run in runs
+    ]
+    found = load.FoundRuns(runs, [])
     assert says(text(list_runs.output(found, runs, None).lines(None)), "limit.of-tomorrow")
 
 
@@ -75,7 +84,8 @@ def test_best_and_effects_rank_no_run_of_which_nothing_may_be_said(sweep: Sweep)
     assert not says(limited, "answer.run")
     assert find(limited, "best.not-ranked").facts["untold"] == 3
     (ranking,) = best.rankings(sweep(NEW))
-    assert [one.gpus for one in ranking.settings] == [1]  # and so effects and charts of settings have one level
+    # and so effects and charts of settings have one level
+    assert [one.gpus for one in ranking.settings] == [1]
 
 
 def test_a_speed_up_is_not_said_where_it_is_forbidden(sweep: Sweep):
@@ -87,7 +97,8 @@ def test_a_run_whose_rate_is_not_the_settings_is_left_out_where_there_are_others
     (ranking,) = best.rankings(sweep(limits.STALLED.limit(), first=True))
     assert sorted(len(one.counted) for one in ranking.settings) == [2, 3]
     assert says(ranked(sweep(limits.STALLED.limit(), first=True)), "runs.left-out", runs=1, of=6)
-    (ranking,) = best.rankings(sweep(limits.STALLED.limit()))  # all of them: there is nothing better to go by
+    # all of them: there is nothing better to go by
+    (ranking,) = best.rankings(sweep(limits.STALLED.limit()))
     assert sorted(len(one.counted) for one in ranking.settings) == [3, 3]
     spreads = RepeatedRuns(sweep(limits.STALLED.limit(), first=True))
     assert sorted(map(len, spreads.settings)) == [2, 3]
@@ -103,9 +114,9 @@ def test_slow_steps_are_named_where_one_run_has_them_and_counted_where_several_d
     assert says(said, "runs.left-out", runs=1) and says(said, "limit.slow-steps")
     every = sweep(slow=[[7], [8], [9]])
     assert says(ranked(every), "limit.slow-steps")
-    assert [limit.says for limit in limits.in_order(limit for run in every for limit in run.limits)] == [
-        str(limits.SLOW_STEPS.says)
-    ]
+    assert [
+        limit.says for limit in limits.in_order(limit for run in every for limit in run.limits)
+    ] == [str(limits.SLOW_STEPS.says)]
     (everywhere,) = limits.notes([run.record() for run in every])
     assert find(everywhere, "notes.mark", mark="slow_steps", runs=3)
 
@@ -150,7 +161,7 @@ def test_charts_and_the_page_say_it(sweep: Sweep):
     assert limits.STALLED.sign in figure.marks
     with refused("figure.nothing-to-show"):
         draw.make("efficiency", sweep(limits.APART.limit()))
-    page = build(load.Found(runs, []), "a title", mix=False)
+    page = build(load.FoundRuns(runs, []), "a title", mix=False)
     assert page.legend[limits.UNKNOWN_SIGN] == NEW.says
     assert [sign for sign, _ in page.warnings] == [limits.UNKNOWN_SIGN]
 

@@ -1,4 +1,6 @@
-"""Every command of `analysis` on records in which a key became anything: read, or left out in a line that names it."""
+"""Every command of `analysis` on records in which a key became anything: read,
+or left out in a line that names it.
+"""
 
 import copy
 import json
@@ -26,16 +28,35 @@ from tests.helpers.messages import says
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "records_v1"  # measured by an early version
 GONE = "gone"  # instead of a value: the key is removed
-VALUES: list[Any] = [None, "\x1b[2J\n\u202e", 10**30, -0.5, [["a", {"b": [1]}]], GONE]  # a kind of mutation each
+# a kind of mutation each
+VALUES: list[Any] = [None, "\x1b[2J\n\u202e", 10**30, -0.5, [["a", {"b": [1]}]], GONE]
 Place = tuple[str | int, ...]
 
 
 def profiled(**changes: Any) -> dict[str, Any]:
     """A training run's record with every key that one may have."""
-    rows = {("api", "cudaLaunchKernel"): 0.1, ("copy", "memcpy Host-to-Device"): 0.1, ("phase", "forward"): 0.3}
-    measured: dict[str, Any] = {"saves_s": {"input": 0.1}, "saves_spread_s": {"input": 0.1}, "step_s": {"whole": 0.1}}
-    diagnosis = {"bound": "input", "sentence": "The input.", **measured, "spread": 0.1, "rounds_s": {"whole": [0.1]}}
-    own = {"profile": records.profile([rows] * 2, [0.1, 0.2]), "diagnosis": diagnosis, "gpu": records.gpu(by="other")}
+    rows = {
+        ("api", "cudaLaunchKernel"): 0.1,
+        ("copy", "memcpy Host-to-Device"): 0.1,
+        ("phase", "forward"): 0.3,
+    }
+    measured: dict[str, Any] = {
+        "saves_s": {"input": 0.1},
+        "saves_spread_s": {"input": 0.1},
+        "step_s": {"whole": 0.1},
+    }
+    diagnosis = {
+        "bound": "input",
+        "sentence": "The input.",
+        **measured,
+        "spread": 0.1,
+        "rounds_s": {"whole": [0.1]},
+    }
+    own = {
+        "profile": records.profile([rows] * 2, [0.1, 0.2]),
+        "diagnosis": diagnosis,
+        "gpu": records.gpu(by="other"),
+    }
     record = records.vision(gpus=2, epochs=3, **changes) | own
     record["config"]["profile"] = {"name": "kineto"}
     return record | {"prediction": records.prediction(fits="yes")}
@@ -43,16 +64,26 @@ def profiled(**changes: Any) -> dict[str, Any]:
 
 def whole() -> dict[str, dict[str, Any]]:
     measured = {
-        path.parent.parent.name: json.loads(path.read_text()) for path in sorted(FIXTURES.glob("*/*/result.json"))
+        path.parent.parent.name: json.loads(path.read_text())
+        for path in sorted(FIXTURES.glob("*/*/result.json"))
     }
     cause = {"kind": "exception", "message": "an error", "rank": 0, "log_tail": ["a line"]}
     failed = records.vision(precision="bf16", status="failed", cause=cause)
-    return measured | {"all": profiled(), "llm": records.llm(prediction=records.prediction()), "failed": failed}
+    return measured | {
+        "all": profiled(),
+        "llm": records.llm(prediction=records.prediction()),
+        "failed": failed,
+    }
 
 
 WHOLE = whole()
-OTHERS = {"one": records.vision(epochs=3), "fp64": profiled(precision="fp64"), "llm2": records.llm(gpus=2)}
-OTHERS["odd"] = records.vision(gpus=4, phases_s={"": 1e17, "sleep": -1.0, "forward": 0.1})  # phases of nobody's
+OTHERS = {
+    "one": records.vision(epochs=3),
+    "fp64": profiled(precision="fp64"),
+    "llm2": records.llm(gpus=2),
+}
+# phases of nobody's
+OTHERS["odd"] = records.vision(gpus=4, phases_s={"": 1e17, "sleep": -1.0, "forward": 0.1})
 ENVIRONMENT = records.environment()
 
 
@@ -79,9 +110,13 @@ def draw_places(value: Any, count: int, seed: int) -> list[Place]:
 
 
 def test_every_command_survives_mutations(tmp_path: Path, monkeypatch, capsys):
-    """Each kind of mutation at three places of each kind of record, and in the environment beside it."""
+    """Each kind of mutation at three places of each kind of record,
+    and in the environment beside it.
+    """
     # figures are made whole, and not drawn
-    monkeypatch.setattr(vega, "save", lambda figure, path: json.dumps(readable(figure.spec), allow_nan=False))
+    monkeypatch.setattr(
+        vega, "save", lambda figure, path: json.dumps(readable(figure.spec), allow_nan=False)
+    )
     root, steps = tmp_path, records.steps([0.1 + 0.01 * (step % 4) for step in range(20)])
     for name, record in (WHOLE | OTHERS).items():
         records.write(root / "whole" / name, record, steps)
@@ -97,11 +132,22 @@ def test_every_command_survives_mutations(tmp_path: Path, monkeypatch, capsys):
     for skipped in found.skipped:
         assert skipped.folder.parent.name == "mutated"
         if not says(skipped.why, "runs.copy"):
-            assert re.search(r"\$|nested|field `(kind|schema_version)`|newer", skipped.why), skipped.why
+            assert re.search(r"\$|nested|field `(kind|schema_version)`|newer", skipped.why), (
+                skipped.why
+            )
     both = [str(root / "whole"), str(root / "mutated")]
     out = str(root / "out")
     for words in (
-        ["list", *both, "--where", "total_s > 1 or gpus = 2", "--sort", "total_s desc, gpus", "--csv", f"{out}.csv"],
+        [
+            "list",
+            *both,
+            "--where",
+            "total_s > 1 or gpus = 2",
+            "--sort",
+            "total_s desc, gpus",
+            "--csv",
+            f"{out}.csv",
+        ],
         ["best", "--goal", "time", "--accuracy", "0.1", *both],
         ["compare", *both, "--common", "--mix", "--gate", "5%"],
         ["table", "table2", *both, "--all"],
@@ -132,7 +178,9 @@ def test_a_key_that_its_kind_of_run_lacks_counts_for_nothing(tmp_path: Path):
 
 def test_nested_json_is_one_line_wherever_it_stands(tmp_path: Path):
     nested = "[" * 100_000 + "]" * 100_000
-    good, bad = (records.write(tmp_path / "runs" / name, records.vision()) for name in ("good", "bad"))
+    good, bad = (
+        records.write(tmp_path / "runs" / name, records.vision()) for name in ("good", "bad")
+    )
     (good / "environment.json").write_text(f'{{"python": {nested}}}')
     bad = bad / "result.json"
     bad.write_text(bad.read_text().replace('"config": {', f'"config": {{"odd": {nested}, ', 1))

@@ -36,8 +36,16 @@ def test_a_frame_has_the_columns_of_list_with_their_types(runs: Runs, folder: Pa
     assert main(["list", str(folder / "before"), "--csv", str(tmp_path / "runs.csv")]) == 0
     rows, frame = list(csv.DictReader((tmp_path / "runs.csv").open())), runs.to_pandas()
     assert [*frame.columns] == [*rows[0]] and len(frame) == len(rows) == len(runs)
-    assert (frame.gpus.dtype, frame.total_s.dtype, frame.pin_memory.dtype) == ("int64", "float64", "bool")
-    assert frame.total_s.tolist() == [float(row["total_s"]) for row in rows] == [run["total_s"] for run in runs]
+    assert (frame.gpus.dtype, frame.total_s.dtype, frame.pin_memory.dtype) == (
+        "int64",
+        "float64",
+        "bool",
+    )
+    assert (
+        frame.total_s.tolist()
+        == [float(row["total_s"]) for row in rows]
+        == [run["total_s"] for run in runs]
+    )
     assert frame.compile_s.isna().all()
     some = runs.where("gpus>=2 and precision='fp16'", sort="total_s desc")
     assert [run["seed"] for run in some] == some.to_arrow()["seed"].to_pylist() and len(some) == 3
@@ -52,25 +60,40 @@ def test_a_frame_has_the_columns_of_list_with_their_types(runs: Runs, folder: Pa
             "best {0}/before --goal memory --accuracy 99% --memory 80GB --gpus 4",
             lambda runs, _: runs.best("memory", accuracy=0.99, memory=80e9, gpus=4),
         ),
-        ("best {0} --goal time", lambda _, folder: multicard.load(folder).best("time")),  # several works
-        ("compare {0}/before {0}/after --margin 1%", lambda runs, folder: runs.compare(folder / "after", margin="1%")),
+        # several works
+        ("best {0} --goal time", lambda _, folder: multicard.load(folder).best("time")),
+        (
+            "compare {0}/before {0}/after --margin 1%",
+            lambda runs, folder: runs.compare(folder / "after", margin="1%"),
+        ),
         ("compare {0}/before --by precision", lambda runs, _: runs.compare(by="precision")),
     ],
 )
 def test_what_is_returned_prints_as_the_command_does_and_shows_its_tables(
-    words: str, show: Callable[[Runs, Path], Any], runs: Runs, folder: Path, capsys: pytest.CaptureFixture[str]
+    words: str,
+    show: Callable[[Runs, Path], Any],
+    runs: Runs,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
 ):
     assert main(words.format(folder).split()) == 0
-    printed = [line for line in capsys.readouterr().out.splitlines() if line[:2] not in ("A:", "B:", "A,")]
+    printed = [
+        line for line in capsys.readouterr().out.splitlines() if line[:2] not in ("A:", "B:", "A,")
+    ]
     shown = show(runs, folder)
     assert repr(shown).splitlines() == printed
-    assert shown._repr_html_().count("<tr>") == len(shown._rows) + shown._repr_html_().count("<table>")
+    assert shown._repr_html_().count("<tr>") == len(shown._rows) + shown._repr_html_().count(
+        "<table>"
+    )
     assert len(shown.to_pandas()) == len(shown._rows)
 
 
 def test_the_steps_without_the_warmup_have_the_mean_of_the_run(runs: Runs):
     steps = runs.steps(0)
-    assert steps.columns[:4].tolist() == ["epoch", "rank", "step", "step_s"] and (~steps.measured).sum() == 1
+    assert (
+        steps.columns[:4].tolist() == ["epoch", "rank", "step", "step_s"]
+        and (~steps.measured).sum() == 1
+    )
     assert steps[steps.measured].step_s.mean() == pytest.approx(runs[0]["step_s"])
 
 
@@ -85,7 +108,11 @@ def test_the_steps_without_the_warmup_have_the_mean_of_the_run(runs: Runs):
         (lambda runs: runs.compare(), "compare.no-other", None, {"missing": True}),
         (
             lambda runs: runs.where("gpus=1 or precision='fp16'").compare(by="precision"),
-            *("compare.missing-cells", None, {"missing": {"precision=fp32": ["gpus=2"]}, "common": True}),
+            *(
+                "compare.missing-cells",
+                None,
+                {"missing": {"precision=fp32": ["gpus=2"]}, "common": True},
+            ),
         ),
     ],
 )
@@ -117,7 +144,9 @@ def test_what_a_condition_may_have_meant_is_said(runs: Runs):
         ("`python -m analysis list --csv FILE` writes all", "`to_arrow()` has all"),
     ],
 )
-def test_options_in_a_refusal_are_written_as_arguments(option: str, argument: str, monkeypatch: pytest.MonkeyPatch):
+def test_options_in_a_refusal_are_written_as_arguments(
+    option: str, argument: str, monkeypatch: pytest.MonkeyPatch
+):
     @refusing()
     def refuse() -> None:
         raise Refusal("a.b", option, key="--by", value=1)
@@ -125,40 +154,60 @@ def test_options_in_a_refusal_are_written_as_arguments(option: str, argument: st
     monkeypatch.setattr(messages, "BY_CODE", False)
     with pytest.raises(Refusal) as caught:
         refuse()
-    assert (str(caught.value), caught.value.key, caught.value.facts) == (argument, "by", {"value": 1})
+    assert (str(caught.value), caught.value.key, caught.value.facts) == (
+        argument,
+        "by",
+        {"value": 1},
+    )
 
 
 def test_a_notebook_shows_the_first_rows_of_a_long_table():
-    shown = text_table.Table(["a"], [["1"]] * 1000).html()
+    shown = text_table.TextTable(["a"], [["1"]] * 1000).html()
     assert shown.count("<tr>") == text_table.MOST_ROWS + 1 and "800" in shown
 
 
 def test_a_notebook_shows_names_as_text(tmp_path: Path):
     names = ["<script>alert(1)</script>", "b"]
-    runs = multicard.load(records.write_all(tmp_path, *(records.vision(hardware=name) for name in names)))
+    runs = multicard.load(
+        records.write_all(tmp_path, *(records.vision(hardware=name) for name in names))
+    )
     assert "&lt;script&gt;" in runs._repr_html_() and "<script>" not in runs._repr_html_()
 
 
 def test_figures_of_several_works_are_one_chart(tmp_path: Path):
     cells = (("digits", 0.1), ("mnist", 0.1), ("mnist", 0.2))
     works = (records.vision(dataset__name=name, lr=lr) for name, lr in cells)
-    shown = multicard.load(records.write_all(tmp_path, *works)).figure("losses").to_dict()["vconcat"]
+    shown = (
+        multicard.load(records.write_all(tmp_path, *works)).figure("losses").to_dict()["vconcat"]
+    )
     assert len(shown) == len({json.dumps(part["data"]) for part in shown}) == 2
 
 
 def shown_data(cell: dict[str, Any]) -> list[Any]:
-    """What a cell shows, without sentences: kinds of outputs, the cells of tables, texts of what is no table."""
+    """What a cell shows, without sentences: kinds of outputs, the cells of tables,
+    texts of what is no table.
+    """
     found = []
     for output in cell.get("outputs", []):
         data = output.get("data", {})
         html, plain = "".join(data.get("text/html", ())), data.get("text/plain")
         cells = re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", html)
-        found.append((output["output_type"], [*data], cells, None if html else plain, len(output.get("text", ()))))
+        found.append(
+            (
+                output["output_type"],
+                [*data],
+                cells,
+                None if html else plain,
+                len(output.get("text", ())),
+            )
+        )
     return found
 
 
 def test_the_worked_notebook_gives_its_outputs():
     stored = json.loads(notebook.NOTEBOOK.read_text())
     for cell, anew in zip(stored["cells"], notebook.carried_out(stored)["cells"], strict=True):
-        assert shown_data(anew) == shown_data(cell), "python -m tests.helpers.notebook writes the outputs anew"
+        assert shown_data(anew) == shown_data(cell), (
+            "python -m tests.helpers.notebook writes the outputs anew"
+        )
         assert {**anew, "outputs": None} == {**cell, "outputs": None}

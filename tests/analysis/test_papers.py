@@ -1,4 +1,6 @@
-"""What the papers print: the figures, what to know of them, and which runs they may stand beside."""
+"""What the papers print: the figures, what to know of them,
+and which runs they may stand beside.
+"""
 
 import csv
 import re
@@ -38,8 +40,13 @@ def panel(name: str, folder: Path) -> Panel:
 
 def test_of_panels_as_full_the_one_that_is_as_the_experiment_comes_first(tmp_path: Path):
     settings = product((100, 700), ("ddp_ds", "ddp_rr"))
-    each = [records.vision(strategy=strategy, gpus=2, dataset__image_size=size) for size, strategy in settings]
-    found = experiments.panels(experiments.load("strategies"), load.read([records.write_all(tmp_path, *each)]).runs)
+    each = [
+        records.vision(strategy=strategy, gpus=2, dataset__image_size=size)
+        for size, strategy in settings
+    ]
+    found = experiments.panels(
+        experiments.load("strategies"), load.read([records.write_all(tmp_path, *each)]).runs
+    )
     assert [dict(each.setting)["dataset.image_size"] for each in found] == [700, 100]
 
 
@@ -52,15 +59,25 @@ def test_all_figures_are_there_and_each_names_what_there_is():
             experiment = experiments.load(figure.experiment)
             assert set(figure.cell) <= {*experiment.swept, *experiment.papers.all}, figure
     measures = {
-        figure.measure for figure in printed.everything() if figure.experiment in TABLES and len(figure.cell) > 1
+        figure.measure
+        for figure in printed.everything()
+        if figure.experiment in TABLES and len(figure.cell) > 1
     }
-    assert measures <= {*FIGURES, printed.SPEEDUP_1GPU, printed.SPEEDUP, printed.GAIN, printed.SAVED}
+    assert measures <= {
+        *FIGURES,
+        printed.SPEEDUP_1GPU,
+        printed.SPEEDUP,
+        printed.GAIN,
+        printed.SAVED,
+    }
     assert printed.rows("figures")[0].keys() <= PrintedFigure.__dataclass_fields__.keys()
 
 
 def test_every_note_stands_under_what_it_is_of():
     notes = {note["code"]: note for note in printed.rows("notes")}
-    assert {name for note in notes.values() for name in note["under"].split()} <= set(experiments.names())
+    assert {name for note in notes.values() for name in note["under"].split()} <= set(
+        experiments.names()
+    )
     for figure in printed.everything():
         if figure.note:
             assert figure.experiment in notes[figure.note]["under"].split(), figure
@@ -76,7 +93,9 @@ def differing(difference: Message) -> tuple[str, str, str, bool]:
 def test_figures_stand_beside_the_same_setting_alone(tmp_path: Path):
     same = panel("table2", grids.write_papers(tmp_path / "same", "table2"))
     assert not same_setting.differences(same) and len(same_setting.beside(same, "total_s")) == 12
-    other = panel("table2", grids.write_papers(tmp_path / "other", "table2", epochs=2, batch_size=64))
+    other = panel(
+        "table2", grids.write_papers(tmp_path / "other", "table2", epochs=2, batch_size=64)
+    )
     assert not same_setting.beside(other, "total_s")
     (line,) = same_setting.notes(other, [])
     assert line.code == "paper.other-setting"
@@ -87,7 +106,10 @@ def test_figures_stand_beside_the_same_setting_alone(tmp_path: Path):
     shrunk = panel("table2", grids.write_papers(tmp_path / "shrunk", "table2", scale="smoke"))
     assert shrunk.command == "python train_vision.py experiment=table2 name=table2 scale=smoke"
     assert not same_setting.beside(shrunk, "total_s") and not same_setting.notes(shrunk, [])
-    few = panel("table5", grids.write_papers(tmp_path / "few", "table5", dataset="synthetic", dataset__rows=500))
+    few = panel(
+        "table5",
+        grids.write_papers(tmp_path / "few", "table5", dataset="synthetic", dataset__rows=500),
+    )
     assert not same_setting.beside(few, "total_s")
     (line,) = same_setting.notes(few, [])
     assert [differing(one) for one in line.facts["reasons"]][-2:] == [
@@ -97,37 +119,58 @@ def test_figures_stand_beside_the_same_setting_alone(tmp_path: Path):
 
 
 def test_iteration_times_of_table_5_are_some_of_figure_10_too(tmp_path: Path):
-    for gpus, (dataset, template) in product((1, 2), {"alpaca_cleaned": "instruct", "samsum": "summarize"}.items()):
-        keys = grids.papers_setting("table5") | grids.papers_setting("datasets") | {"max_steps": 25_880}
+    for gpus, (dataset, template) in product(
+        (1, 2), {"alpaca_cleaned": "instruct", "samsum": "summarize"}.items()
+    ):
+        keys = (
+            grids.papers_setting("table5")
+            | grids.papers_setting("datasets")
+            | {"max_steps": 25_880}
+        )
         record = records.llm(**keys | {"dataset": dataset, "template": template, "gpus": gpus})
         records.write(tmp_path / f"{dataset}-{gpus}", record)
     beside = same_setting.beside(panel("datasets", tmp_path), "step_s")
-    times = {(dict(cell)["dataset"], dict(cell)["gpus"]): figure.value for cell, figure in beside.items()}
-    assert times == {("alpaca_cleaned", gpus): s for gpus, s in ((1, 0.77), (2, 0.93), (3, 0.90), (4, 0.94))}
+    times = {
+        (dict(cell)["dataset"], dict(cell)["gpus"]): figure.value for cell, figure in beside.items()
+    }
+    assert times == {
+        ("alpaca_cleaned", gpus): s for gpus, s in ((1, 0.77), (2, 0.93), (3, 0.90), (4, 0.94))
+    }
     assert {figure.source for figure in beside.values()} == {"Table 5 of both papers"}
 
 
 @pytest.mark.parametrize("name", experiments.names())
 def test_each_experiment_is_as_printed_but_for_what_is_said(name: str):
-    """Key by key: what the papers print, what they do not and the experiment chose, and `instead` with its reason."""
+    """Key by key: what the papers print, what they do not and the experiment chose,
+    and `instead` with its reason.
+    """
     experiment = experiments.load(name)
     known = experiment.papers
     content = yaml.safe_load((experiments.FOLDER / f"{name}.yaml").read_text())
     params = {key: str(value) for key, value in content["hydra"]["sweeper"]["params"].items()}
-    first = [f"{key}={value.partition(',')[0]}" for key, value in params.items()]  # an option brings keys with it
+    # an option brings keys with it
+    first = [f"{key}={value.partition(',')[0]}" for key, value in params.items()]
     entry = {"vision": "train_vision", "llm": "tune_llm"}[experiment.kind]
     config = OmegaConf.to_container(composed(f"experiment={name}", *first, entry=entry))
     assert isinstance(config, dict)
     own = flat({str(key): value for key, value in config.items()})
     of_groups = ("profile.name", "optimizer.name")  # whose columns are no axes
-    own = {key if key in of_groups else key.removesuffix(".name"): value for key, value in own.items()}
-    own = {key: str(value) if isinstance(value, list) else value for key, value in own.items()}  # as in a column
-    own |= {key: older.as_now for key, older in schema.OLDER.items()}  # which runs of earlier versions may lack
+    own = {
+        key if key in of_groups else key.removesuffix(".name"): value for key, value in own.items()
+    }
+    # as in a column
+    own = {key: str(value) if isinstance(value, list) else value for key, value in own.items()}
+    # which runs of earlier versions may lack
+    own |= {key: older.as_now for key, older in schema.OLDER.items()}
     own |= {key: [*values] for key, values in experiment.swept.items()}
     if own.get("template", "") is None:
         own["template"] = DATASETS[own["dataset"]].template
     of_machine = {"device"}  # auto: the GPUs that are there
-    differ = {key: own[key] for key, value in known.all.items() if key not in of_machine and not same(own[key], value)}
+    differ = {
+        key: own[key]
+        for key, value in known.all.items()
+        if key not in of_machine and not same(own[key], value)
+    }
     assert differ == {key: other.value for key, other in known.instead.items()}
 
 
@@ -142,7 +185,10 @@ def test_table_4_has_the_papers_sizes_beside_those_of_whole_sets(tmp_path: Path,
     read = {"text_rows": {"read": 14_731, "cut": 0, "left_out": 0}}
     records.write(tmp_path / "whole", records.llm(**whole, **read))
     records.write(tmp_path / "part", records.llm(dataset={"name": "alpaca_cleaned", "rows": 500}))
-    rows = {row["dataset"]: row for row in csv.DictReader(said("table", "table4", tmp_path, "--csv", "-").splitlines())}
+    rows = {
+        row["dataset"]: row
+        for row in csv.DictReader(said("table", "table4", tmp_path, "--csv", "-").splitlines())
+    }
     assert {name: (row["paper rows"], row["paper size_mb"]) for name, row in rows.items()} == {
         "alpaca_cleaned": ("51760", "24.1"),
         "grammar": ("185000000", "3710.5"),
@@ -153,18 +199,25 @@ def test_table_4_has_the_papers_sizes_beside_those_of_whole_sets(tmp_path: Path,
     assert rows["samsum"]["paper tasks"] == "conversation summarization"
     assert not rows["alpaca_cleaned"]["rows"] and rows["slimorca"]["paper template"] == "instruct"
     assert all(
-        rows[name]["template"] == rows[name]["paper template"] for name in ("alpaca_cleaned", "grammar", "samsum")
+        rows[name]["template"] == rows[name]["paper template"]
+        for name in ("alpaca_cleaned", "grammar", "samsum")
     )
     assert says(said("table", "table4", tmp_path), "table.no-rows")
 
 
 def test_every_experiment_is_a_row_of_the_page_and_says_what_it_takes_in_full():
-    rows = re.findall(r"^\| .*\| `(\w+)` \|$", (ROOT / "docs" / "papers.md").read_text(), re.MULTILINE)
+    rows = re.findall(
+        r"^\| .*\| `(\w+)` \|$", (ROOT / "docs" / "papers.md").read_text(), re.MULTILINE
+    )
     assert sorted(rows) == sorted(experiments.names())
     of_no_paper = [name for name in experiments.names() if not printed.in_full(name)]
     assert of_no_paper == ["engines", "what_fits"]
     panels = [(experiments.load(name), []) for name in experiments.names()]
-    folds = [block for block in sections.of_papers([], panels, []).blocks if isinstance(block, Fold)]
+    folds = [
+        block for block in sections.of_papers([], panels, []).blocks if isinstance(block, Fold)
+    ]
     (commands,) = (block for fold in folds for block in fold.blocks if isinstance(block, Facts))
-    of_table2 = next(says for says, command in commands.rows if "experiment=table2 " in f"{command} ")
+    of_table2 = next(
+        says for says, command in commands.rows if "experiment=table2 " in f"{command} "
+    )
     assert printed.in_full("table2") in of_table2 and "7.9 hours" in of_table2

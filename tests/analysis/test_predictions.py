@@ -22,7 +22,10 @@ HALF_WIDTH = 0.15
 def scaled(folder: Path, **changes: Any) -> Path:
     """Four runs whose figures were all predicted too high by ERRORS."""
     of_runs = [records.prediction("scaled", error, HALF_WIDTH, fits="yes") for error in ERRORS]
-    return write(folder, *(records.vision(seed=seed, prediction=of) | changes for seed, of in enumerate(of_runs)))
+    return write(
+        folder,
+        *(records.vision(seed=seed, prediction=of) | changes for seed, of in enumerate(of_runs)),
+    )
 
 
 def printed(said: Said, *words: object) -> list[list[str]]:
@@ -37,9 +40,16 @@ def test_errors_bias_and_coverage_are_those_by_hand(tmp_path: Path, said: Said):
     runs = scaled(tmp_path / "scaled")
     by_hand = ["4", "15.0%", "15.0%", "+5.0%", "50%", "15% to 85%", "±15.0%"]
     lines = printed(said, runs)
-    for figure, basis in (("step", "scaled"), ("total", "scaled"), ("energy", "scaled"), ("memory", "computed")):
+    for figure, basis in (
+        ("step", "scaled"),
+        ("total", "scaled"),
+        ("energy", "scaled"),
+        ("memory", "computed"),
+    ):
         assert [figure, basis, *by_hand] in lines
-    assert ["memory", "measured", "1", "10.0%"] in [line[:4] for line in printed(said, tmp_path / "known")]
+    assert ["memory", "measured", "1", "10.0%"] in [
+        line[:4] for line in printed(said, tmp_path / "known")
+    ]
     both = printed(said, runs, tmp_path / "probed")
     assert ["step", "probed", "1", "2.0%", "2.0%", "+2.0%", "100%", "21% to 100%", "±10.0%"] in both
     assert ["step", "all", "5", "10.0%", "12.4%", "+4.4%", "60%", "23% to 88%", "±15.0%"] in both
@@ -58,19 +68,27 @@ def test_what_says_nothing_of_a_prediction_is_left_out_with_the_reason(tmp_path:
         records.vision(**own, device="cpu", seed=6),
     )
     compared = predictions.compare(load.read([tmp_path]).runs)
-    assert [each.column for each in compared.figures if each.run["seed"] in (1, 2)] == ["peak_memory_bytes"] * 2
+    assert [each.column for each in compared.figures if each.run["seed"] in (1, 2)] == [
+        "peak_memory_bytes"
+    ] * 2
     assert {each.run["seed"] for each in compared.figures if each.column == "step_s"} == {0, 6}
-    assert {each.run["seed"] for each in compared.figures if each.column == "peak_memory_bytes"} == {0, 1, 2}
+    assert {
+        each.run["seed"] for each in compared.figures if each.column == "peak_memory_bytes"
+    } == {0, 1, 2}
     assert set(compared.left_out.values()) == {1}
     lines = said("predictions", tmp_path)
     for mark in KINDS:
         reason = f"times and energy left out, {mark.says!s}"
-        told_so = Message("predictions.no-times", reason, reason=str(mark.says)) in compared.left_out
+        told_so = (
+            Message("predictions.no-times", reason, reason=str(mark.says)) in compared.left_out
+        )
         assert told_so == (mark.column in ("disturbed", "loaded"))
     assert says(lines, "predictions.ended", status="diverged")
     assert says(lines, "predictions.unknown-times", about="no record like it")
     assert says(lines, "predictions.none") and says(lines, "predictions.cpu-memory")
-    assert [one.facts["runs"] for one in told(lines) if one.code == "predictions.left-out"] == [1] * 6
+    assert [one.facts["runs"] for one in told(lines) if one.code == "predictions.left-out"] == [
+        1
+    ] * 6
 
 
 def test_times_if_others_stay_as_busy_are_compared_where_they_did(tmp_path: Path):
@@ -83,7 +101,9 @@ def test_times_if_others_stay_as_busy_are_compared_where_they_did(tmp_path: Path
         records.vision(**own, seed=0, load=records.load(others_cores=9.0)),
         records.vision(**own, seed=1, load=records.load(others_cores=12.0)),  # busier
         records.vision(**own, seed=2),  # nobody
-        records.vision(**own, seed=3, load=records.load(others_cores=9.0), gpu=records.gpu(by="python")),
+        records.vision(
+            **own, seed=3, load=records.load(others_cores=9.0), gpu=records.gpu(by="python")
+        ),
     )
     compared = predictions.compare(load.read([tmp_path]).runs)
     found = [each for each in compared.figures if each.basis == "probed& as busy"]
@@ -94,27 +114,45 @@ def test_times_if_others_stay_as_busy_are_compared_where_they_did(tmp_path: Path
     assert found[1].error == pytest.approx(0.3)
     assert sum(compared.left_out.values()) == 2  # seeds 1 and 3; the run alone is compared as any
     assert {each.run["seed"] for each in compared.figures if each.basis == "probed&"} == {2}
-    assert says("\n".join(predictions.output(load.read([tmp_path]).runs, [tmp_path]).lines(None)), "predict.loaded")
+    assert says(
+        "\n".join(predictions.output(load.read([tmp_path]).runs, [tmp_path]).lines(None)),
+        "predict.loaded",
+    )
 
 
 def test_verdicts_stand_beside_what_ran_out_of_memory(tmp_path: Path, said: Said):
-    ends = [("yes", "ok"), ("yes", "ok"), ("yes", "oom"), ("tight", "ok"), ("no", "oom"), ("no", "oom")]
+    ends = [
+        ("yes", "ok"),
+        ("yes", "ok"),
+        ("yes", "oom"),
+        ("tight", "ok"),
+        ("no", "oom"),
+        ("no", "oom"),
+    ]
     runs = [
         records.vision(seed=seed, status=status, prediction=records.prediction(fits=fits))
         for seed, (fits, status) in enumerate(ends)
     ]
     on_cpu = records.vision(device="cpu", prediction=records.prediction(fits="yes"))
-    shared = records.vision(gpu=records.gpu(by="python"), prediction=records.prediction(fits="yes"), status="oom")
+    shared = records.vision(
+        gpu=records.gpu(by="python"), prediction=records.prediction(fits="yes"), status="oom"
+    )
     lines = printed(said, write(tmp_path, *runs, on_cpu, shared))
     assert ["yes", "2", "1"] in lines and ["tight", "1", "0"] in lines and ["no", "0", "2"] in lines
 
 
-@pytest.mark.parametrize("prediction", [None, {"basis": "unknown", "about": "all records were disturbed"}])
+@pytest.mark.parametrize(
+    "prediction", [None, {"basis": "unknown", "about": "all records were disturbed"}]
+)
 def test_runs_without_a_prediction_are_refused_with_the_remedy(
     tmp_path: Path, refused: Said, prediction: dict[str, Any] | None
 ):
     write(tmp_path, records.vision(prediction=prediction))
     line = refused("predictions", tmp_path, "--csv", tmp_path / "p.csv")
-    assert says(line, "predictions.nothing", folders=str(tmp_path)) and says(line, "predictions.remedy")
+    assert says(line, "predictions.nothing", folders=str(tmp_path)) and says(
+        line, "predictions.remedy"
+    )
     assert predictions.REMEDY.remedies == ["-m gpus=1,2"]
-    assert ("all records were disturbed" in line) == (prediction is not None) and not (tmp_path / "p.csv").exists()
+    assert ("all records were disturbed" in line) == (prediction is not None) and not (
+        tmp_path / "p.csv"
+    ).exists()

@@ -15,11 +15,11 @@ from analysis.commands import best
 from analysis.commands.best import Limits
 from analysis.figures.effect_charts import what_matters
 from analysis.figures.setting_charts import efficiency
-from analysis.report.blocks import Grid, Recommendation, Report
+from analysis.report.blocks import Recommendation, Report, SortableTable
 from analysis.runs import load
 from analysis.runs.load import Run
 from multicard.records import table as table_at_end
-from multicard.records.run_folder import Run as EndedRun
+from multicard.records.run_folder import RecordedRun as EndedRun
 from tests.conftest import ROOT
 from tests.helpers import records
 from tests.helpers.messages import Told, told
@@ -32,8 +32,12 @@ def example(name: str) -> World:
     return lambda _: EXAMPLES / name
 
 
-def over_gpus(one: tuple[float, ...], two: tuple[float, ...], slow_s: float | None = None, **changes: Any) -> World:
-    """Runs on one and two GPUs of these times; with `slow_s` one more on two, which others disturbed."""
+def over_gpus(
+    one: tuple[float, ...], two: tuple[float, ...], slow_s: float | None = None, **changes: Any
+) -> World:
+    """Runs on one and two GPUs of these times; with `slow_s` one more on two,
+    which others disturbed.
+    """
 
     def written(folder: Path) -> Path:
         for gpus, times in ((1, one), (2, two)):
@@ -41,7 +45,9 @@ def over_gpus(one: tuple[float, ...], two: tuple[float, ...], slow_s: float | No
                 record = records.vision(gpus=gpus, seed=seed, total_s=total_s, **changes)
                 records.write(folder / "sweep" / f"{gpus}-{seed}", record | records.accurate(0.99))
         if slow_s is not None:
-            record = records.vision(gpus=2, seed=9, total_s=slow_s, load=records.load(12.0), **changes)
+            record = records.vision(
+                gpus=2, seed=9, total_s=slow_s, load=records.load(12.0), **changes
+            )
             records.write(folder / "sweep" / "slow", record | records.accurate(0.99))
         return folder / "sweep"
 
@@ -51,8 +57,14 @@ def over_gpus(one: tuple[float, ...], two: tuple[float, ...], slow_s: float | No
 def apart(folder: Path) -> Path:
     """A script whose ranks trained apart."""
     for gpus, total_s in ((1, 100.0), (2, 30.0)):
-        own = {"trained": "apart", "apart_by": "group", "seen_codes": ["script.no-process-group"]} if gpus > 1 else {}
-        records.write(folder / "sweep" / str(gpus), records.script(gpus=gpus, total_s=total_s, **own))
+        own = (
+            {"trained": "apart", "apart_by": "group", "seen_codes": ["script.no-process-group"]}
+            if gpus > 1
+            else {}
+        )
+        records.write(
+            folder / "sweep" / str(gpus), records.script(gpus=gpus, total_s=total_s, **own)
+        )
     return folder / "sweep"
 
 
@@ -60,20 +72,26 @@ def passed_over(folder: Path) -> Path:
     """The fastest of three settings is far less accurate, so that the second is recommended."""
     for gpus, total_s, share in ((1, 100.0, 0.99), (2, 60.0, 0.99), (4, 30.0, 0.90)):
         for seed in range(2):
-            record = records.vision(gpus=gpus, seed=seed, total_s=total_s + seed) | records.accurate(share)
+            record = records.vision(
+                gpus=gpus, seed=seed, total_s=total_s + seed
+            ) | records.accurate(share)
             records.write(folder / "sweep" / f"{gpus}-{seed}", record)
     return folder / "sweep"
 
 
 def tuned(*settings: tuple[str, float, float], seeds: int = 2, rows: int = 100) -> World:
-    """Tuning by method, training time and held-out loss, on rows that differ far more than methods do."""
+    """Tuning by method, training time and held-out loss,
+    on rows that differ far more than methods do.
+    """
 
     def written(folder: Path) -> Path:
         draw = np.random.default_rng(0)
         of_rows, tokens = draw.lognormal(0.0, 0.6, rows), draw.integers(5, 60, rows)
         for method, total_s, loss in settings:
             for seed in range(seeds):
-                losses = loss * of_rows * (1 + 0.01 * draw.standard_normal(rows)) * (1 + 0.001 * seed)
+                losses = (
+                    loss * of_rows * (1 + 0.01 * draw.standard_normal(rows)) * (1 + 0.001 * seed)
+                )
                 own = records.llm(method=method, seed=seed, total_s=total_s + 0.1 * seed)
                 scored = records.held_out_rows(losses, tokens)
                 records.write(folder / "sweep" / f"{method}-{seed}", own, held_out=scored)
@@ -116,7 +134,11 @@ class Everywhere:
     @property
     def rows(self) -> list[dict[str, Any]]:
         """The rows of the page's table of settings, in their order."""
-        (grid,) = [block for block in self.page.blocks() if isinstance(block, Grid) and block.name in KINDS]
+        (grid,) = [
+            block
+            for block in self.page.blocks()
+            if isinstance(block, SortableTable) and block.name in KINDS
+        ]
         columns = {column.name: column for column in grid.columns}
         whole = [at for at, parent in enumerate(grid.parents) if parent is None]
         return [{name: one.values[at] for name, one in columns.items()} for at in whole]
@@ -141,7 +163,9 @@ def test_the_sentence_is_one_everywhere(everywhere: Everywhere):
     said = told(str(everywhere.answer.sentence))
     assert said and told(everywhere.best)[: len(said)] == said
     assert told(everywhere.page.answer) == said
-    assert everywhere.end[: len(said)] == (said if len(everywhere.answer.ranking.settings) > 1 else [])
+    assert everywhere.end[: len(said)] == (
+        said if len(everywhere.answer.ranking.settings) > 1 else []
+    )
     (card,) = [block for block in everywhere.page.blocks() if isinstance(block, Recommendation)]
     assert told(card.statement) == told(str(everywhere.answer.statement))
 
@@ -160,7 +184,9 @@ def test_the_recommended_row_is_first_and_the_only_one_that_is_marked(everywhere
         recommended is not None and at == 0 for at in range(len(ranking.settings))
     ]
     if recommended is not None:
-        assert {key: rows[0][key] for key in ranking.keys} == {key: dict(recommended.cell)[key] for key in ranking.keys}
+        assert {key: rows[0][key] for key in ranking.keys} == {
+            key: dict(recommended.cell)[key] for key in ranking.keys
+        }
         assert columns[ranking.column].values[0] == pytest.approx(rows[0]["total_s"])
         assert columns["rank"].values[0] == ranking.settings.index(recommended) + 1
 
@@ -186,29 +212,42 @@ def test_an_effect_has_the_ratio_and_the_hedge_of_the_recommendation(everywhere:
     answer = everywhere.answer
     if len(answer.ranking.settings) != 2 or answer.ranking.keys != ["gpus"]:
         return
-    one, two = (next(each for each in answer.ranking.settings if each.gpus == gpus) for gpus in (1, 2))
+    one, two = (
+        next(each for each in answer.ranking.settings if each.gpus == gpus) for gpus in (1, 2)
+    )
     ratio = answer.ranking.repeated.ratio(answer.ranking.column, two.runs, one.runs)
     time = next(each for each in what_matters([answer.ranking]) if each.measure == "total_s")
     ((effect,),) = time.by_axis
-    assert math.exp(effect.gain.estimate) == pytest.approx(ratio.ratio, rel=2e-3)  # of geometric means
-    assert effect.gain.is_told == (answer.ranking.cheaper(one, two) or answer.ranking.cheaper(two, one))
+    # of geometric means
+    assert math.exp(effect.gain.estimate) == pytest.approx(ratio.ratio, rel=2e-3)
+    assert effect.gain.is_told == (
+        answer.ranking.cheaper(one, two) or answer.ranking.cheaper(two, one)
+    )
     bounds = ratio.bounds()
     assert bounds is not None and effect.gain.low is not None and effect.gain.high is not None
-    assert (math.exp(effect.gain.low), math.exp(effect.gain.high)) == pytest.approx(bounds, rel=5e-3)
+    assert (math.exp(effect.gain.low), math.exp(effect.gain.high)) == pytest.approx(
+        bounds, rel=5e-3
+    )
 
 
 def test_a_speed_up_is_the_ratio_of_the_means_of_best(everywhere: Everywhere):
     ranking = everywhere.answer.ranking
     if ranking.untold:
-        assert efficiency(everywhere.runs) == [] and all(row.get("speedup") is None for row in everywhere.rows)
+        assert efficiency(everywhere.runs) == [] and all(
+            row.get("speedup") is None for row in everywhere.rows
+        )
         return
     costs = [one.cost for one in ranking.settings]
     ratios = [first / second for first in costs for second in costs]
     charted = [row for figure in efficiency(everywhere.runs) for row in figure.rows]
-    speedups = [row["mean"] for row in charted if row["measure"] == "speedup" and row["of"] == "measured"]
+    speedups = [
+        row["mean"] for row in charted if row["measure"] == "speedup" and row["of"] == "measured"
+    ]
     speedups += [row["speedup"] for row in everywhere.rows if row.get("speedup") is not None]
     has_several = len({one.gpus for one in ranking.settings}) > 1
-    assert bool(speedups) == has_several and all(any(math.isclose(one, other) for other in ratios) for one in speedups)
+    assert bool(speedups) == has_several and all(
+        any(math.isclose(one, other) for other in ratios) for one in speedups
+    )
 
 
 def test_the_table_at_the_end_marks_the_row_in_the_swept_order(everywhere: Everywhere):
@@ -227,4 +266,8 @@ def test_a_setting_that_is_not_the_fastest_is_first_all_the_same(tmp_path: Path)
     (table,) = output.tables()
     ranked, use = table.headings.index("#"), table.headings.index("use")
     assert [(row[ranked], row[use]) for row in table.rows] == [("2", "yes"), ("1", ""), ("3", "")]
-    assert [(row["rank"], row["recommended"]) for row in output.rows] == [(1, False), (2, True), (3, False)]
+    assert [(row["rank"], row["recommended"]) for row in output.rows] == [
+        (1, False),
+        (2, True),
+        (3, False),
+    ]

@@ -1,4 +1,6 @@
-"""`export` and `import`: what rows may hold, what is refused, and where the rows of others are used."""
+"""`export` and `import`: what rows may hold, what is refused,
+and where the rows of others are used.
+"""
 
 import getpass
 import json
@@ -17,14 +19,19 @@ from analysis.runs import load
 from multicard.estimate import shared_rows
 from multicard.estimate.estimates import estimate
 from multicard.estimate.history import history_folders
-from multicard.estimate.target import Target
+from multicard.estimate.target import TargetMachine
 from multicard.records import run_folder
 from tests.analysis.conftest import Said
 from tests.helpers import past_runs, records
 from tests.helpers.messages import says
 
 ROOT = Path(__file__).parents[2]
-SECRETS = {"host": "secret-node17", "user": "secret-jane", "job": "secret-4711", "path": "/home/secret-jane/data"}
+SECRETS = {
+    "host": "secret-node17",
+    "user": "secret-jane",
+    "job": "secret-4711",
+    "path": "/home/secret-jane/data",
+}
 
 
 def strings(content: Any) -> Iterator[str]:
@@ -49,7 +56,12 @@ def secretive(**changes: Any) -> dict[str, Any]:
     config["dataset"] |= {"root": SECRETS["path"], "secret_key": 1}
     config["tracker"] |= {"entity": SECRETS["user"], "tags": [SECRETS["user"]]}
     segment = records.segment() | {"hosts": [SECRETS["host"]], "job": SECRETS["job"]}
-    return record | {"name": SECRETS["user"], "job": SECRETS["job"], "segments": [segment], "dirty": True}
+    return record | {
+        "name": SECRETS["user"],
+        "job": SECRETS["job"],
+        "segments": [segment],
+        "dirty": True,
+    }
 
 
 @pytest.fixture
@@ -65,23 +77,48 @@ def exported(folder: Path, *words: str) -> dict[str, Any]:
 
 def test_no_string_of_an_export_says_whose_it_is(root: Path, capsys: pytest.CaptureFixture[str]):
     machine = records.environment() | {"host": SECRETS["host"], "platform": SECRETS["host"]}
-    machine["packages"] |= {"torch": f"2.11.0+{SECRETS['user']}", SECRETS["user"]: "1.0", "numpy": "2.4.6"}
+    machine["packages"] |= {
+        "torch": f"2.11.0+{SECRETS['user']}",
+        SECRETS["user"]: "1.0",
+        "numpy": "2.4.6",
+    }
     records.write(root / "a" / "0", secretive(), machine=machine)
     content = exported(root)
-    private = [*SECRETS.values(), "secret", socket.gethostname(), str(Path.home()), str(root.parent)]
+    private = [
+        *SECRETS.values(),
+        "secret",
+        socket.gethostname(),
+        str(Path.home()),
+        str(root.parent),
+    ]
     private += [records.COMMIT, "fff61eda", "9b990dc14fcc", "77.5", "2026-11"]
     texts = [*strings(content), *capsys.readouterr().out.split()]
-    assert not [(text, secret) for text in texts[:-1] for secret in private if secret.lower() in text.lower()]
+    assert not [
+        (text, secret)
+        for text in texts[:-1]
+        for secret in private
+        if secret.lower() in text.lower()
+    ]
     assert getpass.getuser() not in [*strings(content)]
     (row,) = content["rows"]
-    assert row["commit"] is None and row["versions"]["numpy"] == "2.4.6" and "torch" not in row["versions"]
+    assert (
+        row["commit"] is None
+        and row["versions"]["numpy"] == "2.4.6"
+        and "torch" not in row["versions"]
+    )
     assert row["hardware"] == "NVIDIA H200" and row["settings"]["precision.name"] == "fp32"
     assert "cost" not in row["figures"] and "dataset.secret_key" not in row["settings"]
 
 
 def test_names_of_models_are_those_that_a_library_has():
     names = ("resnet50", "timm/resnet18", "resnet18.secret", "timm/secret", "secret")
-    assert [shared_rows.is_public("vision", "model.name", name) for name in names] == [True, True, False, False, False]
+    assert [shared_rows.is_public("vision", "model.name", name) for name in names] == [
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
 
 
 def test_figures_have_their_runs_mean_and_spread(root: Path):
@@ -138,8 +175,12 @@ NEEDED = broken()["rows"][0]["settings"]
     ],
 )
 def test_a_broken_file_is_refused_in_a_line(root: Path, refused: Said, content: Any):
-    Path("in.json").write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
-    assert says(refused("import", "in.json"), "import.refused", file="in.json") and not root.exists()
+    Path("in.json").write_bytes(
+        content if isinstance(content, bytes) else json.dumps(content).encode()
+    )
+    assert (
+        says(refused("import", "in.json"), "import.refused", file="in.json") and not root.exists()
+    )
 
 
 def test_imported_rows_are_predictions_and_grey_marks_but_no_runs(root: Path, said: Said):
@@ -151,12 +192,18 @@ def test_imported_rows_are_predictions_and_grey_marks_but_no_runs(root: Path, sa
     (file,) = (root / "published").iterdir()
     assert main(["list"]) == 1 and history_folders(root / "own" / "0") == []
 
-    target = Target("h200", gpu="NVIDIA H200")
+    target = TargetMachine("h200", gpu="NVIDIA H200")
     (told,) = estimate([past_runs.config(run)], root / "own" / "0", [target])
     step_s = told.prediction.step_s
     assert told.prediction.basis == "published" and file.stem in told.prediction.about
-    assert step_s is not None and step_s.low < 0.25 < step_s.high and step_s.value == pytest.approx(0.25)
-    (other,) = estimate([past_runs.config(run)], root / "own" / "0", [Target("l4", gpu="NVIDIA L4")])
+    assert (
+        step_s is not None
+        and step_s.low < 0.25 < step_s.high
+        and step_s.value == pytest.approx(0.25)
+    )
+    (other,) = estimate(
+        [past_runs.config(run)], root / "own" / "0", [TargetMachine("l4", gpu="NVIDIA L4")]
+    )
     assert other.prediction.basis == "unknown"
 
     for precision, total_s in (("fp32", 100.0), ("bf16", 60.0)):
@@ -164,7 +211,9 @@ def test_imported_rows_are_predictions_and_grey_marks_but_no_runs(root: Path, sa
         records.write(root / "own" / precision, own)
     (figure,) = trade_off(load.read([root]).runs)
     grey = [row for row in figure.rows if row["of"] == SHARED]
-    assert {row["total_s"] for row in grey} == {80.0} and all("NVIDIA H200" in row["series"] for row in grey)
+    assert {row["total_s"] for row in grey} == {80.0} and all(
+        "NVIDIA H200" in row["series"] for row in grey
+    )
     assert any("NVIDIA H200" in note for note in figure.below)
     file.write_text("{")
     (figure,) = trade_off(load.read([root]).runs)
@@ -172,8 +221,16 @@ def test_imported_rows_are_predictions_and_grey_marks_but_no_runs(root: Path, sa
 
 
 def test_a_row_says_how_its_gpus_are_linked_and_their_driver(root: Path):
-    gpus = [{"uuid": str(number), "name": "NVIDIA H100", "driver": "580.65.06"} for number in range(2)]
-    links = [{"link": "NV18"}, {"link": "NV18"}, {"link": "SYS"}, {"link": "a private name"}, {"link": None}]
+    gpus = [
+        {"uuid": str(number), "name": "NVIDIA H100", "driver": "580.65.06"} for number in range(2)
+    ]
+    links = [
+        {"link": "NV18"},
+        {"link": "NV18"},
+        {"link": "SYS"},
+        {"link": "a private name"},
+        {"link": None},
+    ]
     folder = root / "sweep" / "run"
     records.write(folder, records.vision(total_s=50.0))
     run_folder.write_json(folder / "environment.json", {"gpus": gpus, "topology": {"links": links}})

@@ -1,4 +1,6 @@
-"""Records are brought to W&B once each, by a small server that stands in for it, and the dashboard that reads them."""
+"""Records are brought to W&B once each, by a small server that stands in for it,
+and the dashboard that reads them.
+"""
 
 import json
 from dataclasses import replace
@@ -16,7 +18,7 @@ from multicard.records.figures import ALL, BYTES, FIGURES, Figure
 from multicard.records.schema_parts import Gpu
 from multicard.run import controller as run
 from multicard.tracking import history, keys, run_record, upload
-from multicard.tracking.history import Timeline
+from multicard.tracking.history import RunClock
 from multicard.vision.workload import WORKLOAD
 from tests.analysis.conftest import Said
 from tests.conftest import SMALL, as_dict, composed, warm_up
@@ -26,34 +28,48 @@ from tests.helpers.wandb_stand_in import SUMMARY, Server
 
 
 def written(sweep: Path) -> list[Path]:
-    """A sweep of a vision run, one that ran out of memory, and a tuning run, measured without W&B."""
+    """A sweep of a vision run, one that ran out of memory, and a tuning run,
+    measured without W&B.
+    """
     made = [
         records.vision(gpus=1),
-        records.vision(gpus=2, status="oom", cause={"kind": "oom", "message": "CUDA out of memory"}),
+        records.vision(
+            gpus=2, status="oom", cause={"kind": "oom", "message": "CUDA out of memory"}
+        ),
         records.llm(),
     ]
     return [
-        records.write(sweep / f"gpus={number}-0000000{number}", record, records.steps([1.0] * 4, per_epoch=2))
+        records.write(
+            sweep / f"gpus={number}-0000000{number}", record, records.steps([1.0] * 4, per_epoch=2)
+        )
         for number, record in enumerate(made)
     ]
 
 
 def ids(folders: list[Path]) -> list[str]:
-    return [run_record.run_id(run_folder.decode((folder / "result.json").read_bytes())) for folder in folders]
+    return [
+        run_record.run_id(run_folder.decode((folder / "result.json").read_bytes()))
+        for folder in folders
+    ]
 
 
 def test_every_record_is_uploaded_once(tmp_path: Path, wandb_server: Server, capsys, said: Said):
     folders = written(tmp_path / "sweep")
     assert main(["sync", str(tmp_path), "--project", "trial"]) == 0
     printed = capsys.readouterr()
-    assert told(printed.out) == [Told("sync.uploaded", None, {"n": 3, "had": 0})] and not printed.err
+    assert (
+        told(printed.out) == [Told("sync.uploaded", None, {"n": 3, "had": 0})] and not printed.err
+    )
     assert not wandb_server.unknown and set(ids(folders)) == set(wandb_server.runs)
 
     vision, memory, tuning = (wandb_server.runs[name] for name in ids(folders))
     assert (vision.exit_code, memory.exit_code, tuning.exit_code) == (0, 0, 0)
     assert vision.variables["project"] == "trial" and vision.variables["groupName"] == "sweep"
     assert (vision.variables["jobType"], tuning.variables["jobType"]) == ("vision", "llm")
-    assert memory.variables["tags"] == ["oom"] and memory.summary["cause.message"] == "CUDA out of memory"
+    assert (
+        memory.variables["tags"] == ["oom"]
+        and memory.summary["cause.message"] == "CUDA out of memory"
+    )
     steps = [row for row in vision.history if keys.STEP in row]
     assert [row[keys.STEP] for row in steps] == [0, 1, 2, 3] and len(vision.history) == 6
     assert [row["_step"] for row in vision.history] == list(range(6))
@@ -64,26 +80,34 @@ def test_every_record_is_uploaded_once(tmp_path: Path, wandb_server: Server, cap
     calls = len(wandb_server.calls)
     assert says(said("sync", tmp_path, "--project", "trial"), "sync.uploaded", n=0, had=3)
     assert len(wandb_server.calls) == calls
-    assert says(said("sync", tmp_path), "sync.uploaded", n=3, had=0)  # another project, another place
+    # another project, another place
+    assert says(said("sync", tmp_path), "sync.uploaded", n=3, had=0)
     assert len(wandb_server.runs) == 3
     assert {stored.variables["project"] for stored in wandb_server.runs.values()} == {"multicard"}
 
 
-def test_what_has_no_configuration_goes_where_most_of_its_sweep_goes(tmp_path: Path, wandb_server: Server):
+def test_what_has_no_configuration_goes_where_most_of_its_sweep_goes(
+    tmp_path: Path, wandb_server: Server
+):
     for gpus in (8, 2):
         record = records.vision(gpus=gpus)
         record["config"]["tracker"] |= {"project": "my-node"}
-        records.write(tmp_path / "sweep" / f"gpus={gpus}-0000000{gpus}", record, records.steps([1.0] * 4))
+        records.write(
+            tmp_path / "sweep" / f"gpus={gpus}-0000000{gpus}", record, records.steps([1.0] * 4)
+        )
     known = ("schema_version", "kind", "name", "axes", "started_at", "repetition")
     refused = {name: record[name] for name in known} | {"status": "refused"}
     records.write(
-        tmp_path / "sweep" / "gpus=16-refused", refused | {"cause": {"kind": "refused", "message": "gpus=16"}}
+        tmp_path / "sweep" / "gpus=16-refused",
+        refused | {"cause": {"kind": "refused", "message": "gpus=16"}},
     )
     assert main(["sync", str(tmp_path)]) == 0
     assert [stored.variables["project"] for stored in wandb_server.runs.values()] == ["my-node"] * 3
 
 
-def test_what_fails_is_tried_again_and_named(tmp_path: Path, wandb_server: Server, monkeypatch, capsys, said: Said):
+def test_what_fails_is_tried_again_and_named(
+    tmp_path: Path, wandb_server: Server, monkeypatch, capsys, said: Said
+):
     first, second, _ = written(tmp_path / "sweep")
     whole, tries = upload.record, list[Path]()
 
@@ -114,7 +138,9 @@ def test_an_upload_that_was_cut_off_goes_on_where_it_ended(
 ):
     folder, *_ = written(tmp_path / "sweep")
 
-    def samples(_: Path, __: Gpu | None, timeline: Timeline) -> list[tuple[float, dict[str, float]]]:
+    def samples(
+        _: Path, __: Gpu | None, timeline: RunClock
+    ) -> list[tuple[float, dict[str, float]]]:
         return [(timeline.started_at + second, {"gpu.0.gpu": 50.0}) for second in range(3)]
 
     monkeypatch.setattr(history, "samples", samples)
@@ -122,7 +148,8 @@ def test_an_upload_that_was_cut_off_goes_on_where_it_ended(
     stored = wandb_server.runs[ids([folder])[0]]
     whole = list(stored.history)
     (folder / upload.NOTE).unlink()
-    assert main(["sync", str(folder)]) == 0 and len(stored.samples) == 3  # of an upload that had ended: sent once
+    # of an upload that had ended: sent once
+    assert main(["sync", str(folder)]) == 0 and len(stored.samples) == 3
     del stored.history[3:], stored.lines[SUMMARY]  # which comes last
     (folder / upload.NOTE).unlink()
     assert main(["sync", str(folder)]) == 0
@@ -130,7 +157,9 @@ def test_an_upload_that_was_cut_off_goes_on_where_it_ended(
     assert [row["_runtime"] for row in stored.history] == [row["_runtime"] for row in whole]
 
 
-def test_without_a_server_nothing_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Said):
+def test_without_a_server_nothing_is_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Said
+):
     written(tmp_path / "sweep")
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     wandb.teardown()
@@ -139,7 +168,9 @@ def test_without_a_server_nothing_is_tried(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_run_that_is_followed_online_is_the_one_that_its_record_names(tmp_path: Path, wandb_server: Server):
+def test_a_run_that_is_followed_online_is_the_one_that_its_record_names(
+    tmp_path: Path, wandb_server: Server
+):
     warm_up()
     cfg = composed(*SMALL, "tracker.mode=online", "tracker.project=trial", "epochs=2")
     result = as_dict(run.measure(WORKLOAD, cfg, tmp_path / "sweep" / "1", keep_refused=True))
@@ -149,7 +180,9 @@ def test_a_run_that_is_followed_online_is_the_one_that_its_record_names(tmp_path
     steps = run_folder.read_steps(Path(result["folder"])).num_rows
     assert [row["_step"] for row in stored.history] == list(range(steps + 2))
     rows = [row for row in stored.history if "epoch/test_accuracy" in row]
-    assert [row["epoch/train_loss"] for row in rows] == [epoch["train_loss"] for epoch in result["epochs"]]
+    assert [row["epoch/train_loss"] for row in rows] == [
+        epoch["train_loss"] for epoch in result["epochs"]
+    ]
     assert stored.summary["test_accuracy"] == result["test_accuracy"]
     assert main(["sync", str(tmp_path), "--project", "trial"]) == 0
     assert list(wandb_server.runs) == [name]
@@ -164,7 +197,9 @@ def test_lines_over_steps_and_epochs_are_left_to_w_and_b(built: dashboard.View):
     assert built["spec"]["section"]["settings"]["shouldAutoGeneratePanels"] is True
 
 
-def test_a_new_figure_appears_by_itself_and_one_that_nothing_logs_is_refused(monkeypatch: pytest.MonkeyPatch):
+def test_a_new_figure_appears_by_itself_and_one_that_nothing_logs_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+):
     spilled = Figure("spilled_bytes", "spilled bytes", "transfer_bytes.spilled", unit=BYTES)
     monkeypatch.setitem(FIGURES, "spilled_bytes", spilled)
     with messages.refused("dashboard.no-figure", column="spilled_bytes"):
@@ -174,16 +209,21 @@ def test_a_new_figure_appears_by_itself_and_one_that_nothing_logs_is_refused(mon
     assert '"chartTitle": "Spilled bytes (bytes)"' in json.dumps(dashboard.workspace())
 
 
-def test_sending_twice_replaces_the_same_workspace(wandb_server: Server, built: dashboard.View, capfd):
+def test_sending_twice_replaces_the_same_workspace(
+    wandb_server: Server, built: dashboard.View, capfd
+):
     assert main(["dashboard", "--project", "multicard", "--entity", "someone"]) == 0
     (made,) = capfd.readouterr().out.splitlines()
     address = find(made, "dashboard.made").facts["address"]
-    assert not wandb_server.unknown and address.startswith(f"{wandb_server.url}/someone/multicard?nw=")
+    assert not wandb_server.unknown and address.startswith(
+        f"{wandb_server.url}/someone/multicard?nw="
+    )
     assert main(["dashboard"]) == 0  # the account's default entity, and the runs' own project
     (again,) = capfd.readouterr().out.splitlines()
     assert says(again, "dashboard.replaced", address=address)
     (sent,) = wandb_server.views.values()
-    assert {name: sent[name] for name in built} | {"spec": json.loads(sent["spec"])} == built  # what a dry run writes
+    # what a dry run writes
+    assert {name: sent[name] for name in built} | {"spec": json.loads(sent["spec"])} == built
 
 
 def test_what_the_server_refuses_is_one_line(
@@ -195,11 +235,15 @@ def test_what_the_server_refuses_is_one_line(
 ):
     def refused(*words: str) -> str:
         assert main(["dashboard", *words]) == 1
-        lines = [line for line in capfd.readouterr().err.splitlines() if not line.startswith("wandb: ")]
+        lines = [
+            line for line in capfd.readouterr().err.splitlines() if not line.startswith("wandb: ")
+        ]
         assert len(lines) == 1
         return lines[0]
 
-    assert says(refused("--project", "elsewhere"), "dashboard.no-project", project="someone/elsewhere")
+    assert says(
+        refused("--project", "elsewhere"), "dashboard.no-project", project="someone/elsewhere"
+    )
     assert says(refused("--entity", "others"), "dashboard.no-project", project="others/multicard")
     wandb_server.refused_views.add(built["name"])
     assert "quota exceeded" in refused() and not wandb_server.views
@@ -209,8 +253,12 @@ def test_what_the_server_refuses_is_one_line(
         without_login.setenv("NETRC", str(tmp_path / "none"))
         wandb.teardown()
         line = refused()
-        assert says(line, "dashboard.no-login", url=wandb_server.url) and says(line, "dashboard.without")
+        assert says(line, "dashboard.no-login", url=wandb_server.url) and says(
+            line, "dashboard.without"
+        )
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     wandb.teardown()
     gone = refused()
-    assert says(gone, "dashboard.no-server", url="http://127.0.0.1:9") and says(gone, "dashboard.without")
+    assert says(gone, "dashboard.no-server", url="http://127.0.0.1:9") and says(
+        gone, "dashboard.without"
+    )

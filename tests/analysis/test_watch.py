@@ -36,7 +36,9 @@ def begin(sweep: Path, gpus: int, pid: int = 1) -> Board:
     """A cell of a sweep as it is while process `pid` measures it, and its board."""
     folder = sweep / CELL.format(gpus, gpus)
     folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text(f"gpus: {gpus}\nnodes: 1\nepochs: 2\nlayout: {{name: nchw}}\n")
+    (folder / "config.yaml").write_text(
+        f"gpus: {gpus}\nnodes: 1\nepochs: 2\nlayout: {{name: nchw}}\n"
+    )
     records.claim(folder, pid=pid)
     return Board(folder, gpus, create=True)
 
@@ -115,14 +117,18 @@ def test_running_cells_are_seen_while_the_page_waits_to_be_made_again(tmp_path: 
     board.remove()
 
 
-def test_pages_take_a_third_of_a_core_however_long_they_wait_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_pages_take_a_third_of_a_core_however_long_they_wait_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     onlooker, sweep = watched([tmp_path], None, mix=False), tmp_path / "first"
     for gpus, cpu_s in ((1, 0.0), (2, 10.0)):
         end(sweep, gpus, begin(sweep, gpus))
         monkeypatch.setattr(watch, "process_time", iter((5.0, 5.0 + cpu_s)).__next__)
         onlooker._look()
         left_s = onlooker._next_s - clock_s()
-        assert json.loads(onlooker.state())["version"] == gpus and 2 * cpu_s - 5 < left_s <= 2 * cpu_s
+        assert (
+            json.loads(onlooker.state())["version"] == gpus and 2 * cpu_s - 5 < left_s <= 2 * cpu_s
+        )
 
 
 def test_the_page_is_for_who_knows_its_address(tmp_path: Path, said: Said, refused: Said):
@@ -133,7 +139,11 @@ def test_the_page_is_for_who_knows_its_address(tmp_path: Path, said: Said, refus
         assert status == 200 and b"connect-src 'self'" in page and b'id="running"' in page
         said("report", tmp_path)  # whose file asks nothing of any server
         written = (tmp_path / "report.html").read_text()
-        assert "connect-src" not in written and 'id="running"' not in written and "/state" not in written
+        assert (
+            "connect-src" not in written
+            and 'id="running"' not in written
+            and "/state" not in written
+        )
         assert asked(server, f"{own}state", "localhost:9")[0] == 200  # at the other end of a tunnel
         for path, host in (
             ("/", None),
@@ -149,12 +159,16 @@ def test_the_page_is_for_who_knows_its_address(tmp_path: Path, said: Said, refus
             rude.sendall(f"GET {own} HTTP/1.0\r\nHost: localhost\r\n\r\n".encode())
         assert asked(server, own)[0] == 200
         for port, cause in ((server.server_port, "[Errno 98]"), (99999, "bind()")):
-            refusal = find(refused("report", tmp_path, "--watch", "--port", port), "watch.port", key="--port")
+            refusal = find(
+                refused("report", tmp_path, "--watch", "--port", port), "watch.port", key="--port"
+            )
             assert refusal.facts["value"] == port and refusal.facts["reason"].startswith(cause)
         assert "--out" in refused("report", tmp_path, "--watch", "--out", "x.html")
 
 
-def test_a_page_that_is_open_shows_cells_as_they_run_and_end(browser: Any, tmp_path: Path, monkeypatch):
+def test_a_page_that_is_open_shows_cells_as_they_run_and_end(
+    browser: Any, tmp_path: Path, monkeypatch
+):
     monkeypatch.setattr(watch, "OWNER_S", 0.0)
     sweep = tmp_path / "first"
     with served(tmp_path) as server:
@@ -167,7 +181,11 @@ def test_a_page_that_is_open_shows_cells_as_they_run_and_end(browser: Any, tmp_p
             board.post(rank, 30, 100, 480, 0, 0.5)
         bar = view.page.get_by_role("progressbar", name="Progress: first gpus=2 lr=0.1")
         view.until(lambda: bar.get_attribute("value") == "0.3")
-        assert view.page.inner_text("#running li .quiet").split(" · ") == ["epoch 1/2", "30 %", "loss 0.500"]
+        assert view.page.inner_text("#running li .quiet").split(" · ") == [
+            "epoch 1/2",
+            "30 %",
+            "loss 0.500",
+        ]
 
         end(sweep, 1, one)
         view.until(lambda: view.page.locator("[data-grid=training] tr.run").count() == 1)
@@ -179,8 +197,15 @@ def test_a_page_that_is_open_shows_cells_as_they_run_and_end(browser: Any, tmp_p
         view.until(lambda: view.page.locator("[data-grid=training] tr.run").count() == 2)
         view.until(lambda: abs(view.page.locator("#runs").bounding_box()["y"]) < 20)
         assert view.page.input_value("[data-grid=training] input[type=search]") == "gpus>=1"
-        assert view.page.locator("[aria-expanded=true]").count() == view.page.locator(".detail").count() == 1
-        assert view.page.locator("[data-grid=training] [aria-sort=ascending]").inner_text() == "total s"
+        assert (
+            view.page.locator("[aria-expanded=true]").count()
+            == view.page.locator(".detail").count()
+            == 1
+        )
+        assert (
+            view.page.locator("[data-grid=training] [aria-sort=ascending]").inner_text()
+            == "total s"
+        )
         view.until(lambda: says(status(), "watch.nothing-runs"))
         origin = server.address.removesuffix(f"{server.token}/")
         assert all(address.startswith(origin) for address in view.requests) and view.messages == []
@@ -190,13 +215,25 @@ def test_a_page_that_is_open_shows_cells_as_they_run_and_end(browser: Any, tmp_p
 
 @pytest.mark.slow
 def test_a_sweep_appears_as_it_runs_and_a_signal_ends_the_page_well(browser: Any, tmp_path: Path):
-    started = {"cwd": tmp_path, "env": os.environ | {"PYTHONPATH": str(ROOT)}, "stdout": subprocess.PIPE, "text": True}
+    started = {
+        "cwd": tmp_path,
+        "env": os.environ | {"PYTHONPATH": str(ROOT)},
+        "stdout": subprocess.PIPE,
+        "text": True,
+    }
     words = ["-m", "analysis", "report", "multirun", "--watch"]
     with subprocess.Popen([sys.executable, *words], **started) as watch:
         assert watch.stdout is not None
         try:
             view = View(browser, watch.stdout.readline().strip())
-            sweep = [str(ROOT / "train_vision.py"), "-m", *SMALL, "lr=0.1,0.2", "name=first", "order=typed"]
+            sweep = [
+                str(ROOT / "train_vision.py"),
+                "-m",
+                *SMALL,
+                "lr=0.1,0.2",
+                "name=first",
+                "order=typed",
+            ]
             with subprocess.Popen([sys.executable, *sweep], **started):
                 bars = view.page.get_by_role("progressbar", name="Progress: first lr=0.1")
                 view.until(lambda: bars.count() == 1)

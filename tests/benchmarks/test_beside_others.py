@@ -1,4 +1,6 @@
-"""How often predicted steps lie in their intervals: what the table counts, and that it is its goal."""
+"""How often predicted steps lie in their intervals: what the table counts,
+and that it is its goal.
+"""
 
 import math
 
@@ -20,8 +22,12 @@ def test_worlds_differ_as_they_are_said_to():
 
 @pytest.mark.parametrize(("beside", "sd"), [(True, BUSY_SD), (False, CPU_SD)])
 def test_one_run_holds_nine_of_ten_next_ones_where_runs_differ_as_assumed(beside: bool, sd: float):
-    """The next run is off by the noise of both: sd √2, of which the interval has 1.645 to either side."""
-    known = beside_others.interval(beside_others.world(np.random.default_rng(1), 1, 1, sd, beside), beside)
+    """The next run is off by the noise of both: sd √2,
+    of which the interval has 1.645 to either side.
+    """
+    known = beside_others.interval(
+        beside_others.world(np.random.default_rng(1), 1, 1, sd, beside), beside
+    )
     assert known is not None
     half = math.log(known.high / known.value)
     inside = 2 * float(ndtr(half / (math.sqrt(2) * sd))) - 1
@@ -41,5 +47,7 @@ def test_few_repetitions_hold_nine_of_ten_next_runs(settings: int, runs: int, be
 
 def test_the_goal_is_of_worlds_as_assumed_alone():
     usual = Coverage(True, 1, 2, "usual", 0.87, 1.0, 0.3)
-    assert usual.meets_goal is False and len(beside_others.row(usual)) == len(beside_others.HEADINGS)
+    assert usual.meets_goal is False and len(beside_others.row(usual)) == len(
+        beside_others.HEADINGS
+    )
     assert Coverage(True, 1, 2, "1.5 times", 0.87, 1.0, 0.3).meets_goal is None

@@ -1,4 +1,6 @@
-"""What depthwise layers would take: their bytes in closed form, instructions counted in compiled code."""
+"""What depthwise layers would take: their bytes in closed form,
+instructions counted in compiled code.
+"""
 
 import pytest
 import torch
@@ -34,7 +36,9 @@ def test_a_pass_takes_as_long_as_the_slower_of_its_bytes_and_its_instructions():
 
 
 @pytest.mark.parametrize(("kind", "least"), [("forward", 9), ("backward", 18)])
-def test_bytes_are_those_of_each_tensor_and_instructions_at_least_the_products(kind: str, least: int):
+def test_bytes_are_those_of_each_tensor_and_instructions_at_least_the_products(
+    kind: str, least: int
+):
     layer, values = Layer(32, 64, 3, 1), 4 * 32 * 64 * 64
     found = depthwise.expected(layer, kind, 4)
     parts = launch_of(layer.images(4, torch.float16, "meta"), 3, 1).parts

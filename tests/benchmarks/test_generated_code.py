@@ -69,7 +69,9 @@ def test_without_a_compiler_nothing_is_counted(monkeypatch: pytest.MonkeyPatch):
 
 
 def ran(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, cwd=ROOT, check=False)
+    return subprocess.run(
+        [sys.executable, "-m", *words], capture_output=True, text=True, cwd=ROOT, check=False
+    )
 
 
 def counted(*words: str) -> Any:
@@ -85,18 +87,24 @@ def test_bytes_of_tiny_graphs_are_their_closed_forms():
 
     parts = {graph["part"]: graph["kernels"] for graph in found["affine"]["graphs"]}
     assert [*parts] == ["forward", "backward", "inference"]
-    for (kernel,) in parts.values():  # x is read and y written, or the gradients of both; two bytes a value
+    # x is read and y written, or the gradients of both; two bytes a value
+    for (kernel,) in parts.values():
         assert (kernel["kind"], kernel["launches"]) == ("elementwise", 1)
         assert kernel["moved_bytes"] == 2 * 2 * tiny.SIDE**2
     assert found["affine"]["eager"]["aten::sum"] == 1
 
     forward, backward, _ = [graph["kernels"] for graph in found["convolution"]["graphs"]]
     pixels = tiny.IMAGES * tiny.HEIGHT**2
-    images, out, weight = 4 * tiny.CHANNELS * pixels, 4 * tiny.OUT * pixels, 4 * tiny.CHANNELS * tiny.OUT
+    images, out, weight = (
+        4 * tiny.CHANNELS * pixels,
+        4 * tiny.OUT * pixels,
+        4 * tiny.CHANNELS * tiny.OUT,
+    )
     (of_library,) = [kernel for kernel in forward if kernel["kind"] == "library"]
     assert (of_library["launches"], of_library["moved_bytes"]) == (1, images + weight + out)
     (of_library,) = [kernel for kernel in backward if kernel["kind"] == "library"]
-    # two kernels: of the images' gradient, and of the weight's; both read the gradient of the output
+    # two kernels: of the images' gradient, and of the weight's;
+    # both read the gradient of the output
     assert of_library["launches"] == 2
     assert of_library["moved_bytes"] == 2 * (images + weight + out)
 
@@ -124,11 +132,15 @@ ROOM = 1.02  # a torch upgrade that moves more than this, or launches more, is l
 @pytest.mark.timeout(1800)  # one to two minutes of a core, beside whatever else a night brings
 def test_mobilenet_moves_no_more_bytes_than_it_did():
     words = ("batch_size=64", "dataset.image_size=500")
-    parts = {part["part"]: part for part in counted("benchmarks.generated_code", *words, "--json")["parts"]}
+    parts = {
+        part["part"]: part
+        for part in counted("benchmarks.generated_code", *words, "--json")["parts"]
+    }
     for name, most in MOBILENET.items():
         moved = {kind: parts[name]["moved_bytes"][kind] / 1e9 for kind in most}
         assert all(moved[kind] <= ROOM * most[kind] + 0.01 for kind in most), (name, moved)
-        assert sum(parts[name]["moved_bytes"].values()) / 1e9 > 0.5 * sum(most.values())  # all was counted
+        # all was counted
+        assert sum(parts[name]["moved_bytes"].values()) / 1e9 > 0.5 * sum(most.values())
         assert parts[name]["launches"] <= ROOM * LAUNCHES[name]
 
 
@@ -139,7 +151,8 @@ def test_a_step_of_the_training_loop_is_counted_with_all_that_it_launches():
     found = counted("benchmarks.generated_code", *words, "--json")
     batch, forward, backward, inference = found["parts"]
     assert [part["part"] for part in found["parts"]] == ["batch", *MOBILENET]
-    assert batch["launches"] == 1  # reads 8 small images of a byte a pixel, writes what the model reads
+    # reads 8 small images of a byte a pixel, writes what the model reads
+    assert batch["launches"] == 1
     moved = batch["moved_bytes"]["elementwise"]
     assert 0 <= moved - 8 * (28 * 28 + 3 * 64 * 64 * 2) < 64  # and reads mean and deviation
     calls = {kernel["name"]: kernel["launches"] for kernel in found["kernels"]["forward"]}

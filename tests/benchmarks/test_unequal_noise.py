@@ -1,4 +1,6 @@
-"""Worlds of unequal noise: what the table counts, and that verdicts keep to its goals in drawn worlds."""
+"""Worlds of unequal noise: what the table counts,
+and that verdicts keep to its goals in drawn worlds.
+"""
 
 import numpy as np
 import pytest

@@ -1,4 +1,6 @@
-"""The command line, as a user types it: sweeps, interruptions, bad input. Each runs in processes of its own."""
+"""The command line, as a user types it: sweeps, interruptions, bad input.
+Each runs in processes of its own.
+"""
 
 import errno
 import io
@@ -13,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from hydra_plugins.multicard_launchers._batches import Batches
+from hydra_plugins.multicard_launchers._batches import SweepBatches
 from multicard import messages
 from multicard.messages import say
 from multicard.ranks.failures import Failure, Interrupted
@@ -52,16 +54,29 @@ SHADOWS = ("analysis", "papers", "conf", "train_vision", "tune_llm")
 @pytest.mark.core
 @pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("flag", ["-B", "-OO"])
-def test_commands_work_beside_packages_of_the_user_and_without_docstrings(flag: str, tmp_path: Path):
-    """Packages of the same names in the working folder and on PYTHONPATH, where Python looks first."""
+def test_commands_work_beside_packages_of_the_user_and_without_docstrings(
+    flag: str, tmp_path: Path
+):
+    """Packages of the same names in the working folder and on PYTHONPATH,
+    where Python looks first.
+    """
     for name in SHADOWS:
         (tmp_path / f"{name}.py").write_text("raise SystemExit(7)")
-    code = "import sys; from multicard.__main__ import main; sys.argv[0] = 'multicard'; sys.exit(main())"
+    code = (
+        "import sys; from multicard.__main__ import main; sys.argv[0] = 'multicard';"
+        " sys.exit(main())"
+    )
     variables = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
-    printed = {"list --help": "usage: multicard list", "vision --help": "gpus=1", "--help": "best [FOLDER"}
+    printed = {
+        "list --help": "usage: multicard list",
+        "vision --help": "gpus=1",
+        "--help": "best [FOLDER",
+    }
     for words, said in printed.items():
         line = [sys.executable, flag, "-c", code, *words.split()]
-        done = subprocess.run(line, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            line, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False
+        )
         assert done.returncode != 7 and "Traceback" not in done.stderr, done.stderr
         assert said in done.stdout, done.stdout + done.stderr
     (tmp_path / "analysis.py").write_text("OWN = 3")  # which is still the user's after `load`
@@ -69,7 +84,9 @@ def test_commands_work_beside_packages_of_the_user_and_without_docstrings(flag: 
 runs = multicard.load({RECORDS!r})
 import analysis
 sys.exit(analysis.OWN if len(runs) else 1)"""
-    done = subprocess.run([sys.executable, flag, "-c", script], cwd=tmp_path, env=variables, check=False)
+    done = subprocess.run(
+        [sys.executable, flag, "-c", script], cwd=tmp_path, env=variables, check=False
+    )
     assert done.returncode == 3
 
 
@@ -84,7 +101,12 @@ sys.exit(analysis.OWN if len(runs) else 1)"""
     ],
 )
 def test_a_hint_is_a_command_that_works_where_it_is_read(
-    started: str, folder: str, installed: bool, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    started: str,
+    folder: str,
+    installed: bool,
+    expected: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.chdir(ROOT if folder == "checkout" else tmp_path)
     monkeypatch.setattr(sys, "argv", [started])
@@ -95,7 +117,9 @@ def test_a_hint_is_a_command_that_works_where_it_is_read(
         assert messages.typed("train_vision.py") == f"python {ROOT / 'train_vision.py'}"
 
 
-def test_a_full_disk_at_the_start_of_a_sweep_is_a_line(called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_full_disk_at_the_start_of_a_sweep_is_a_line(
+    called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def write(*_: Any, **__: Any) -> None:
@@ -104,9 +128,13 @@ def test_a_full_disk_at_the_start_of_a_sweep_is_a_line(called: Called, tmp_path:
     with monkeypatch.context() as patch:
         patch.setattr(run_folder, "write_text", write)
         code, printed = called(*in_folder(tmp_path / "a", "-m", "gpus=1", "seed=1,2"))
-    assert code == 1 and find(printed, "folder.unwritable", key="hydra.sweep.dir").facts["reason"] == full.strerror
+    assert (
+        code == 1
+        and find(printed, "folder.unwritable", key="hydra.sweep.dir").facts["reason"]
+        == full.strerror
+    )
     with monkeypatch.context() as patch:  # of what is written later, wherever it is
-        patch.setattr(Batches, "launch", write)
+        patch.setattr(SweepBatches, "launch", write)
         code, printed = called(*in_folder(tmp_path / "b", "-m", "gpus=1", "seed=1,2"))
     assert code == 1 and find(printed, "disk.full").facts["reason"] == full.strerror
     assert [*tmp_path.iterdir()] == []
@@ -123,7 +151,9 @@ def test_a_sweep_leaves_records_and_a_table_and_is_gone_on_with(tmp_path: Path, 
     axes = {(r["axes"]["precision"], r["axes"]["gpus"]) for r in measured if r["status"] == "ok"}
     assert axes == {(p, g) for p in ("fp64", "fp32", "fp16") for g in (1, 2)}
     printed = first.stdout.splitlines()
-    assert printed[0].startswith("6 ") and {"mobilenet_v2", "digits", f"{tmp_path}/s/"} <= {*printed[0].split()}
+    assert printed[0].startswith("6 ") and {"mobilenet_v2", "digits", f"{tmp_path}/s/"} <= {
+        *printed[0].split()
+    }
     ended = [
         line
         for line in printed
@@ -131,7 +161,9 @@ def test_a_sweep_leaves_records_and_a_table_and_is_gone_on_with(tmp_path: Path, 
     ]
     assert len(ended) == 6
     rows = [line for line in printed if line.startswith("fp")]
-    assert [row.split()[:2] for row in rows] == [[p, str(g)] for p in ("fp64", "fp32", "fp16") for g in (1, 2)]
+    assert [row.split()[:2] for row in rows] == [
+        [p, str(g)] for p in ("fp64", "fp32", "fp16") for g in (1, 2)
+    ]
     assert printed[-1].startswith(f"python -m analysis report {tmp_path}/s/")
     assert f"Records: {tmp_path}/s/" in printed
     assert HEADLINES & {*codes(first.stdout)}  # noise decides which
@@ -154,7 +186,8 @@ def test_a_single_run_and_its_rerun(tmp_path: Path, called: Called):
     assert "measured before: ok" in called(*words, "dry_run=true")[1]
     assert "measured before: ok" in called(*words)[1]
     assert records(tmp_path / "one") == [before]
-    (tmp_path / "one").rename(tmp_path / "there")  # the same from another machine, whose clock is wrong
+    # the same from another machine, whose clock is wrong
+    (tmp_path / "one").rename(tmp_path / "there")
     shutil.copytree(tmp_path / "there", tmp_path / "one", copy_function=shutil.copyfile)
     for number, path in enumerate((tmp_path / "one").rglob("*")):
         os.utime(path, [(0, 0), (1 << 32, 1 << 32)][number % 2])
@@ -168,11 +201,18 @@ def test_a_single_run_and_its_rerun(tmp_path: Path, called: Called):
 def test_the_installed_command_trains_from_any_folder(tmp_path: Path):
     script = tmp_path / "multicard"  # as pip writes it
     script.write_text(
-        "import sys\nfrom multicard.__main__ import main\nif __name__ == '__main__':\n    sys.exit(main())\n"
+        "import sys\nfrom multicard.__main__ import main\nif __name__ == '__main__':\n   "
+        " sys.exit(main())\n"
     )
 
     words = [sys.executable, str(script), "vision", *SMALL, "gpus=2", "name=a"]
-    subprocess.run(words, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True, capture_output=True)
+    subprocess.run(
+        words,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        check=True,
+        capture_output=True,
+    )
     assert [record["status"] for record in records(tmp_path / "multirun" / "a")] == ["ok"]
 
 
@@ -183,7 +223,8 @@ def test_a_bad_cell_does_not_stop_the_rest(tmp_path: Path, called: Called):
     assert code == 1
     assert sorted(r["status"] for r in records(tmp_path / "s")) == ["ok", "refused"]
     assert "[1/2] gpus=0" in printed and find(printed, "config.least", key="gpus", value=0)
-    assert called(*in_folder(tmp_path / "s", "-m", "gpus=1"))[0] == 0  # which refuses nothing any more
+    # which refuses nothing any more
+    assert called(*in_folder(tmp_path / "s", "-m", "gpus=1"))[0] == 0
     assert [r["status"] for r in records(tmp_path / "s")] == ["ok"]
 
 
@@ -213,7 +254,9 @@ def test_a_signal_while_wandb_gets_a_run_leaves_its_record_and_ends_the_sweep(
     code, printed = called(*in_folder(tmp_path, "-m", "seed=1,2", "tracker.mode=offline"))
     assert code == 1 and find(printed, "sweep.left").facts["left"] == 1
     assert [record["status"] for record in records(tmp_path)] == ["ok"]
-    (line,) = (line for line in printed.splitlines() if line.startswith("[1/2]") and "images/s" in line)
+    (line,) = (
+        line for line in printed.splitlines() if line.startswith("[1/2]") and "images/s" in line
+    )
     assert "ok" in line and "interrupted" not in line
 
 
@@ -226,13 +269,17 @@ def test_a_reader_that_goes_away_stops_nothing(monkeypatch: pytest.MonkeyPatch):
         say("nor this")
 
 
-def test_a_line_that_cannot_be_written_now_is_written_with_the_next(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_a_line_that_cannot_be_written_now_is_written_with_the_next(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
     class FullAtFirst(io.FileIO):
         def write(self, content: Any) -> int:
             self.write = super().write
             raise OSError(errno.ENOSPC, "no space left")
 
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BufferedWriter(FullAtFirst(tmp_path / "log", "w"))))
+    monkeypatch.setattr(
+        sys, "stdout", io.TextIOWrapper(io.BufferedWriter(FullAtFirst(tmp_path / "log", "w")))
+    )
     say("first")
     say("second")
     assert (tmp_path / "log").read_text() == "first\nsecond\n"
@@ -253,13 +300,29 @@ def test_a_line_that_cannot_be_written_now_is_written_with_the_next(monkeypatch:
         pytest.param("tune_llm.py", ["method=qlora", "gpus=4"], "method", marks=pytest.mark.core),
     ],
 )
-def test_answers_that_need_no_torch_do_not_wait_for_it(entry: str, words: list[str], key: str | None, tmp_path: Path):
+def test_answers_that_need_no_torch_do_not_wait_for_it(
+    entry: str, words: list[str], key: str | None, tmp_path: Path
+):
     line = [sys.executable, "-X", "importtime", entry, f"hydra.run.dir={tmp_path / 'run'}", *words]
     done = subprocess.run(line, capture_output=True, text=True, cwd=ROOT, check=False)
-    imported = {line.split("|")[2].strip() for line in done.stderr.splitlines() if line.count("|") == 2}
+    imported = {
+        line.split("|")[2].strip() for line in done.stderr.splitlines() if line.count("|") == 2
+    }
     assert "hydra" in imported
-    assert not imported & {"torch", "torchvision", "torchtune", "datasets", "wandb", "pyarrow", "sklearn"}
-    said = [line for line in (done.stdout + done.stderr).splitlines() if "refused" in line and line.count("|") != 2]
+    assert not imported & {
+        "torch",
+        "torchvision",
+        "torchtune",
+        "datasets",
+        "wandb",
+        "pyarrow",
+        "sklearn",
+    }
+    said = [
+        line
+        for line in (done.stdout + done.stderr).splitlines()
+        if "refused" in line and line.count("|") != 2
+    ]
     assert len(said) == (key is not None) and all(str(key) in line for line in said)
     assert done.returncode == bool(key) and not (tmp_path / "run").exists()
 
@@ -281,13 +344,17 @@ def test_help_shows_what_the_entry_accepts_and_of_a_sweep_the_first_cell(
     assert [word for word in shown.split() if word not in printed] == []
     assert [word for word in absent.split() if re.search(rf"\b{re.escape(word)}", printed)] == []
     assert max(map(len, printed.splitlines())) <= 120
-    keys = [line.split("=")[0].strip() for line in printed.splitlines() if re.match(r"  [\w.]+=", line)]
+    keys = [
+        line.split("=")[0].strip() for line in printed.splitlines() if re.match(r"  [\w.]+=", line)
+    ]
     assert len(keys) == len(set(keys)) > 40
 
 
 @pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(("key", "words"), [("hydra.run.dir", []), ("hydra.sweep.dir", ["-m"])])
-def test_a_folder_that_cannot_be_made_is_refused(key: str, words: list[str], called: Called, tmp_path: Path):
+def test_a_folder_that_cannot_be_made_is_refused(
+    key: str, words: list[str], called: Called, tmp_path: Path
+):
     (tmp_path / "file").write_text("")
     code, printed = called(*in_folder(tmp_path / "file" / "x", *words))
     assert code == 1
@@ -296,22 +363,32 @@ def test_a_folder_that_cannot_be_made_is_refused(key: str, words: list[str], cal
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_folder_whose_path_is_no_text_is_refused(called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_folder_whose_path_is_no_text_is_refused(
+    called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     place = tmp_path / os.fsdecode(b"caf\xe9")
     place.mkdir()
     monkeypatch.chdir(place)
     code, printed = called(*in_folder(Path("run")))
-    assert code == 1 and find(printed, "folder.no-text", key="hydra.run.dir", value=str(place / "run"))
+    assert code == 1 and find(
+        printed, "folder.no-text", key="hydra.run.dir", value=str(place / "run")
+    )
     monkeypatch.setattr(messages, "BY_CODE", False)
     assert rf"hydra.run.dir={tmp_path}/caf\xe9/run: " in called(*in_folder(Path("run")))[1]
 
 
-def test_a_sweep_without_a_name_is_resumed_by_the_name_of_its_folder(monkeypatch: pytest.MonkeyPatch):
+def test_a_sweep_without_a_name_is_resumed_by_the_name_of_its_folder(
+    monkeypatch: pytest.MonkeyPatch,
+):
     sweep = cells.sweep(cells.cell(folder=Path("multirun/2026-01-01_00-00-00/seed=1-12345678")))
-    monkeypatch.setattr(sys, "orig_argv", ["python", "train_vision.py", "-m", "seed=1,2", "dataset.root=my images"])
+    monkeypatch.setattr(
+        sys, "orig_argv", ["python", "train_vision.py", "-m", "seed=1,2", "dataset.root=my images"]
+    )
     line = "python train_vision.py -m seed=1,2 'dataset.root=my images'"
     assert sweep.resume_command() == f"{line} name=2026-01-01_00-00-00"
     monkeypatch.setattr(sys, "orig_argv", [*sys.orig_argv, "name=mine"])
     assert sweep.resume_command() == f"{line} name=mine"
-    monkeypatch.setattr(sys, "orig_argv", ["/venv/bin/python", "/venv/bin/multicard", "vision", "-m", "name=mine"])
+    monkeypatch.setattr(
+        sys, "orig_argv", ["/venv/bin/python", "/venv/bin/multicard", "vision", "-m", "name=mine"]
+    )
     assert sweep.resume_command() == "multicard vision -m name=mine"

@@ -1,4 +1,6 @@
-"""Words of a command that cannot work: one line with the key and the remedy, and nothing left behind."""
+"""Words of a command that cannot work: one line with the key and the remedy,
+and nothing left behind.
+"""
 
 import re
 import shlex
@@ -44,25 +46,38 @@ WORDS = [
     (["-m", "lr=interval(1,3)"], "words.continuous-sweep", {"key": "lr"}),
     (["-m", "experiment=table2,table3"], "words.one-value", {"key": "experiment"}),
     (["precision=null"], "words.null-option", {"key": "precision"}),
-    (["dataset=digits,samsum"], "words.option-of-another-entry", {"value": "samsum", "entry": "tune_llm.py"}),
+    (
+        ["dataset=digits,samsum"],
+        "words.option-of-another-entry",
+        {"value": "samsum", "entry": "tune_llm.py"},
+    ),
 ]
 
 
-@pytest.mark.parametrize(("words", "code", "facts"), WORDS, ids=[" ".join(words) for words, *_ in WORDS])
-def test_what_no_command_takes_is_refused_before_it_is_composed(words: list[str], code: str, facts: dict[str, Any]):
+@pytest.mark.parametrize(
+    ("words", "code", "facts"), WORDS, ids=[" ".join(words) for words, *_ in WORDS]
+)
+def test_what_no_command_takes_is_refused_before_it_is_composed(
+    words: list[str], code: str, facts: dict[str, Any]
+):
     with refused(code, **facts):
         command_line.check(command_line.overrides(words), WORKLOAD)
 
 
 def test_a_key_of_a_launcher_is_said_to_be_one_or_its_nearest_are_named():
     said = command_line.unknown_key("hydra.launcher.gpu_type", WORKLOAD)
-    assert (said.code, said.message.remedies) == ("words.key-of-another-launcher", ["hydra/launcher=submitit_slurm"])
+    assert (said.code, said.message.remedies) == (
+        "words.key-of-another-launcher",
+        ["hydra/launcher=submitit_slurm"],
+    )
     near = command_line.unknown_key("hydra.launcher.gpu_typ", WORKLOAD).facts["near"]
     assert near[0] == "hydra.launcher.gpu_type"
 
 
 def test_a_refused_option_has_the_entrys_own_to_choose_from():
-    with refused("words.option-of-another-entry", key="dataset", choices=["digits", "mnist", "images"]):
+    with refused(
+        "words.option-of-another-entry", key="dataset", choices=["digits", "mnist", "images"]
+    ):
         command_line.check(command_line.overrides(["dataset=samsum"]), WORKLOAD)
 
 
@@ -92,13 +107,19 @@ QUOTED = [  # what is typed, what the remedy is read as, and whether the command
 
 
 @pytest.mark.parametrize(("word", "values", "sweeps"), QUOTED)
-def test_the_quotes_of_the_remedy_leave_lists_and_sweeps_what_they_are(word: str, values: list[Any], sweeps: bool):
+def test_the_quotes_of_the_remedy_leave_lists_and_sweeps_what_they_are(
+    word: str, values: list[Any], sweeps: bool
+):
     flags = ["-m"] if sweeps else []
     with refused("words.unreadable") as error:
         command_line.overrides([*flags, word])
     (remedy,) = error.value.message.remedies
     (override,) = command_line.overrides([*flags, *shlex.split(remedy)])
-    each = override.sweep_string_iterator() if override.is_sweep_override() else [override.get_value_element_as_str()]
+    each = (
+        override.sweep_string_iterator()
+        if override.is_sweep_override()
+        else [override.get_value_element_as_str()]
+    )
     cells = command_line.overrides([f"{override.get_key_element()}={text}" for text in each])
     assert [cell.value() for cell in cells] == values
 
@@ -106,8 +127,21 @@ def test_the_quotes_of_the_remedy_leave_lists_and_sweeps_what_they_are(word: str
 @pytest.mark.parametrize(
     "words",
     [
-        ["-m", "gpus=1,2", "rerun=true,false", "++seed=3", "hydra/launcher=submitit_local", "hydra.verbose=true"],
-        ["diagnose=1", "exclusive=null", "stop_on_divergence=no", "compile=true", "+hydra.job.env_set.A=b"],
+        [
+            "-m",
+            "gpus=1,2",
+            "rerun=true,false",
+            "++seed=3",
+            "hydra/launcher=submitit_local",
+            "hydra.verbose=true",
+        ],
+        [
+            "diagnose=1",
+            "exclusive=null",
+            "stop_on_divergence=no",
+            "compile=true",
+            "+hydra.job.env_set.A=b",
+        ],
         ['name="žluť"', "tracker.tags=[a,b]", "dataset=mnist", "dataset.root=/a b"],
     ],
 )
@@ -146,14 +180,22 @@ COMPOSED = [
     (["tracker.tags=3"], "words.value", {"key": "tracker.tags", "must_be": "list"}),
     (["compile=3"], "words.value", {"key": "compile", "must_be": "true-false-or-word"}),
     (["tracker=wandb"], "words.value", {"key": "tracker", "must_be": "group"}),
-    (["-m", "gpus=1,two"], "words.value", {"key": "gpus", "word": "gpus=two", "must_be": "whole-number"}),
+    (
+        ["-m", "gpus=1,two"],
+        "words.value",
+        {"key": "gpus", "word": "gpus=two", "must_be": "whole-number"},
+    ),
     (["device=tpu"], "words.value-as-hydra-says", {"key": "device", "word": "device=tpu"}),
     (
         ["hydra/launcher=nope"],
         "words.no-such-option",
         {"key": "hydra/launcher", "choices": ["local", "submitit_local", "submitit_slurm"]},
     ),
-    (["dataset=mnits"], "words.no-such-option", {"value": "mnits", "choices": ["digits", "mnist", "images"]}),
+    (
+        ["dataset=mnits"],
+        "words.no-such-option",
+        {"value": "mnits", "choices": ["digits", "mnist", "images"]},
+    ),
     (["precision=fp8"], "words.no-such-option", {"key": "precision", "value": "fp8"}),
     (["experiment=tabel2"], "words.no-such-option", {"key": "experiment", "value": "tabel2"}),
     (["gpus=${nope}"], "config.reference", {"key": "gpus"}),
@@ -164,19 +206,35 @@ COMPOSED = [
     *(([f"name={name}"], "config.name-no-folder", {"value": name}) for name in ("..", "x" * 256)),
     (["name=published"], "config.name-published", {"key": "name"}),
     *(([f"{key}=0"], "config.least", {"key": key, "least": 1}) for key in ("gpus", "epochs")),
-    *((["dry_run=true", f"{key}=0"], "config.least", {"key": key, "least": 1}) for key in ("gpus", "epochs")),
+    *(
+        (["dry_run=true", f"{key}=0"], "config.least", {"key": key, "least": 1})
+        for key in ("gpus", "epochs")
+    ),
     (["seed=99999999999999999999"], "config.overflow", {"key": "seed", "bits": 63}),
     (["=3"], "words.no-pair", {"word": "=3"}),
     (["gpus=1,2"], "words.sweep-without-m", {"key": "gpus", "word": "gpus=1,2"}),
     (["device=cuda"], "placement.no-cuda", {"key": "device"}),
-    (["dataset.downlod=true"], "words.no-such-key", {"near": ["dataset.download", "dataset.root", "dataset.std"]}),
-    (["dataset.download=true"], "words.key-of-another-option", {"key": "dataset.download"}),  # digits
+    (
+        ["dataset.downlod=true"],
+        "words.no-such-key",
+        {"near": ["dataset.download", "dataset.root", "dataset.std"]},
+    ),
+    # digits
+    (["dataset.download=true"], "words.key-of-another-option", {"key": "dataset.download"}),
     (["zzzz=1"], "words.no-such-key", {"key": "zzzz", "near": []}),
     (["optimizer.lr=0.1"], "words.no-such-key", {"near": ["lr"]}),
     (["model.blocks=fused"], "words.key-of-earlier-version", {"key": "model.blocks"}),
     (["method=lora"], "words.key-of-another-entry", {"key": "method", "entry": "tune_llm.py"}),
-    (["experiment=templates"], "words.option-of-another-entry", {"value": "templates", "entry": "tune_llm.py"}),
-    (["experiment=shared/vision"], "words.part-of-experiments", {"key": "experiment", "value": "shared/vision"}),
+    (
+        ["experiment=templates"],
+        "words.option-of-another-entry",
+        {"value": "templates", "entry": "tune_llm.py"},
+    ),
+    (
+        ["experiment=shared/vision"],
+        "words.part-of-experiments",
+        {"key": "experiment", "value": "shared/vision"},
+    ),
     (["-m", "precision=glob(x*)"], "words.glob-of-nothing", {"key": "precision"}),
     (["-m", "precision=glob(f*),bf16"], "words.glob-among-others", {"key": "precision"}),
     (["-m", "lr=glob(*)"], "words.glob-of-values", {"key": "lr"}),
@@ -187,12 +245,28 @@ COMPOSED = [
     (["-m", "repeat=1,2"], "words.one-value", {"key": "repeat"}),
     (["-m", "precision=fp32,bf16", "repeat=0"], "config.repeat", {"value": "0"}),
     (["-m", "repeat=auto", "repeat_max=1"], "config.repeat-max", {"key": "repeat_max", "least": 2}),
-    (["-m", "repeat=auto", "repeat_error=0"], "config.share", {"key": "repeat_error", "value": "0"}),
-    (["-m", "repeat=auto", "repeat_error=1%%"], "config.share", {"key": "repeat_error", "value": "1%%"}),
-    (["-m", "repeat=auto", "repeat.error=2%"], "words.repeat-is-no-group", {"remedy": "repeat_error=2%"}),
+    (
+        ["-m", "repeat=auto", "repeat_error=0"],
+        "config.share",
+        {"key": "repeat_error", "value": "0"},
+    ),
+    (
+        ["-m", "repeat=auto", "repeat_error=1%%"],
+        "config.share",
+        {"key": "repeat_error", "value": "1%%"},
+    ),
+    (
+        ["-m", "repeat=auto", "repeat.error=2%"],
+        "words.repeat-is-no-group",
+        {"remedy": "repeat_error=2%"},
+    ),
     ([*RACE, SLURM], "config.race-slurm", {"key": "race"}),
     ([*RACE, "probe=true"], "config.race-probe", {"key": "race"}),
-    ([*RACE, "hydra.sweeper.max_batch_size=2"], "config.race-batches", {"key": "race", "batch_size": 2}),
+    (
+        [*RACE, "hydra.sweeper.max_batch_size=2"],
+        "config.race-batches",
+        {"key": "race", "batch_size": 2},
+    ),
     ([*RACE, "exclusive=false"], "config.race-packed", {"key": "race"}),
     ([*RACE, "repeat=2"], "config.race-repeat", {"key": "race", "repeat": "2"}),
     ([*RACE, "nodes=2"], "config.race-nodes", {"key": "race", "nodes": 2}),
@@ -211,8 +285,16 @@ DISTANT = [  # refused after it is composed, by other parts of the program
     (["-m", "gpus=auto", "probe=true"], "auto.gpus-of-probe", "gpus"),
     (["-m", "gpus=auto", "predict=true", "predict.gpu=h100-80gb"], "auto.gpus-elsewhere", "gpus"),
     (["-m", "gpus=auto", SLURM], "auto.gpus-of-slurm", "gpus"),
-    (["-m", "gpus=auto", "hydra/launcher=submitit_local", "exclusive=false"], "auto.gpus-beside", "gpus"),
-    ([SLURM, "device=cpu", "hydra.launcher.signal_delay_s=x"], "slurm.whole-number", "hydra.launcher.signal_delay_s"),
+    (
+        ["-m", "gpus=auto", "hydra/launcher=submitit_local", "exclusive=false"],
+        "auto.gpus-beside",
+        "gpus",
+    ),
+    (
+        [SLURM, "device=cpu", "hydra.launcher.signal_delay_s=x"],
+        "slurm.whole-number",
+        "hydra.launcher.signal_delay_s",
+    ),
     (
         [SLURM, "device=cpu", "hydra.launcher.signal_delay_s=3600"],
         "slurm.early-signal",
@@ -234,7 +316,9 @@ DISTANT = [  # refused after it is composed, by other parts of the program
 
 
 @pytest.fixture
-def refusal_of(called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], str]:
+def refusal_of(
+    called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[list[str]], str]:
     """The one line with which a command is refused, which leaves nothing behind."""
 
     def refusal(words: list[str]) -> str:
@@ -249,14 +333,18 @@ def refusal_of(called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     return refusal
 
 
-@pytest.mark.parametrize(("words", "code", "facts"), COMPOSED, ids=[" ".join(words) for words, *_ in COMPOSED])
+@pytest.mark.parametrize(
+    ("words", "code", "facts"), COMPOSED, ids=[" ".join(words) for words, *_ in COMPOSED]
+)
 def test_what_hydra_refuses_is_a_line_and_leaves_nothing(
     words: list[str], code: str, facts: dict[str, Any], refusal_of: Callable[[list[str]], str]
 ):
     find(refusal_of(words), code, **facts)
 
 
-@pytest.mark.parametrize(("words", "code", "key"), DISTANT, ids=[" ".join(words) for words, *_ in DISTANT])
+@pytest.mark.parametrize(
+    ("words", "code", "key"), DISTANT, ids=[" ".join(words) for words, *_ in DISTANT]
+)
 def test_what_is_refused_after_it_is_composed_leaves_nothing(
     words: list[str], code: str | None, key: str, refusal_of: Callable[[list[str]], str]
 ):
@@ -324,7 +412,9 @@ def test_refused_cells_tell_nothing_of_the_time_that_is_left(capsys, monkeypatch
 
 
 @pytest.fixture
-def typed_in(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[Any, str]]:
+def typed_in(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[Any, str]]:
     """The exit code of `multicard WORDS`, and what it prints."""
 
     def ended(*words: str) -> tuple[Any, str]:
@@ -348,7 +438,9 @@ def typed_in(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
         (["completion", "bash"], "complete -o default -F _multicard multicard\n"),
     ],
 )
-def test_the_one_command_lists_its_commands(words: list[str], shown: str, typed_in: Callable[..., tuple[Any, str]]):
+def test_the_one_command_lists_its_commands(
+    words: list[str], shown: str, typed_in: Callable[..., tuple[Any, str]]
+):
     code, printed = typed_in(*words)
     assert code == 0 and shown in printed
 
@@ -361,7 +453,11 @@ def test_the_one_command_lists_its_commands(words: list[str], shown: str, typed_
         (["best", "--goal"], "command.bad-argument", {"key": "--goal", "near": []}),
         (["best", "--gaol", "x"], "command.bad-argument", {"key": "--gaol", "near": ["--goal"]}),
         (["plan"], "command.bad-argument", {"key": None}),  # JOBS.yaml is missing
-        (["completion", "tcsh"], "completion.no-script", {"shell": "tcsh", "choices": ["bash", "zsh", "fish"]}),
+        (
+            ["completion", "tcsh"],
+            "completion.no-script",
+            {"shell": "tcsh", "choices": ["bash", "zsh", "fish"]},
+        ),
     ],
 )
 def test_the_one_command_refuses_others(
@@ -372,7 +468,9 @@ def test_the_one_command_refuses_others(
     find(printed, code, **facts)
 
 
-def test_what_is_not_measured_has_its_command_as_this_one_was_typed(typed_in: Callable[..., tuple[Any, str]]):
+def test_what_is_not_measured_has_its_command_as_this_one_was_typed(
+    typed_in: Callable[..., tuple[Any, str]],
+):
     ended, printed = typed_in("table", "table5", RECORDS)
     assert ended == 0 and "multicard tune experiment=table5 name=table5" in printed
 
@@ -409,7 +507,11 @@ def test_words_are_completed(line: str, words: list[str], monkeypatch: pytest.Mo
 
 
 def test_cells_are_told_apart_by_what_varies_in_columns_repetitions_last():
-    words = [["repetition=1", "lr=1", "epochs=3"], ["repetition=1", "lr=0.5", "epochs=3"], ["repetition=2", "lr=1"]]
+    words = [
+        ["repetition=1", "lr=1", "epochs=3"],
+        ["repetition=1", "lr=0.5", "epochs=3"],
+        ["repetition=2", "lr=1"],
+    ]
     assert sweep_cells.settings_apart([[*each, "gpus=2"] for each in words]) == [
         "lr=1   epochs=3 rep 1",
         "lr=0.5 epochs=3 rep 1",
@@ -421,22 +523,33 @@ def test_cells_are_told_apart_by_what_varies_in_columns_repetitions_last():
     assert sweep_cells.settings_apart(again) == ["lr=1 rep 3", "lr=2 rep 3"]
 
 
-@pytest.mark.parametrize(("no_colour", "status"), [({}, "\x1b[31mfailed\x1b[0m"), ({"NO_COLOR": "1"}, "failed")])
-def test_a_cell_ends_in_one_line_with_its_status_in_colour(no_colour: dict[str, str], status: str, monkeypatch, capsys):
-    for name, value in ({"FORCE_COLOR": "1", "TERM": "xterm"} | no_colour).items():  # stands in for a terminal
+@pytest.mark.parametrize(
+    ("no_colour", "status"), [({}, "\x1b[31mfailed\x1b[0m"), ({"NO_COLOR": "1"}, "failed")]
+)
+def test_a_cell_ends_in_one_line_with_its_status_in_colour(
+    no_colour: dict[str, str], status: str, monkeypatch, capsys
+):
+    # stands in for a terminal
+    for name, value in ({"FORCE_COLOR": "1", "TERM": "xterm"} | no_colour).items():
         monkeypatch.setenv(name, value)
-    failed = records.as_run({"status": "failed", "cause": {"kind": "exception", "message": "x" * 200}})
+    failed = records.as_run(
+        {"status": "failed", "cause": {"kind": "exception", "message": "x" * 200}}
+    )
     say(outcome.line(failed, "[1/2] lr=1   "))
     assert capsys.readouterr().out == f"[1/2] lr=1   {status}: {'x' * 200}\n"
 
 
-def test_a_conclusion_that_fails_is_a_line_and_leaves_the_exit_code(capsys: pytest.CaptureFixture[str]):
+def test_a_conclusion_that_fails_is_a_line_and_leaves_the_exit_code(
+    capsys: pytest.CaptureFixture[str],
+):
     command = cells.sweep().command
     command.runs, command.is_sweep = [records.as_run(records.vision())], True
     assert command.close() == 0 and capsys.readouterr().err == ""
     command.conclude = lambda folders: [] * (1 // 0)
     assert command.close() == 0
-    assert "ZeroDivisionError" in find(capsys.readouterr().err, "sweep.no-conclusion").facts["reason"]
+    assert (
+        "ZeroDivisionError" in find(capsys.readouterr().err, "sweep.no-conclusion").facts["reason"]
+    )
 
 
 def test_groups_without_an_option_may_be_added():
@@ -444,4 +557,8 @@ def test_groups_without_an_option_may_be_added():
     assert workloads.optional_groups(llm.WORKLOAD) == ["template", "experiment"]
     words = ["+experiment=table2", "+precision=bf16", "+seed=1", "+template=grammar"]
     assert command_line.switched(words, WORKLOAD) == ["experiment=table2", *words[1:]]
-    assert command_line.switched(words, llm.WORKLOAD) == ["experiment=table2", *words[1:3], "template=grammar"]
+    assert command_line.switched(words, llm.WORKLOAD) == [
+        "experiment=table2",
+        *words[1:3],
+        "template=grammar",
+    ]

@@ -12,7 +12,9 @@ import pytest
 from multicard import messages, repository
 from tests.conftest import ROOT, in_checkout
 
-SOURCES = [path for name in ("multicard", "analysis") for path in sorted((ROOT / name).rglob("*.py"))]
+SOURCES = [
+    path for name in ("multicard", "analysis") for path in sorted((ROOT / name).rglob("*.py"))
+]
 CALL_OF_INSTALL = re.compile(r"\binstall\(['\"](\w+)['\"]\)")
 
 
@@ -36,14 +38,20 @@ def test_the_installed_command_is_typed_by_its_path_if_the_shell_does_not_find_i
 ):
     here, other = script(tmp_path / "a venv"), script(tmp_path / "other")
     monkeypatch.setattr(sys, "argv", [str(here), "vision"])
-    found = {"": shlex.quote(str(here)), str(other.parent): shlex.quote(str(here)), str(here.parent): "multicard"}
+    found = {
+        "": shlex.quote(str(here)),
+        str(other.parent): shlex.quote(str(here)),
+        str(here.parent): "multicard",
+    }
     for path, command in found.items():
         monkeypatch.setenv("PATH", path)
         assert messages.typed("-m analysis") == command
         assert messages.typed("train_vision.py") == f"{command} vision"
 
 
-def test_extras_are_installed_from_where_multicard_came(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_extras_are_installed_from_where_multicard_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(messages, "in_checkout", in_checkout)
     monkeypatch.chdir(ROOT)
     assert messages.install("trl") == "pip install -e '.[trl]'"
@@ -61,14 +69,18 @@ def test_each_extra_that_a_message_names_exists():
 
 
 @pytest.mark.usefixtures("wheel")
-def test_the_help_of_a_wheel_has_its_own_commands_and_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_help_of_a_wheel_has_its_own_commands_and_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(sys, "argv", [str(script(tmp_path / "bin")), "vision"])
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     helped = messages.usage("python train_vision.py gpus=2   one run (docs/plan.md)", __file__)
     assert helped == f"multicard vision gpus=2   one run ({ROOT / 'docs' / 'plan.md'})"
 
 
-def test_a_copy_without_git_has_the_commit_that_was_written_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_copy_without_git_has_the_commit_that_was_written_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """As a wheel or a source archive has it. A checkout asks git, whatever is written."""
     monkeypatch.setattr(repository, "__file__", str(tmp_path / "repository.py"))
     assert repository.commit(tmp_path) is None

@@ -29,7 +29,9 @@ class Quiet(SimpleHTTPRequestHandler):
 
 @contextmanager
 def served(folder: Path) -> Iterator[str]:
-    """The URL of a server of this machine that has the files of a folder, and answers 404 to the rest."""
+    """The URL of a server of this machine that has the files of a folder,
+    and answers 404 to the rest.
+    """
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
     thread = Thread(target=server.serve_forever)
     thread.start()
@@ -69,10 +71,14 @@ def test_a_server_that_answers_anything_is_there(tmp_path: Path):
 
 def test_a_server_that_does_not_answer_is_named_with_the_reason(refusing: str, silent: str):
     assert network.problem(refusing) == "Connection refused"
-    assert str(network.problem(silent)) == "timed out" or says(str(network.problem(silent)), "network.no-answer")
+    assert str(network.problem(silent)) == "timed out" or says(
+        str(network.problem(silent)), "network.no-answer"
+    )
 
 
-def test_mnist_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusing: str, silent: str):
+def test_mnist_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusing: str, silent: str
+):
     monkeypatch.setattr(datasets, "MIRRORS", (refusing, silent))
     config = typed("dataset=mnist", f"dataset.root={tmp_path}", "dataset.download=true").dataset
     with pytest.raises(ValueError) as error:
@@ -84,14 +90,18 @@ def test_mnist_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.usefixtures("patient")
-def test_mnist_comes_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusing: str):
+def test_mnist_comes_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusing: str
+):
     source, root = mnist_folder(tmp_path / "there", monkeypatch), tmp_path / "here"
     config = typed("dataset=mnist", f"dataset.root={root}", "dataset.download=true").dataset
     with served(source) as url:
         monkeypatch.setattr(datasets, "MIRRORS", (refusing, url))
         datasets.check(config)
         here = root / "MNIST" / "raw"
-        assert sorted(path.name for path in here.iterdir()) == sorted(path.name for path in source.iterdir())
+        assert sorted(path.name for path in here.iterdir()) == sorted(
+            path.name for path in source.iterdir()
+        )
         (here / "t10k-labels-idx1-ubyte.gz").unlink()
         (source / "t10k-labels-idx1-ubyte.gz").write_bytes(gzip.compress(b"other"))
         with pytest.raises(ValueError) as error:
@@ -129,7 +139,9 @@ def test_the_hub_is_not_waited_for(server: str, tmp_path: Path, monkeypatch, req
     assert text_hub.revision("yahma/alpaca-cleaned") is None
 
     (revisions / "abc").mkdir()  # it was fetched before
-    assert row_sources.load(config)[0] == [{"instruction": "a", "input": "", "output": "b"}] and offline == [True]
+    assert row_sources.load(config)[0] == [
+        {"instruction": "a", "input": "", "output": "b"}
+    ] and offline == [True]
     assert not constants.is_offline_mode() and not hub.config.HF_HUB_OFFLINE
 
 
@@ -146,9 +158,15 @@ def test_what_ends_a_fetch_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path
         row_sources.load(typed_llm("dataset=alpaca_cleaned", "dataset.rows=1"))
 
 
-def test_wandb_is_not_waited_for(measured: Measured, monkeypatch: pytest.MonkeyPatch, refusing: str):
-    monkeypatch.setattr(wandb, "setup", lambda *_: SimpleNamespace(settings=SimpleNamespace(base_url=refusing)))
-    monkeypatch.setattr(wandb, "init", lambda **_: pytest.fail("it would retry for a minute and a half"))
+def test_wandb_is_not_waited_for(
+    measured: Measured, monkeypatch: pytest.MonkeyPatch, refusing: str
+):
+    monkeypatch.setattr(
+        wandb, "setup", lambda *_: SimpleNamespace(settings=SimpleNamespace(base_url=refusing))
+    )
+    monkeypatch.setattr(
+        wandb, "init", lambda **_: pytest.fail("it would retry for a minute and a half")
+    )
     result = measured("tracker.mode=online")
     assert result["status"] == "failed" and result["epochs"] == []
     message = result["cause"]["message"]

@@ -73,16 +73,37 @@ def test_a_preset_changes_what_was_not_chosen():
     assert (mine.compile, mine.optimizer.name, mine.optimizer.fused) == (False, "adam", True)
     assert typed("preset=papers").identity() == typed().identity()
     advised = typed("preset=recommended")
-    assert (advised.loader.name, advised.layout.name, advised.precision.name) == ("torch", "nhwc", "fp16")
+    assert (advised.loader.name, advised.layout.name, advised.precision.name) == (
+        "torch",
+        "nhwc",
+        "fp16",
+    )
     assert advised.pin_memory and typed("preset=recommended", "loader=dali").layout.name == "nhwc"
 
 
 def test_a_preset_of_tuning_changes_what_was_not_chosen():
     fast = typed_llm("preset=fast")
-    assert (fast.precision.name, fast.packed, fast.max_seq_len, fast.compile) == ("bf16", True, 2048, True)
+    assert (fast.precision.name, fast.packed, fast.max_seq_len, fast.compile) == (
+        "bf16",
+        True,
+        2048,
+        True,
+    )
     assert fast.batch_size == 4 and not fast.activation_checkpointing
-    mine = typed_llm("preset=fast", "precision=fp32", "packed=false", "method=qlora", "engine=trl", "compile=false")
-    assert (mine.precision.name, mine.packed, mine.compile, mine.batch_size) == ("fp32", False, False, 4)
+    mine = typed_llm(
+        "preset=fast",
+        "precision=fp32",
+        "packed=false",
+        "method=qlora",
+        "engine=trl",
+        "compile=false",
+    )
+    assert (mine.precision.name, mine.packed, mine.compile, mine.batch_size) == (
+        "fp32",
+        False,
+        False,
+        4,
+    )
     assert typed_llm("preset=papers").identity() == typed_llm().identity()
 
 
@@ -110,13 +131,21 @@ REFUSED = [
     *(([word], "config.least", {"key": key_of(word)}) for word in LEAST.split()),
     *(([word], "config.above", {"key": key_of(word), "above": 0}) for word in ABOVE.split()),
     (["seed=9223372036854775808"], "config.overflow", {"key": "seed", "bits": 63}),
-    (["dataset.image_size=99999999999999999999"], "config.overflow", {"key": "dataset.image_size", "bits": 31}),
+    (
+        ["dataset.image_size=99999999999999999999"],
+        "config.overflow",
+        {"key": "dataset.image_size", "bits": 31},
+    ),
     (["dataset.image_size=31"], "config.image-size", {"key": "dataset.image_size", "least": 32}),
     (["dataset.crop=0"], "config.image-crop", {"key": "dataset.crop", "value": 0.0}),
     (["dataset.mean=[0.1]"], "config.image-channels", {"key": "dataset.mean"}),
     (["dataset.std=[1,1,0]"], "config.image-std", {"key": "dataset.std"}),
     (["dataset=images"], "config.images-root", {"key": "dataset.root"}),
-    (["dataset=images", "dataset.root=x", "dataset.split=1"], "config.images-split", {"key": "dataset.split"}),
+    (
+        ["dataset=images", "dataset.root=x", "dataset.split=1"],
+        "config.images-split",
+        {"key": "dataset.split"},
+    ),
     (
         ["dataset=images", "dataset.root=x", "dataset.cache=none", "dataset.skip_broken=true"],
         "config.images-skip-broken",
@@ -124,21 +153,45 @@ REFUSED = [
     ),
     (["target_accuracy=97"], "config.target-accuracy", {"key": "target_accuracy", "value": 97.0}),
     (["stop_at_target=true"], "config.target-missing", {"key": "stop_at_target"}),
-    (["optimizer.momentum=1"], "config.optimizer-momentum", {"key": "optimizer.momentum", "value": 1.0}),
+    (
+        ["optimizer.momentum=1"],
+        "config.optimizer-momentum",
+        {"key": "optimizer.momentum", "value": 1.0},
+    ),
     (["optimizer.momentum=0"], "config.optimizer-nesterov", {"key": "optimizer.nesterov"}),
-    (["optimizer=adam", "optimizer.betas=[1,0]"], "config.optimizer-betas", {"key": "optimizer.betas"}),
+    (
+        ["optimizer=adam", "optimizer.betas=[1,0]"],
+        "config.optimizer-betas",
+        {"key": "optimizer.betas"},
+    ),
     (["tracker.project=a/b"], "config.wandb-name", {"key": "tracker.project", "value": "a/b"}),
     (["tracker.entity=a/b"], "config.wandb-name", {"key": "tracker.entity", "value": "a/b"}),
-    ([f"tracker.tags=[short,{'x' * 65}]"], "config.wandb-tag", {"key": "tracker.tags", "value": "x" * 65}),
+    (
+        [f"tracker.tags=[short,{'x' * 65}]"],
+        "config.wandb-tag",
+        {"key": "tracker.tags", "value": "x" * 65},
+    ),
     (["name=a/b"], "config.name-no-folder", {"key": "name", "value": "a/b"}),
-    ([RACED, "race.confidence=0.3"], "config.race-confidence", {"key": "race.confidence", "value": 0.3}),
+    (
+        [RACED, "race.confidence=0.3"],
+        "config.race-confidence",
+        {"key": "race.confidence", "value": 0.3},
+    ),
     ([RACED, "race.tolerance=2x"], "config.share", {"key": "race.tolerance", "value": "2x"}),
     ([RACED, "race.block=0.0"], "config.above", {"key": "race.block", "above": 0}),
     (["probe.enabled=true", "probe.error=0"], "config.share", {"key": "probe.error"}),
     (["probe.enabled=true", "repeat=auto"], "config.probe-repeat", {"key": "probe"}),
-    (["probe.enabled=true", "profile=kineto"], "config.probe-profile", {"key": "probe", "profile": "kineto"}),
+    (
+        ["probe.enabled=true", "profile=kineto"],
+        "config.probe-profile",
+        {"key": "probe", "profile": "kineto"},
+    ),
     (["probe.enabled=true", "diagnose=true"], "config.probe-diagnose", {"key": "probe"}),
-    (["profile=kineto", "profile.steps=null"], "config.profile-unbounded", {"key": "profile.steps"}),
+    (
+        ["profile=kineto", "profile.steps=null"],
+        "config.profile-unbounded",
+        {"key": "profile.steps"},
+    ),
     (
         ["device=cpu", "predict.gpu=h100-80gb"],
         "config.predict-cpu",
@@ -151,13 +204,21 @@ REFUSED = [
     ),
     (["predict.memory=80"], "config.predict-memory", {"key": "predict.memory", "value": "80"}),
     (["loader=dali", "loader.threads=0"], "config.least", {"key": "loader.threads", "least": 1}),
-    (["model.name=resnet18", "model.width=2"], "config.model-width", {"key": "model.width", "model": "resnet18"}),
+    (
+        ["model.name=resnet18", "model.width=2"],
+        "config.model-width",
+        {"key": "model.width", "model": "resnet18"},
+    ),
     (["model.pointwise=linear"], "config.pointwise-layout", {"key": "model.pointwise"}),
 ]
 
 
-@pytest.mark.parametrize(("overrides", "code", "facts"), REFUSED, ids=[" ".join(words) for words, *_ in REFUSED])
-def test_what_can_never_work_is_refused_by_its_key(overrides: list[str], code: str, facts: dict[str, Any]):
+@pytest.mark.parametrize(
+    ("overrides", "code", "facts"), REFUSED, ids=[" ".join(words) for words, *_ in REFUSED]
+)
+def test_what_can_never_work_is_refused_by_its_key(
+    overrides: list[str], code: str, facts: dict[str, Any]
+):
     with refused(code, **facts):
         typed(*overrides)
 
@@ -184,7 +245,12 @@ UNPLACED = [
     (["gpus=5"], 4, "placement.too-few-gpus", "gpus"),
     (["nodes=2"], 0, "placement.nodes", "nodes"),
     (["backend=nccl"], 0, "placement.nccl-without-cuda", "backend"),
-    (["gpus=3", "oversubscribe=true", "backend=nccl"], 2, "placement.nccl-oversubscribed", "backend"),
+    (
+        ["gpus=3", "oversubscribe=true", "backend=nccl"],
+        2,
+        "placement.nccl-oversubscribed",
+        "backend",
+    ),
     (["price.gpu_hour=2.49"], 0, "placement.price-without-gpu", "price.gpu_hour"),
 ]
 IMPOSSIBLE = [  # refused by training, by key
@@ -210,9 +276,16 @@ def placed(config: VisionConfig, cuda_devices: int) -> Placement:
 @pytest.mark.parametrize(
     ("words", "devices", "least", "most", "value_bytes"),
     [
-        (["num_workers=3", "loader.prefetch_factor=5", "precision=fp64", "gpus=2"], 0, 2 * 16, 2 * 17, 8),
+        (
+            ["num_workers=3", "loader.prefetch_factor=5", "precision=fp64", "gpus=2"],
+            0,
+            2 * 16,
+            2 * 17,
+            8,
+        ),
         (["num_workers=8", "precision=bf16", "gpus=2", "pin_memory=false"], 2, 2 * 17, 2 * 18, 2),
-        (["gpus=4", "num_workers=8"], 4, 1, 4 * (8 * 2 + 2), 4),  # page-locked, two of each worker ahead
+        # page-locked, two of each worker ahead
+        (["gpus=4", "num_workers=8"], 4, 1, 4 * (8 * 2 + 2), 4),
         (["num_workers=8", "dataset.train_limit=100"], 0, 2, 2, 4),  # there are no more
     ],
 )
@@ -236,7 +309,9 @@ def test_batches_of_workers_must_fit_into_shared_memory(
 
     assert said(most * batch_bytes) == said(None) == ""
     if least < most:
-        assert "num_workers" in said(least * batch_bytes) and "num_workers" in said(most * batch_bytes - 1)
+        assert "num_workers" in said(least * batch_bytes) and "num_workers" in said(
+            most * batch_bytes - 1
+        )
     with pytest.raises(ValueError) as error:
         said(least * batch_bytes - 1)
     assert "num_workers" in str(error.value)
@@ -245,13 +320,17 @@ def test_batches_of_workers_must_fit_into_shared_memory(
 
 
 @pytest.mark.parametrize(("overrides", "devices", "code", "key"), UNPLACED)
-def test_what_the_machine_does_not_have_is_refused_by_its_key(overrides: list[str], devices: int, code: str, key: str):
+def test_what_the_machine_does_not_have_is_refused_by_its_key(
+    overrides: list[str], devices: int, code: str, key: str
+):
     with refused(code, key=key):
         placed(typed(*overrides), devices)
 
 
 @pytest.mark.parametrize(("overrides", "devices", "key"), IMPOSSIBLE)
-def test_what_training_cannot_do_there_is_refused_by_its_key(overrides: list[str], devices: int, key: str):
+def test_what_training_cannot_do_there_is_refused_by_its_key(
+    overrides: list[str], devices: int, key: str
+):
     with pytest.raises(ValueError) as error:
         placed(typed(*overrides), devices)
     assert key in str(error.value)
@@ -271,22 +350,36 @@ def test_what_training_cannot_do_there_is_refused_by_its_key(overrides: list[str
 )
 def test_placement(overrides: list[str], devices: int, expected: tuple[str, str, int, bool]):
     placement = placed(typed(*overrides), devices)
-    assert (placement.device, placement.backend, placement.processes, placement.oversubscribed) == expected
+    assert (
+        placement.device,
+        placement.backend,
+        placement.processes,
+        placement.oversubscribed,
+    ) == expected
 
 
 def test_the_identity_is_what_is_measured():
     one = typed("name=a").identity()
     unmeasured = ("name=b", "rerun=true", "tracker.mode=disabled", "max_jobs=3", "auto=gpus")
     assert one == typed(*unmeasured, "race.figure=images_per_s", "price.gpu_hour=2.49").identity()
-    others = [typed("precision=fp64"), typed("gpus=2"), typed("dataset.train_limit=5"), typed("lr=0.1")]
+    others = [
+        typed("precision=fp64"),
+        typed("gpus=2"),
+        typed("dataset.train_limit=5"),
+        typed("lr=0.1"),
+    ]
     assert len({one, *(other.identity() for other in others)}) == 5
     assert len(one) == 8
 
 
 def test_compile_is_a_switch_and_a_mode_in_one():
-    values = [typed(f"compile={word}").compile for word in ("true", "false", "reduce-overhead", "default")]
+    values = [
+        typed(f"compile={word}").compile for word in ("true", "false", "reduce-overhead", "default")
+    ]
     assert values == [True, False, "reduce-overhead", True]
-    by_word = {word: typed(f"compile={word}").identity() for word in ("true", "default", "max-autotune")}
+    by_word = {
+        word: typed(f"compile={word}").identity() for word in ("true", "default", "max-autotune")
+    }
     assert by_word["true"] == by_word["default"] != by_word["max-autotune"]
     with refused("config.compile-mode", key="compile", value="fast") as error:
         typed("compile=fast")
@@ -299,7 +392,13 @@ def folder_name(*words: str) -> str:
 
 
 def test_the_folder_says_what_was_changed():
-    words = ["gpus=2", "dataset.image_size=96", "name=x", "tracker.mode=disabled", "hydra.verbose=true"]
+    words = [
+        "gpus=2",
+        "dataset.image_size=96",
+        "name=x",
+        "tracker.mode=disabled",
+        "hydra.verbose=true",
+    ]
     assert folder_name(*words) == f"gpus=2,image_size=96-{typed(*words).identity()}"
     assert folder_name() == f"default-{typed().identity()}"
     assert run_folder.cell_name(run_folder.REFUSED, ["gpus=0"], 1) == "gpus=0-00000000"
@@ -312,14 +411,20 @@ def test_a_repetition_has_a_folder_of_its_own_and_the_same_identity(tmp_path: Pa
     typed_out = [tmp_path / name.replace("default", "gpus=1") for name in (first, second)]
     for folder in typed_out:
         folder.mkdir()
-    assert [run_folder.find_cell(tmp_path, name) for name in (first, second)] == typed_out  # however it is typed
+    # however it is typed
+    assert [run_folder.find_cell(tmp_path, name) for name in (first, second)] == typed_out
 
 
 def described(schema: type, prefix: str) -> Iterator[tuple[str, str | None]]:
     for field in fields(schema):
-        if isinstance(field.type, type) and is_dataclass(field.type) and field.name not in entry_groups():
+        if (
+            isinstance(field.type, type)
+            and is_dataclass(field.type)
+            and field.name not in entry_groups()
+        ):
             yield from described(field.type, f"{prefix}{field.name}.")
-        elif not (prefix and field.name == "name" and "help" not in field.metadata):  # the option's own
+        # the option's own
+        elif not (prefix and field.name == "name" and "help" not in field.metadata):
             yield prefix + field.name, field.metadata.get("help")
 
 
@@ -353,7 +458,9 @@ ASKED = "batch_size_asked=global"  # what the command line adds where batch_size
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_ranks_batch_and_the_accumulation_follow_from_the_ranks(words: list[str], batch: int, summed: int):
+def test_a_ranks_batch_and_the_accumulation_follow_from_the_ranks(
+    words: list[str], batch: int, summed: int
+):
     config = typed_llm("global_batch_size=24", *words)
     assert (config.batch_size, config.gradient_accumulation_steps) == (batch, summed)
 
@@ -373,8 +480,18 @@ def test_of_training_the_ranks_batch_alone_follows():
         (typed, [ASKED, "gpus=25"], "config.batch-not-divisible", {"parts": 25, "near": [25]}),
         (typed_llm, ["batch_size=7"], "config.batch-not-divisible", {"parts": 7, "near": [21, 28]}),
         (typed, ["batch_size=12"], "config.batch-product", {"value": 24, "product": 12}),
-        (typed_llm, ["batch_size=4", f"{ACCUMULATED}=5"], "config.batch-accumulated", {"product": 4, "accumulated": 5}),
-        (typed, ["batch_size_asked=mine"], "config.batch-asked", {"key": "batch_size_asked", "value": "mine"}),
+        (
+            typed_llm,
+            ["batch_size=4", f"{ACCUMULATED}=5"],
+            "config.batch-accumulated",
+            {"product": 4, "accumulated": 5},
+        ),
+        (
+            typed,
+            ["batch_size_asked=mine"],
+            "config.batch-asked",
+            {"key": "batch_size_asked", "value": "mine"},
+        ),
     ],
 )
 def test_what_does_not_divide_is_refused(
@@ -393,8 +510,12 @@ def test_a_strategy_whose_epochs_grow_with_the_ranks_has_no_global_batch():
 
 
 def test_the_command_line_tells_whether_the_batch_size_was_given():
-    assert command_line.switched(["global_batch_size=8"], llm.WORKLOAD) == ["global_batch_size=8", ASKED]
-    for given in (["global_batch_size=8", "batch_size=2"], ["global_batch_size=8", ASKED]):  # also read again
+    assert command_line.switched(["global_batch_size=8"], llm.WORKLOAD) == [
+        "global_batch_size=8",
+        ASKED,
+    ]
+    # also read again
+    for given in (["global_batch_size=8", "batch_size=2"], ["global_batch_size=8", ASKED]):
         assert command_line.switched(given, llm.WORKLOAD) == given
 
 
@@ -417,13 +538,21 @@ def test_ranks_of_one_global_batch_are_compared_as_one_training():
                                            gradient_accumulation_steps=4 // gpus, recipe="distributed"))
              for gpus in (1, 2)]  # fmt: skip
     assert comparable.reference(tuned[1], tuned, gpus=1) is tuned[0]
-    runs = [Run(Path(str(place)), columns(Path(str(place)), record)) for place, record in enumerate((one, two))]
-    assert len(grouping.by_setting(runs, ("gpus", "nodes"))) == 1 and len(grouping.by_setting(runs)) == 2
+    runs = [
+        Run(Path(str(place)), columns(Path(str(place)), record))
+        for place, record in enumerate((one, two))
+    ]
+    assert (
+        len(grouping.by_setting(runs, ("gpus", "nodes"))) == 1
+        and len(grouping.by_setting(runs)) == 2
+    )
 
 
 def test_a_race_vouches_for_the_accuracy_of_one_global_batch():
     def differing(*words: str) -> list[str]:
-        return race._differing([SimpleNamespace(config=typed(*words, f"gpus={gpus}")) for gpus in (1, 2)])  # pyright: ignore[reportArgumentType]
+        return race._differing(
+            [SimpleNamespace(config=typed(*words, f"gpus={gpus}")) for gpus in (1, 2)]
+        )  # pyright: ignore[reportArgumentType]
 
     assert differing("global_batch_size=24", ASKED) == [] and differing() == ["gpus"]
 
@@ -445,13 +574,23 @@ def test_a_race_says_what_may_change_accuracy(entry: str, one: str, other: str, 
     assert race._differing(cells) == differ
 
 
-def test_the_record_has_the_numbers_and_a_sweep_is_resumed(called: Called, tmp_path: Path, processes: None):
-    words = ["-m", *(word for word in SMALL if "batch_size" not in word), "global_batch_size=16", "gpus=1,2"]
+def test_the_record_has_the_numbers_and_a_sweep_is_resumed(
+    called: Called, tmp_path: Path, processes: None
+):
+    words = [
+        "-m",
+        *(word for word in SMALL if "batch_size" not in word),
+        "global_batch_size=16",
+        "gpus=1,2",
+    ]
     words += ["model.width=0.35", f"hydra.sweep.dir={tmp_path}"]
     assert called(*words)[0] == 0
     found = sorted(tmp_path.glob("*global_batch_size=16,gpus=*/result.json"))
     made = [records.run_folder.read(path.parent).record for path in found]  # pyright: ignore[reportOptionalMemberAccess]
-    assert [(record.axes["batch_size"], record.axes["global_batch_size"]) for record in made] == [(16, 16), (8, 16)]
+    assert [(record.axes["batch_size"], record.axes["global_batch_size"]) for record in made] == [
+        (16, 16),
+        (8, 16),
+    ]
     assert [record.config["batch_size"] for record in made] == [16, 8]
     assert made[0].epochs[0].steps == made[1].epochs[0].steps == 6
     assert called(*words)[1].count("measured before") == 2

@@ -1,4 +1,6 @@
-"""Overrides as remedies: typed into a shell as they stand, Hydra reads the very value, whatever a file is called."""
+"""Overrides as remedies: typed into a shell as they stand, Hydra reads the very value,
+whatever a file is called.
+"""
 
 import json
 import shlex
@@ -16,7 +18,17 @@ from tests.helpers.messages import refused, remedies
 
 LLM = next(workload for workload in workloads.WORKLOADS if workload.entry == "tune_llm.py")
 NASTY = (
-    *("plain.jsonl", "a b.jsonl", "a (1).jsonl", "a,b.jsonl", "a=b.jsonl", "it's.jsonl", 'say "x".jsonl', "'q'", '"q"'),
+    *(
+        "plain.jsonl",
+        "a b.jsonl",
+        "a (1).jsonl",
+        "a,b.jsonl",
+        "a=b.jsonl",
+        "it's.jsonl",
+        'say "x".jsonl',
+        "'q'",
+        '"q"',
+    ),
     *(
         "$HOME.jsonl",
         "`x`.jsonl",
@@ -46,7 +58,21 @@ NASTY = (
         "@x",
         "%41",
     ),
-    *("${env:HOME}", "a${x}b", "\\${x}", "\\\\${x}", "null", "True", "12", "007", "1e3", ".5", "nan", "-inf", "1_0"),
+    *(
+        "${env:HOME}",
+        "a${x}b",
+        "\\${x}",
+        "\\\\${x}",
+        "null",
+        "True",
+        "12",
+        "007",
+        "1e3",
+        ".5",
+        "nan",
+        "-inf",
+        "1_0",
+    ),
     *("choice(a,b)", "range(1)", "glob(x)", "2024-01/x", ".", "..", "a'b\"c"),
 )
 
@@ -60,7 +86,10 @@ def test_any_name_is_read_as_it_is(name: str):
     for names in ([name], ["a", name]):
         words = shlex.split(override(key, names))
         assert (
-            OmegaConf.to_container(composed(word, *words, entry="tune_llm").dataset.test_files, resolve=True) == names
+            OmegaConf.to_container(
+                composed(word, *words, entry="tune_llm").dataset.test_files, resolve=True
+            )
+            == names
         )
     columns = shlex.split(override("dataset.columns", {"output": name, "id": None}))
     found = composed(word, *columns, entry="tune_llm").dataset.columns
@@ -101,7 +130,9 @@ IN_FOLDERS = ("a b", "a(1)", "it's", "a,b=c", "猫", "12", "[x]", "a&b", 'say "x
         (("train-00000-of-00002.jsonl",), "llm.data-missing-shards"),
     ],
 )
-def test_remedies_of_folders_of_any_name_are_read(name: str, files: tuple[str, ...], code: str, tmp_path: Path):
+def test_remedies_of_folders_of_any_name_are_read(
+    name: str, files: tuple[str, ...], code: str, tmp_path: Path
+):
     folder = tmp_path / name
     folder.mkdir()
     row = {"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]}

@@ -1,4 +1,6 @@
-"""Roles of keys: every key has them, they make sense together, and what asks for them gets what it means."""
+"""Roles of keys: every key has them, they make sense together,
+and what asks for them gets what it means.
+"""
 
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
@@ -25,7 +27,9 @@ def schemas() -> set[type]:
             found += options.values()
     for one in found:  # grows: groups within
         for field in fields(one):
-            found += [each for each in (field.type, *get_args(field.type)) if _is_new_schema(each, found)]
+            found += [
+                each for each in (field.type, *get_args(field.type)) if _is_new_schema(each, found)
+            ]
     return {*found}
 
 
@@ -46,7 +50,8 @@ def test_every_key_that_can_be_typed_is_known():
         unknown = [
             name
             for name in workloads.known_keys(workload)
-            if name not in (*schema.keys(Role.identity), *schema.keys(Role.beside), "preset")  # of options alone
+            # of options alone
+            if name not in (*schema.keys(Role.identity), *schema.keys(Role.beside), "preset")
         ]
         assert unknown == []
     assert not {*schema.keys(Role.identity)} & {*schema.keys(Role.beside)}
@@ -89,7 +94,8 @@ def test_roles_are_required():
 
 
 def test_a_seed_repeats_and_neither_it_nor_a_repetition_changes_accuracy():
-    assert schema.keys(Role.repetition) == ("repetition", "seed")  # the outermost axes, in this order
+    # the outermost axes, in this order
+    assert schema.keys(Role.repetition) == ("repetition", "seed")
     assert not {"seed", "repetition"} & {*schema.keys(Role.learning), *schema.keys(Role.speed)}
 
 
@@ -105,12 +111,27 @@ def test_places_are_where_data_lie_and_not_what_they_are():
 def test_what_may_change_accuracy_is_part_of_the_identity():
     learning = {*schema.keys(Role.learning)}
     assert learning <= {*schema.keys(Role.identity)}
-    assert learning >= {"engine", "precision", "batch_size", "gpus", "lr", "method", "dataset.rows", "method.beta"}
+    assert learning >= {
+        "engine",
+        "precision",
+        "batch_size",
+        "gpus",
+        "lr",
+        "method",
+        "dataset.rows",
+        "method.beta",
+    }
     assert not learning & {"loader", "layout", "sharding", "compile", "pin_memory", "num_workers"}
 
 
 def test_lengths_change_how_many_steps_there_are_and_not_a_step():
-    lengths = {"epochs", "dataset.train_limit", "dataset.test_limit", "dataset.split", "dataset.rows"}
+    lengths = {
+        "epochs",
+        "dataset.train_limit",
+        "dataset.test_limit",
+        "dataset.split",
+        "dataset.rows",
+    }
     assert {*schema.keys(Role.length)} == lengths | {"max_steps", "steps"}
     assert {*schema.keys(Role.length)} <= schema.without(Role.speed)
     assert {*schema.keys(Role.part)} == {*schema.keys(Role.length)} - {"epochs"}
@@ -119,8 +140,24 @@ def test_lengths_change_how_many_steps_there_are_and_not_a_step():
 
 def test_ways_to_compute_are_not_work():
     work = {*schema.keys(Role.work)}
-    assert work >= {"dataset", "model", "epochs", "dataset.augment", "model.width", "template", "script", "steps"}
-    ways = {"method", "precision", "model.pointwise", "model.blocks", "dataset.cache", "dataset.device_budget_bytes"}
+    assert work >= {
+        "dataset",
+        "model",
+        "epochs",
+        "dataset.augment",
+        "model.width",
+        "template",
+        "script",
+        "steps",
+    }
+    ways = {
+        "method",
+        "precision",
+        "model.pointwise",
+        "model.blocks",
+        "dataset.cache",
+        "dataset.device_budget_bytes",
+    }
     assert not work & {*ways, *schema.keys(Role.place), "args", "gpus"}
 
 
@@ -182,7 +219,10 @@ def test_a_key_of_an_option_that_is_defined_elsewhere_is_known_as_soon_as_it_is(
 def test_what_another_key_was_before_it_came():
     assert schema.since()["engine"] == [("recipe", "torchtune")]
     # of images first, and of text, which has another key that was there before
-    assert schema.since()["dataset.split"] == [("dataset.skip_broken", None), ("dataset.rows", None)]
+    assert schema.since()["dataset.split"] == [
+        ("dataset.skip_broken", None),
+        ("dataset.rows", None),
+    ]
     known = {*schema.keys(Role.identity)}
     for name, came_after in schema.since().items():
         assert {name, *(before for before, _ in came_after)} <= known

@@ -19,5 +19,7 @@ from multicard.config.shards import missing_shards
         (["train.parquet", "page-1-of-2.csv", "x-00000-of-99999999.csv"], []),
     ],
 )
-def test_missing_shards_are_those_between_the_numbers_that_names_count(names: list[str], missing: list[str]):
+def test_missing_shards_are_those_between_the_numbers_that_names_count(
+    names: list[str], missing: list[str]
+):
     assert missing_shards(names) == missing

@@ -1,5 +1,6 @@
-"""Plans that are carried out, in a time of their own: their order, their ends, what is planned again, and what goes on;
-and real runs, which are interrupted, killed and finished."""
+"""Plans that are carried out, in a time of their own: their order, their ends, what is planned
+again, and what goes on; and real runs, which are interrupted, killed and finished.
+"""
 
 import json
 import os
@@ -36,7 +37,9 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     return in_own_time(tmp_path / "plan", monkeypatch)
 
 
-def test_jobs_run_in_order_on_the_gpus_of_the_plan(world: World, capsys: pytest.CaptureFixture[str]):
+def test_jobs_run_in_order_on_the_gpus_of_the_plan(
+    world: World, capsys: pytest.CaptureFixture[str]
+):
     world.add("wide", {2: 3})
     world.add("left", {1: 2}, 0)
     world.add("right", {1: 2}, 0)
@@ -50,19 +53,28 @@ def test_jobs_run_in_order_on_the_gpus_of_the_plan(world: World, capsys: pytest.
     assert max(spans["left"][1], spans["right"][1]) <= spans["last"][0]
     result = carried.result()
     table = command.result_lines(result)
-    assert max(map(len, table[1:-1])) <= 120 and table[1].split()[:2] == ["job", "GPUs"] and len(table) >= 8
+    assert (
+        max(map(len, table[1:-1])) <= 120
+        and table[1].split()[:2] == ["job", "GPUs"]
+        and len(table) >= 8
+    )
     assert find(table[-1], "plan.took-in-all").facts["planned_s"] == pytest.approx(6)
     assert result["planned_makespan_s"] == pytest.approx(6)
     assert result["makespan_s"] == max(end for _, end in spans.values()) == pytest.approx(6, abs=1)
     printed = capsys.readouterr().out
     started = find(printed, "plan.started", task="wide", gpu_ids=[0, 1])
-    assert not carried.failures() and started.facts["planned_s"] == [pytest.approx(0, abs=1), pytest.approx(3, abs=1)]
+    assert not carried.failures() and started.facts["planned_s"] == [
+        pytest.approx(0, abs=1),
+        pytest.approx(3, abs=1),
+    ]
     again = world.run()  # nothing is done twice
     assert statuses(again) == statuses(carried) and len(world.started) == 4
     assert again.result()["jobs"] == result["jobs"]
 
 
-def test_what_comes_after_a_job_that_fails_is_skipped(world: World, capsys: pytest.CaptureFixture[str]):
+def test_what_comes_after_a_job_that_fails_is_skipped(
+    world: World, capsys: pytest.CaptureFixture[str]
+):
     world.add("bad", {1: 1}, on1="failed")
     world.add("ill", {1: 1}, on1="diverged")
     world.add("next", {1: 1}, 0)
@@ -74,13 +86,17 @@ def test_what_comes_after_a_job_that_fails_is_skipped(world: World, capsys: pyte
     bad, ill, following, after = (told(line)[0] for line in carried.failures())
     assert bad.has({"task": "bad", "status": "failed", "cause": "made failed"})
     assert ill.has({"task": "ill", "status": "diverged", "cause": "made diverged"})
-    assert following.has({"task": "next", "status": "skipped"}) and after.has({"task": "after", "status": "skipped"})
+    assert following.has({"task": "next", "status": "skipped"}) and after.has(
+        {"task": "after", "status": "skipped"}
+    )
     assert following.facts["cause"] == Told("plan.after", None, {"task": "bad", "status": "failed"})
     assert after.facts["cause"] == Told("plan.after", None, {"task": "next", "status": "skipped"})
     assert "plan.ended-badly" in replanned(capsys.readouterr().out)
     world.cells["bad", 1].ends = "ok"  # mended
     carried = world.run()
-    assert statuses(carried) | {"ill": "ok"} == dict.fromkeys(("bad", "ill", "next", "after", "good"), "ok")
+    assert statuses(carried) | {"ill": "ok"} == dict.fromkeys(
+        ("bad", "ill", "next", "after", "good"), "ok"
+    )
 
 
 def test_a_job_that_runs_out_of_memory_is_tried_on_more_gpus_alone(world: World):
@@ -103,7 +119,9 @@ def test_a_run_out_of_memory_leaves_another_run_of_its_job_that_runs(world: Worl
     assert statuses(world.run()) == {"big#1": "oom", "big#2": "ok", "big#3": "oom"}
 
 
-def test_a_job_that_takes_longer_has_the_rest_planned_again(world: World, capsys: pytest.CaptureFixture[str]):
+def test_a_job_that_takes_longer_has_the_rest_planned_again(
+    world: World, capsys: pytest.CaptureFixture[str]
+):
     world.add("slow#1", {1: 50}, job="slow", lasts=6)
     world.add("slow#2", {1: 50, 2: 40}, 0, job="slow")
     carried = world.run()
@@ -115,7 +133,9 @@ def test_a_job_that_takes_longer_has_the_rest_planned_again(world: World, capsys
     assert carried.result()["jobs"][0]["ratio"] == pytest.approx(6, rel=0.01)
 
 
-def test_what_is_left_of_a_job_is_as_planned_and_of_an_overdue_one_by_what_its_siblings_are_scaled_by(world: World):
+def test_what_is_left_of_a_job_is_as_planned_and_of_an_overdue_one_by_what_its_siblings_are_scaled_by(
+    world: World,
+):
     world.add("slow#1", {1: 50}, job="slow", lasts=6)
     world.add("slow#2", {1: 50}, 0, job="slow")
     with world.started_plan() as carried:
@@ -124,7 +144,10 @@ def test_what_is_left_of_a_job_is_as_planned_and_of_an_overdue_one_by_what_its_s
         assert first.rest(carried.now_s()).planned_s == pytest.approx(30)
         world.now_s += 40
         assert carried._overdue()
-        assert first.rest(carried.now_s()).planned_s == pytest.approx(90 - 60) and second.options[0].planned_s == 90
+        assert (
+            first.rest(carried.now_s()).planned_s == pytest.approx(90 - 60)
+            and second.options[0].planned_s == 90
+        )
 
 
 def test_a_plan_waits_for_gpus_that_others_have_leased(world: World):
@@ -158,7 +181,9 @@ def test_a_command_that_fails_ends_its_jobs(world: World, monkeypatch: pytest.Mo
     assert not world.running
 
 
-def test_an_interrupted_plan_ends_its_jobs_and_goes_on(world: World, monkeypatch: pytest.MonkeyPatch):
+def test_an_interrupted_plan_ends_its_jobs_and_goes_on(
+    world: World, monkeypatch: pytest.MonkeyPatch
+):
     world.add("a", {1: 10}, on1="interrupted")  # as a terminal's Ctrl-C reaches it
     world.add("b", {1: 20})
     with pytest.raises(KeyboardInterrupt):
@@ -171,13 +196,18 @@ def test_an_interrupted_plan_ends_its_jobs_and_goes_on(world: World, monkeypatch
 def test_jobs_that_the_file_no_longer_names_do_not_count(world: World):
     world.add("a", {1: 0.1})
     ends = {"a": 7.0, "b": 5e4}
-    planned = {name: {"gpus": 1, "gpu_ids": [0], "start_s": 0.0, "end_s": end} for name, end in ends.items()}
+    planned = {
+        name: {"gpus": 1, "gpu_ids": [0], "start_s": 0.0, "end_s": end}
+        for name, end in ends.items()
+    }
     world.began({"planned": planned})
     carried = world.run()
     assert statuses(carried) == {"a": "ok"} and carried.result()["planned_makespan_s"] == 7
 
 
-def test_what_ended_during_the_search_is_not_trained_again(world: World, capsys: pytest.CaptureFixture[str]):
+def test_what_ended_during_the_search_is_not_trained_again(
+    world: World, capsys: pytest.CaptureFixture[str]
+):
     """An end that was noted of an earlier run, with another status, says nothing of it."""
     for name in ("done", "ill", "full"):
         world.add(name, {1: 2, 2: 1.5})
@@ -187,7 +217,11 @@ def test_what_ended_during_the_search_is_not_trained_again(world: World, capsys:
     with world.journal() as journal:
         carried = world.carrying(journal)
         schedule = planning.make(carried.rest(), 2, 0.5).schedule
-        for (name, gpus), ends in {("done", 1): "ok", ("ill", 1): "diverged", ("full", 1): "oom"}.items():
+        for (name, gpus), ends in {
+            ("done", 1): "ok",
+            ("ill", 1): "diverged",
+            ("full", 1): "oom",
+        }.items():
             world.cells[name, gpus].ends = ends
             world.cells[name, gpus].leave()
         carried.run(schedule)
@@ -221,14 +255,18 @@ def test_a_plan_survives_an_interruption_and_a_kill(tmp_path: Path):
     """Of real runs: nothing goes on without the command, and what is done is not done again."""
     jobs = {"small": f"{{run: {RUN}, seconds: {{1: [20, 5, 600]}}, gpus: [1], repeat: 2}}",
             "long": f"{{run: {RUN} epochs=1000, seconds: {{1: 900}}, gpus: [1], after: [small]}}"}  # fmt: skip
-    text = "{slowdown: 1.0, jobs: {" + ", ".join(f"{name}: {job}" for name, job in jobs.items()) + "}}"
+    text = (
+        "{slowdown: 1.0, jobs: {" + ", ".join(f"{name}: {job}" for name, job in jobs.items()) + "}}"
+    )
     (tmp_path / "jobs.yaml").write_text(text)
     variables = os.environ | {shares.VARIABLE: str(tmp_path / "leases"), "PYTHONPATH": str(ROOT)}
     line = [sys.executable, "-m", "multicard", "plan", *WORDS]
     folder = tmp_path / "multirun" / "mine"
     done: dict[Path, int] = {}
     for number in (signal.SIGINT, signal.SIGKILL):
-        plan = subprocess.Popen(line, cwd=tmp_path, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        plan = subprocess.Popen(
+            line, cwd=tmp_path, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
         marker = awaited(lambda: next(folder.glob(".*epochs=1000*.running"), None))
         child = psutil.Process(awaited(lambda path=marker: run_folder.read_json(path))["pid"])
         plan.send_signal(number)
@@ -240,17 +278,26 @@ def test_a_plan_survives_an_interruption_and_a_kill(tmp_path: Path):
                     path.parent.name}  # fmt: skip
         assert len(finished) == 2 and done in ({}, finished)
         done = finished
-    ends = [json.loads(path.read_text())["status"] for path in folder.glob("*epochs=1000*/result.json")]
+    ends = [
+        json.loads(path.read_text())["status"] for path in folder.glob("*epochs=1000*/result.json")
+    ]
     assert ends == ["interrupted"]  # by the first signal
     (tmp_path / "jobs.yaml").write_text(text.replace(f", long: {jobs['long']}", ""))
-    plan = subprocess.run(line, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
+    plan = subprocess.run(
+        line, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False
+    )
     assert plan.returncode == 0, plan.stderr
     before = [message for message in told(plan.stdout) if message.code == "plan.before"]
-    assert [(each.facts["task"], each.facts["status"]) for each in before] == [("small#1", "ok"), ("small#2", "ok")]
+    assert [(each.facts["task"], each.facts["status"]) for each in before] == [
+        ("small#1", "ok"),
+        ("small#2", "ok"),
+    ]
     content = json.loads((tmp_path / "plan.json").read_text())
     assert [job["status"] for job in content["carried_out"]["jobs"]] == ["ok", "ok"]
     records = [json.loads(path.read_text()) for path in done]
-    assert sorted(record["repetition"] for record in records) == [1, 2] and {r["cores"] for r in records} == {1}
+    assert sorted(record["repetition"] for record in records) == [1, 2] and {
+        r["cores"] for r in records
+    } == {1}
 
 
 @pytest.mark.parametrize(
@@ -272,7 +319,9 @@ def test_what_cannot_be_carried_out_is_refused_in_a_line(
     assert not (tmp_path / "multirun").exists()
 
 
-def test_a_name_of_a_plan_of_other_jobs_is_refused(tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture[str]):
+def test_a_name_of_a_plan_of_other_jobs_is_refused(
+    tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture[str]
+):
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "multirun" / "jobs" / ".plan"
     folder.mkdir(parents=True)

@@ -1,4 +1,6 @@
-"""How cells of a race end, what it says at its own end, and races that were cut off: they go on as they would have."""
+"""How cells of a race end, what it says at its own end,
+and races that were cut off: they go on as they would have.
+"""
 
 import json
 from collections.abc import Callable, Sequence
@@ -11,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.race import Kind, MadeGrid
+from benchmarks.race import MadeGrid, WorldKind
 from multicard.decide.race import command, live, outcome, readings
 from multicard.decide.race.live import LiveRace
-from multicard.decide.race.outcome import BEATEN, CLOSE, IN, OUT, Standing, Verdict
+from multicard.decide.race.outcome import BEATEN, CLOSE, IN, OUT, RaceVerdict, Standing
 from multicard.messages import Message
 from multicard.records.figures import FIGURES
 from multicard.sweep.executor import Executor
@@ -28,7 +30,9 @@ MB = 10**6
 
 @pytest.fixture
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A terminal of 120 columns, and rules that end a race after two rounds and one full run of each."""
+    """A terminal of 120 columns, and rules that end a race
+    after two rounds and one full run of each.
+    """
     monkeypatch.setattr(command.text_table, "terminal_width", lambda: 120)
     monkeypatch.setattr(live, "FINAL_RUNS", 1)
     monkeypatch.setattr(live, "Race", Rules)
@@ -36,7 +40,9 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("wide")
 @pytest.mark.parametrize("status", ["oom", "diverged", "failed", "not finite"])
-def test_a_cell_that_ends_by_itself_is_out_and_the_race_goes_on(status: str, tmp_path: Path, monkeypatch):
+def test_a_cell_that_ends_by_itself_is_out_and_the_race_goes_on(
+    status: str, tmp_path: Path, monkeypatch
+):
     race = LiveRace(faked([8, 16, 32], tmp_path, monkeypatch))
     Process.statuses = {("block", 32): [status] * 9}
     race.run(SHARE)
@@ -72,14 +78,20 @@ def test_a_cell_that_missed_its_target_does_not_win(
     winner: str | None,
     missed: list[str],
 ):
-    """Three cells, of which each was measured in full and ended at this accuracy; 90 % were asked for."""
+    """Three cells, of which each was measured in full and ended at this accuracy;
+    90 % were asked for.
+    """
     monkeypatch.setattr(readings, "full_run", lambda run, _: (float(run.record.repetition), 0.01))
     race = LiveRace(faked([8, 16, 32], tmp_path, monkeypatch, "target_accuracy=0.9"))
     race.run(SHARE)
     finals = race.finals()
     for cell in finals:
         accuracy = accuracies[cell.number - 1]
-        own = {"repetition": cell.number, "time_to_target_s": 5.0 if accuracy >= 0.9 else None, "total_s": 9.0}
+        own = {
+            "repetition": cell.number,
+            "time_to_target_s": 5.0 if accuracy >= 0.9 else None,
+            "total_s": 9.0,
+        }
         cell.result = records.as_run(own | {"test_accuracy": accuracy})
     race.take_finals(finals)
     race.journal.close()
@@ -117,7 +129,9 @@ def test_a_tuning_cell_that_missed_its_target_of_held_out_loss_does_not_win(
 
 @pytest.mark.parametrize("target", ["target_loss=null", "target_loss=1.5"])
 def test_a_race_of_tuning_vouches_for_its_loss_where_it_has_a_target(target: str):
-    configs = [typed_llm(f"method={method}", "dataset.split=0.1", target) for method in ("lora", "full")]
+    configs = [
+        typed_llm(f"method={method}", "dataset.split=0.1", target) for method in ("lora", "full")
+    ]
     cells: Any = [SimpleNamespace(config=config) for config in configs]
     assert bool(command._differing(cells)) == (target == "target_loss=null")
 
@@ -130,15 +144,23 @@ def standing(cell: int, log_figure: float, error: float = 0.003, reason: str = "
 
 
 @pytest.mark.usefixtures("wide")
-def test_the_end_of_a_grid_of_five_axes_fits_120_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_end_of_a_grid_of_five_axes_fits_120_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     cells = faked([16, 128], tmp_path, monkeypatch, "precision=bf16", "gpus=2", "loader=batched")
     cells += faked([64, 256], tmp_path, monkeypatch, "layout=nhwc")
-    cells = [replace(cell, number=place, label=f"[{place}/144] ") for place, cell in enumerate(cells, 11)]
+    cells = [
+        replace(cell, number=place, label=f"[{place}/144] ") for place, cell in enumerate(cells, 11)
+    ]
     known = [standing(place, 8.0 - place / 10) for place in range(3)]
     beaten = Message(BEATEN, "far behind", behind=0.642, at_least=0.639)
     known.append(standing(3, 7.0, reason=beaten))
     told = SimpleNamespace(
-        ending=outcome.TIME, standings=known, verdict=lambda: Verdict(0, 0.83, (1,)), final_runs=[(0, 0)], bursts=False
+        ending=outcome.TIME,
+        standings=known,
+        verdict=lambda: RaceVerdict(0, 0.83, (1,)),
+        final_runs=[(0, 0)],
+        bursts=False,
     )
     race: Any = SimpleNamespace(
         cells=cells, options=cells[0].config.race, figure=FIGURES["images_per_s"], rules=told, raced_s=60.0,
@@ -154,7 +176,11 @@ def test_the_end_of_a_grid_of_five_axes_fits_120_columns(tmp_path: Path, monkeyp
     assert says(text, "race.equal", cells="[12/144]") and says(text, "race.winner", cell="[11/144]")
     assert says(text, "race.less-sure", key="race.confidence", value=0.95, sure=0.83)
     assert says(text, "race.accuracy", keys=["precision", "batch_size", "gpus"])
-    assert find(text, "race.cost").facts == {"seconds": 120.0, "final_runs_s": 60.0, "grid_s": 400.0}
+    assert find(text, "race.cost").facts == {
+        "seconds": 120.0,
+        "final_runs_s": 60.0,
+        "grid_s": 400.0,
+    }
 
 
 SIZES = [*range(100, 124)]  # batch sizes, by which cells are told apart
@@ -165,7 +191,7 @@ Resumed = Callable[..., LiveRace]
 @pytest.fixture
 def resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Resumed:
     """A race of a quarter of a made grid, which goes on after these lines of an earlier one."""
-    made, numbers = MadeGrid(Kind(), SEED), count()
+    made, numbers = MadeGrid(WorldKind(), SEED), count()
     monkeypatch.setattr(live, "settings", lambda _: made.settings[::4])
     cells = faked(SIZES, tmp_path / "sweep", monkeypatch)
     Process.rates = dict(zip(SIZES, np.exp(made.truth[::4]).tolist(), strict=True))
@@ -192,15 +218,21 @@ def test_a_race_goes_on_with_all_that_an_earlier_command_measured(resumed: Resum
     entries = ran(first)
     ends = [place for place, entry in enumerate(entries, 1) if "round_s" in entry]
     assert len(ends) > 4 and first.rules._outs.spent > 0  # cells dropped out
-    for kept in (ends[1], ends[2] + 3, ends[-1]):  # at the end of a round, within one, and before the full runs
+    # at the end of a round, within one, and before the full runs
+    for kept in (ends[1], ends[2] + 3, ends[-1]):
         again = resumed([json.dumps(entry) + "\n" for entry in entries[:kept]])
         blocks = [entry for entry in entries[:kept] if "log_figure" in entry]
         assert [(each.cell, each.process) for each in again.rules._blocks] == [
             (e["cell"], e["process"]) for e in blocks
         ]
-        assert again.raced_s == pytest.approx(sum(entry.get("round_s", 0.0) for entry in entries[:kept]))
+        assert again.raced_s == pytest.approx(
+            sum(entry.get("round_s", 0.0) for entry in entries[:kept])
+        )
         ran(again)
-        assert again.rules.finalists == first.rules.finalists and again.rules.ending == first.rules.ending
+        assert (
+            again.rules.finalists == first.rules.finalists
+            and again.rules.ending == first.rules.ending
+        )
 
 
 def test_a_race_that_was_cut_off_in_its_full_runs_has_its_finalists(resumed: Resumed):
@@ -211,7 +243,9 @@ def test_a_race_that_was_cut_off_in_its_full_runs_has_its_finalists(resumed: Res
     Process.log.clear()
     assert ran(again)[: len(entries)] == entries and not Process.log
     assert (again.rules.ending, again.rules.finalists) == (CLOSE, (3, 5))
-    beaten = [[each.cell for each in race.rules.standings if each.state == OUT] for race in (first, again)]
+    beaten = [
+        [each.cell for each in race.rules.standings if each.state == OUT] for race in (first, again)
+    ]
     assert beaten[1] == beaten[0] != []
 
 
@@ -222,13 +256,20 @@ def test_a_cell_that_was_killed_is_in_again(resumed: Resumed):
     again = resumed([])
     Process.statuses = {("block", SIZES[place]): ["killed"]}
     entries = ran(again)
-    assert says(again.rules.standings[place].reason, "race.ended-by-itself", status="failed", cause=KILLED_BY)
+    assert says(
+        again.rules.standings[place].reason,
+        "race.ended-by-itself",
+        status="failed",
+        cause=KILLED_BY,
+    )
     race = resumed([json.dumps(entry) + "\n" for entry in entries])
     assert race.rules.standings[place].state != OUT
     race.journal.close()
 
 
-def test_a_race_that_was_interrupted_goes_on_and_refuses_other_cells(tmp_path: Path, monkeypatch, capsys):
+def test_a_race_that_was_interrupted_goes_on_and_refuses_other_cells(
+    tmp_path: Path, monkeypatch, capsys
+):
     monkeypatch.setattr(live, "Race", Rules)  # two cells do not pay for themselves by the real ones
     race = LiveRace(faked([8, 16], tmp_path, monkeypatch))
     ended: list[Any] = []
@@ -242,7 +283,11 @@ def test_a_race_that_was_interrupted_goes_on_and_refuses_other_cells(tmp_path: P
     again = LiveRace(faked([8, 16], tmp_path, monkeypatch))
     assert says(capsys.readouterr().out, "race.resumed", blocks=2)
     known = {(block.cell, block.round) for block in again.rules._blocks}
-    assert known == {(0, 0), (1, 0)} and again.peaks == {0: [8 * 10**6], 1: [16 * 10**6]} and again.started == 2
+    assert (
+        known == {(0, 0), (1, 0)}
+        and again.peaks == {0: [8 * 10**6], 1: [16 * 10**6]}
+        and again.started == 2
+    )
     again.journal.close()
     with pytest.raises(ValueError, match="cells"):
         LiveRace(faked([16, 8, 32], tmp_path, monkeypatch))

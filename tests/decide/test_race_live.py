@@ -1,5 +1,6 @@
-"""Races on this machine: blocks as they are read, what a race keeps, cells that end, what is refused, and a small race
-to its end."""
+"""Races on this machine: blocks as they are read, what a race keeps, cells that end, what is
+refused, and a small race to its end.
+"""
 
 import json
 import math
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from hydra_plugins.multicard_launchers._batches import Batches
+from hydra_plugins.multicard_launchers._batches import SweepBatches
 from multicard.decide.race import command, live, processes, readings
 from multicard.decide.race.live import LiveRace
 from multicard.decide.race.outcome import IN, OUT
@@ -31,7 +32,7 @@ from multicard.ranks.gates import blocks_file
 from multicard.records import limits, run_folder
 from multicard.records.figures import FIGURES
 from multicard.records.journal import JournalError
-from multicard.records.schema_parts import Interval, Prediction
+from multicard.records.schema_parts import PredictedInterval, Prediction
 from multicard.records.trained_weights import ApartBy
 from multicard.sweep.cells import Cell
 from multicard.sweep.executor import NO_RECORD, Executor, Running, SameFailureError
@@ -84,7 +85,12 @@ def test_a_block_says_whether_ranks_train_apart(
 ):
     for rank, joined in enumerate(grouped):
         own = [{"digests": [each]} for each in values[rank : rank + 1]]
-        write_block(tmp_path, rank, ranks=len(grouped), held={"grouped": joined, "weights": own[0] if own else None})
+        write_block(
+            tmp_path,
+            rank,
+            ranks=len(grouped),
+            held={"grouped": joined, "weights": own[0] if own else None},
+        )
     block = BlockReader(tmp_path).next()
     assert block is not None and block.apart_by is apart_by
 
@@ -98,16 +104,27 @@ def test_the_error_of_a_block_is_that_of_its_rate():
         rate, error = block.reading()
         errors.append(error)
         rates.append(rate)
-    # 5 % a step over 100 steps; the tokens themselves, which differ by a third, are no error of the rate
-    assert np.median(errors) == pytest.approx(0.005, rel=0.3) and np.std(rates) == pytest.approx(0.005, rel=0.3)
+    # 5 % a step over 100 steps; the tokens themselves, which differ by a third,
+    # are no error of the rate
+    assert np.median(errors) == pytest.approx(0.005, rel=0.3) and np.std(rates) == pytest.approx(
+        0.005, rel=0.3
+    )
 
 
 @pytest.mark.parametrize(
     ("step_s", "skips", "steps_per_epoch", "steps"),
-    [(0.1, 3, 1000, 50 + 3), (0.1, 3, 11, 50 + 3 + 5), (0.1, 1, 1, 50 + 1), (60.0, 1, 100, LEAST_STEPS + 1)],
+    [
+        (0.1, 3, 1000, 50 + 3),
+        (0.1, 3, 11, 50 + 3 + 5),
+        (0.1, 1, 1, 50 + 1),
+        (60.0, 1, 100, LEAST_STEPS + 1),
+    ],
 )
-def test_a_block_is_as_long_as_asked_for(step_s: float, skips: int, steps_per_epoch: int, steps: int):
-    assert readings.steps_for(5.0, step_s, skips, steps_per_epoch) == steps  # the first of each epoch is skipped
+def test_a_block_is_as_long_as_asked_for(
+    step_s: float, skips: int, steps_per_epoch: int, steps: int
+):
+    # the first of each epoch is skipped
+    assert readings.steps_for(5.0, step_s, skips, steps_per_epoch) == steps
 
 
 def test_the_rate_of_a_full_run_leaves_the_first_step_of_each_epoch_out(tmp_path: Path):
@@ -116,33 +133,62 @@ def test_the_rate_of_a_full_run_leaves_the_first_step_of_each_epoch_out(tmp_path
     record["epochs"] = [epoch | {"steps": 4} for epoch in record["epochs"]]
     folder = records.write(tmp_path / "run", record, records.steps(step_s, per_epoch=4))
     run = records.as_run(record | {"folder": str(folder)})
-    assert readings.full_run(run, FIGURES["images_per_s"]) == (pytest.approx(math.log(8 / 0.1)), readings.LEAST_ERROR)
+    assert readings.full_run(run, FIGURES["images_per_s"]) == (
+        pytest.approx(math.log(8 / 0.1)),
+        readings.LEAST_ERROR,
+    )
 
 
 def made(number: int, *words: str) -> Cell:
     task: Any = composed(*words)
-    return Cell(number=number, workload=WORKLOAD, composed=task, cfg=task, folder=Path("a/b"), config=typed(*words))
+    return Cell(
+        number=number,
+        workload=WORKLOAD,
+        composed=task,
+        cfg=task,
+        folder=Path("a/b"),
+        config=typed(*words),
+    )
 
 
 def test_a_group_of_which_options_are_swept_is_one_axis():
-    words = [("loader=batched",), ("loader=device", "batch_size=8"), ("loader=torch", "dataset.image_size=32")]
+    words = [
+        ("loader=batched",),
+        ("loader=device", "batch_size=8"),
+        ("loader=torch", "dataset.image_size=32"),
+    ]
     first, second, third = live.settings([made(number, *own) for number, own in enumerate(words)])
-    assert first.keys() == second.keys() == third.keys() == {"loader", "batch_size", "dataset.image_size"}
+    assert (
+        first.keys()
+        == second.keys()
+        == third.keys()
+        == {"loader", "batch_size", "dataset.image_size"}
+    )
     assert len({own["loader"] for own in (first, second, third)}) == 3
     assert first["batch_size"] == third["batch_size"] != second["batch_size"]
 
 
 def test_estimates_of_this_machine_are_priors(monkeypatch: pytest.MonkeyPatch):
     """Two ranks of 10 images in 0.1 s; the interval is 1.25 times to either side."""
-    cells = [made(number, *CPU, *words) for number, words in enumerate([("gpus=2", "batch_size=10"), (), ()])]
-    told = [Prediction(basis, step_s=Interval(0.1, 0.08, 0.125)) for basis in ("scaled", "measured", "published")]
+    cells = [
+        made(number, *CPU, *words)
+        for number, words in enumerate([("gpus=2", "batch_size=10"), (), ()])
+    ]
+    told = [
+        Prediction(basis, step_s=PredictedInterval(0.1, 0.08, 0.125))
+        for basis in ("scaled", "measured", "published")
+    ]
     target: Any = None
     monkeypatch.setattr(
         "multicard.estimate.estimates.estimate",
-        lambda configs, _: [Estimate(config, target, each) for config, each in zip(configs, told, strict=True)],
+        lambda configs, _: [
+            Estimate(config, target, each) for config, each in zip(configs, told, strict=True)
+        ],
     )
     first, second, third = live.priors(cells)
-    assert first == Prior(pytest.approx(math.log(200.0)), pytest.approx(math.log(1.25) / 1.645), "scaled")
+    assert first == Prior(
+        pytest.approx(math.log(200.0)), pytest.approx(math.log(1.25) / 1.645), "scaled"
+    )
     assert second is not None and second.basis == "measured" and third is None
 
 
@@ -172,7 +218,13 @@ def test_a_race_takes_blocks_by_turns_and_ends_those_that_are_out(race: Made, mo
     blocks = ran.rules._blocks
     known = [(block.round, block.cell, block.process) for block in blocks]
     assert known == [(0, 0, 1), (0, 1, 2), (0, 2, 3), (1, 1, 2), (1, 2, 3)]
-    assert Process.log[:5] == [("start", 8), ("block", 8), ("quiet", 8), ("start", 16), ("block", 16)]
+    assert Process.log[:5] == [
+        ("start", 8),
+        ("block", 8),
+        ("quiet", 8),
+        ("start", 16),
+        ("block", 16),
+    ]
     assert Process.log[-2:] == [("end", 16), ("end", 32)] and not ran.alive
     assert blocks[0].log_figure == pytest.approx(math.log(8 / 0.1008))
     printed = capsys.readouterr().out
@@ -181,7 +233,9 @@ def test_a_race_takes_blocks_by_turns_and_ends_those_that_are_out(race: Made, mo
     assert says(printed, "race.round", cells={"in": 2, "out": 1, "not started": 0}, ahead="[3/3]")
     finals = ran.finals()
     assert [cell.cfg.batch_size for cell in finals] == [32, 16] * 3
-    assert [cell.cfg.repetition for cell in finals] == [1, 1, 2, 2, 3, 3] and finals[0].folder == ran.cells[2].folder
+    assert [cell.cfg.repetition for cell in finals] == [1, 1, 2, 2, 3, 3] and finals[
+        0
+    ].folder == ran.cells[2].folder
     assert all(cell.cfg.race.figure is None and not cell.cfg.probe.enabled for cell in finals)
     assert all(cell.folder.name.endswith(f"-r{cell.cfg.repetition}") for cell in finals[2:])
     monkeypatch.setattr(command.text_table, "terminal_width", lambda: 120)
@@ -201,11 +255,16 @@ def test_a_cell_whose_ranks_train_apart_is_out_of_a_race_over_their_number(
     ran = race(4, 8)
     ran.over_ranks = over_ranks
     apart = replace(measured([0.1] * 10, 8), apart_by=ApartBy.values)
-    monkeypatch.setattr(Process, "run_block", lambda self, _: apart if self.size == 8 else measured([0.2] * 10, 4))
+    monkeypatch.setattr(
+        Process, "run_block", lambda self, _: apart if self.size == 8 else measured([0.2] * 10, 4)
+    )
     ran.run(SHARE)
     out = ran.rules.standings[1]
     assert out.state == (OUT if over_ranks else IN)
-    assert says(str(out.reason), "race.shows-no-speed-up", limit=limits.OTHER_WEIGHTS.code) is over_ranks
+    assert (
+        says(str(out.reason), "race.shows-no-speed-up", limit=limits.OTHER_WEIGHTS.code)
+        is over_ranks
+    )
 
 
 @pytest.mark.parametrize("status", ["oom", "killed"])  # as the host's out-of-memory killer does
@@ -214,15 +273,25 @@ def test_a_cell_without_memory_beside_others_is_tried_alone(race: Made, status: 
     Process.statuses = {("start", 16): [status, "ok"], ("start", 32): [status, status]}
     ran.run(SHARE)
     (place, reason), *_ = ran.rules._outs.reasons.items()
-    expected = {"status": "oom", "cause": "of its own"} if status == "oom" else {"status": "failed", "cause": KILLED_BY}
-    assert place == 2 and len(ran.rules._outs.reasons) == 1 and says(reason, "race.ended-by-itself", **expected)
+    expected = (
+        {"status": "oom", "cause": "of its own"}
+        if status == "oom"
+        else {"status": "failed", "cause": KILLED_BY}
+    )
+    assert (
+        place == 2
+        and len(ran.rules._outs.reasons) == 1
+        and says(reason, "race.ended-by-itself", **expected)
+    )
     assert [block.cell for block in ran.rules._blocks] == [0, 1, 0, 1]
     beside_another = [("start", 16), ("end", 8), ("start", 16)]
     assert Process.log[:6] == [("start", 8), ("block", 8), ("quiet", 8), *beside_another]
 
 
 def test_processes_wait_as_far_as_memory_allows(race: Made, monkeypatch: pytest.MonkeyPatch):
-    """Those that have waited longest end for others; those that have not trained yet still take theirs."""
+    """Those that have waited longest end for others;
+    those that have not trained yet still take theirs.
+    """
     ran = race(8, 16, 32, rounds=1)
     ran.peaks = {place: [size * 10**6] for place, size in enumerate((8, 16, 32))}
     monkeypatch.setattr(processes, "free_bytes", lambda _: (60 - 16 * len(ran.alive)) * 10**6)
@@ -234,7 +303,8 @@ def test_processes_wait_as_far_as_memory_allows(race: Made, monkeypatch: pytest.
     ran = race(8, 16, 32)  # from the journal
     assert ran.peaks == {0: [8 * 10**6], 1: [16 * 10**6], 2: [32 * 10**6]}
     monkeypatch.setattr(processes, "free_bytes", lambda _: 1000)
-    ran.share, ran.peaks = SHARE, {0: [100, 200], 1: [300], 2: [300]}  # on the host the memory of all ranks counts
+    # on the host the memory of all ranks counts
+    ran.share, ran.peaks = SHARE, {0: [100, 200], 1: [300], 2: [300]}
     ran._start_all(range(3))
     assert [*ran.alive] == [0, 1, 2]  # 300 each, of 900
     assert not ran._has_room(0)
@@ -243,12 +313,17 @@ def test_processes_wait_as_far_as_memory_allows(race: Made, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_data_that_is_gone_ends_a_race_only_where_all_cells_read_it(tmp_path: Path, monkeypatch, shared: bool):
+def test_data_that_is_gone_ends_a_race_only_where_all_cells_read_it(
+    tmp_path: Path, monkeypatch, shared: bool
+):
     monkeypatch.setattr(live, "Race", Rules)
     cells = faked([8, 16], tmp_path, monkeypatch)
     if not shared:
         cells[0].cfg.dataset.name = "another"
-    record = {"status": "failed", "cause": {"kind": "refused", "message": "dataset.root=elsewhere: no such folder"}}
+    record = {
+        "status": "failed",
+        "cause": {"kind": "refused", "message": "dataset.root=elsewhere: no such folder"},
+    }
     start = processes.start
 
     def gone(executor: Any, cell: Any, *rest: Any) -> Any:
@@ -263,12 +338,17 @@ def test_data_that_is_gone_ends_a_race_only_where_all_cells_read_it(tmp_path: Pa
     assert [*ran.rules._outs.reasons] == ([] if shared else [0])
     if not shared:
         assert says(
-            ran.rules._outs.reasons[0], "race.ended-by-itself", status="failed", cause=record["cause"]["message"]
+            ran.rules._outs.reasons[0],
+            "race.ended-by-itself",
+            status="failed",
+            cause=record["cause"]["message"],
         )
     ran.journal.close()
 
 
-def test_a_process_that_is_killed_is_out_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_process_that_is_killed_is_out_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     (cell,) = faked([8], tmp_path, monkeypatch)
     cell.folder.mkdir()
     executor = Executor(tmp_path)
@@ -278,10 +358,14 @@ def test_a_process_that_is_killed_is_out_with_the_reason(tmp_path: Path, monkeyp
     with pytest.raises(CellEndedError) as ended:
         process.wait()
     record = ended.value.run.record
-    assert record.status == "failed" and record.cause is not None and NO_RECORD in record.cause.message
+    assert (
+        record.status == "failed" and record.cause is not None and NO_RECORD in record.cause.message
+    )
 
 
-def test_a_process_takes_a_folder_without_a_finished_record(race: Made, monkeypatch: pytest.MonkeyPatch):
+def test_a_process_takes_a_folder_without_a_finished_record(
+    race: Made, monkeypatch: pytest.MonkeyPatch
+):
     ran = race(8, rounds=1)
     first = processes.as_run(ran.cells[0], 1, is_probe=True).folder
     monkeypatch.setattr(run_folder, "finished", lambda folder: {} if folder == first else None)
@@ -291,12 +375,16 @@ def test_a_process_takes_a_folder_without_a_finished_record(race: Made, monkeypa
     assert cell.cfg.probe.enabled and cell.config.probe.enabled
 
 
-def test_a_race_waits_for_the_machine_and_has_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_race_waits_for_the_machine_and_has_all_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv(shares.VARIABLE, str(tmp_path / "leases"))
     monkeypatch.setattr(shares, "LEASES_POLL_S", 0.0)
     names = shares.machine().names
     of_another, waited = shares.hold(names[-1:]), list[float]()
-    monkeypatch.setattr(processes, "pause", lambda seconds: of_another.close() or waited.append(seconds))
+    monkeypatch.setattr(
+        processes, "pause", lambda seconds: of_another.close() or waited.append(seconds)
+    )
     (cell,) = faked([8], tmp_path, monkeypatch)
 
     def free() -> list[str]:
@@ -325,7 +413,9 @@ def test_the_load_beside_blocks_is_kept_and_a_journal_without_it_reads_as_calm(r
     assert {block.busy for block in race(8, 16).rules._blocks} == {0.0}
 
 
-def test_a_race_in_bursts_says_so_once_and_claims_nothing(race: Made, monkeypatch: pytest.MonkeyPatch):
+def test_a_race_in_bursts_says_so_once_and_claims_nothing(
+    race: Made, monkeypatch: pytest.MonkeyPatch
+):
     ran = race(8, 16, 32)
     Process.load = {8: 0.5, 16: 0.5}
     ran.run(SHARE)
@@ -339,7 +429,9 @@ def test_a_race_in_bursts_says_so_once_and_claims_nothing(race: Made, monkeypatc
 # ---- what ends a race early
 
 
-def test_a_disk_that_is_full_for_the_race_itself_ends_it_and_what_runs(race: Made, monkeypatch: pytest.MonkeyPatch):
+def test_a_disk_that_is_full_for_the_race_itself_ends_it_and_what_runs(
+    race: Made, monkeypatch: pytest.MonkeyPatch
+):
     ran = race(8, 16)
     ended: list[Any] = []
     monkeypatch.setattr(Executor, "interrupt", lambda self: ended.extend(self.running))
@@ -357,7 +449,9 @@ def test_a_disk_that_is_full_for_the_race_itself_ends_it_and_what_runs(race: Mad
 
 
 @pytest.mark.parametrize("error", [SameFailureError, JournalError])
-def test_a_race_that_a_full_disk_stops_says_how_it_goes_on(tmp_path: Path, monkeypatch, capsys, error: type[Exception]):
+def test_a_race_that_a_full_disk_stops_says_how_it_goes_on(
+    tmp_path: Path, monkeypatch, capsys, error: type[Exception]
+):
     def run(*_: Any) -> None:
         raise error("a cause")
 
@@ -366,24 +460,44 @@ def test_a_race_that_a_full_disk_stops_says_how_it_goes_on(tmp_path: Path, monke
     raced = sweep(*faked([8], tmp_path / "today", monkeypatch))
     context: Any = None
     config: Any = OmegaConf.create({"dry_run": False, "race": {"figure": "images_per_s"}})
-    Batches(raced.command, context, config, on_slurm=False, packs=False)._race(raced)
+    SweepBatches(raced.command, context, config, on_slurm=False, packs=False)._race(raced)
     printed = capsys.readouterr().err
-    assert "a cause" in printed and "python train_vision.py -m race=images_per_s name=today" in printed
+    assert (
+        "a cause" in printed and "python train_vision.py -m race=images_per_s name=today" in printed
+    )
     assert raced.command.abandoned
 
 
 def test_a_dry_run_of_a_race_says_what_it_would_measure(called: Called, tmp_path: Path):
-    words = ("race=images_per_s", "dry_run=true", "lr=0.1,0.2", *SMALL, f"hydra.sweep.dir={tmp_path / 'b'}")
+    words = (
+        "race=images_per_s",
+        "dry_run=true",
+        "lr=0.1,0.2",
+        *SMALL,
+        f"hydra.sweep.dir={tmp_path / 'b'}",
+    )
     code, printed = called("-m", *words)
-    assert code == 0 and printed.count("lr=0.") == 2 and says(printed, "launch.as-race", figure="images_per_s")
+    assert (
+        code == 0
+        and printed.count("lr=0.") == 2
+        and says(printed, "launch.as-race", figure="images_per_s")
+    )
     assert not (tmp_path / "b").exists()
 
 
 @pytest.mark.usefixtures("processes")
 @pytest.mark.slow
-def test_a_race_of_two_cells_measures_them_in_an_allocation_of_slurm(called: Called, tmp_path: Path, monkeypatch):
+def test_a_race_of_two_cells_measures_them_in_an_allocation_of_slurm(
+    called: Called, tmp_path: Path, monkeypatch
+):
     """As by srun."""
-    for name, value in {"JOB_ID": "17", "NTASKS": "1", "PROCID": "0", "NODEID": "0", "JOB_NODELIST": "n[1-2]"}.items():
+    for name, value in {
+        "JOB_ID": "17",
+        "NTASKS": "1",
+        "PROCID": "0",
+        "NODEID": "0",
+        "JOB_NODELIST": "n[1-2]",
+    }.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
     monkeypatch.setattr(environment, "_is_in_job", lambda _: True)
     words = [word for word in SMALL if not word.startswith("batch_size")]
@@ -396,4 +510,6 @@ def test_a_race_of_two_cells_measures_them_in_an_allocation_of_slurm(called: Cal
     assert {final["config"]["race"]["figure"] for final in finals} == {None}
     # the cells' own processes do not have the stand-in, so these variables count as leaked there
     paths = [*tmp_path.glob("*/environment.json")]
-    assert len(paths) == 2 and not any((json.loads(path.read_text())["slurm"] or {}).values() for path in paths)
+    assert len(paths) == 2 and not any(
+        (json.loads(path.read_text())["slurm"] or {}).values() for path in paths
+    )

@@ -1,4 +1,6 @@
-"""Races whose cells are noisy by themselves: their slow spells are not others' load, and do not make them win."""
+"""Races whose cells are noisy by themselves: their slow spells are not others' load,
+and do not make them win.
+"""
 
 import math
 from dataclasses import replace
@@ -54,7 +56,9 @@ def test_a_noisy_cell_has_a_variance_of_its_own_and_the_others_have_not():
     rng = np.random.default_rng(2)
     noises = [0.2] + [0.02] * 9
     blocks = [
-        block for cell, noise in enumerate(noises) for block in series(cell, 5 + rng.normal(0, noise, 8), error=0.02)
+        block
+        for cell, noise in enumerate(noises)
+        for block in series(cell, 5 + rng.normal(0, noise, 8), error=0.02)
     ]
     factors = own_noise(blocks)
     assert 30 < factors[0] < 300  # a hundred times the variance; eight blocks tell it so far

@@ -1,4 +1,6 @@
-"""Races: what is known of cells from blocks of some, who runs, who drops out, when it is over and how."""
+"""Races: what is known of cells from blocks of some, who runs, who drops out,
+when it is over and how.
+"""
 
 import math
 from dataclasses import replace
@@ -16,7 +18,13 @@ from multicard.decide.race.readings import LEAST_ERROR, SINGLE_ERROR, rate, slow
 from multicard.decide.race.rules import Race
 from multicard.messages import code_of
 
-EXACT = dict(zip(("pair", "own", "process", "drift", "inflation"), (0.03, 0.04, 0.01, 0.005, 1.5), strict=True))
+EXACT = dict(
+    zip(
+        ("pair", "own", "process", "drift", "inflation"),
+        (0.03, 0.04, 0.01, 0.005, 1.5),
+        strict=True,
+    )
+)
 GRID = [{"a": a, "b": b, "c": c} for a in range(3) for b in range(2) for c in range(2)]
 NONE = [None] * len(GRID)
 PAIR_OF_CELLS = [{"a": 0}, {"a": 1}]
@@ -41,7 +49,9 @@ FIGURES = [truth(setting) for setting in GRID]
 
 
 def run(race, figures, full_s=budget.FULL_S, finals=True):
-    """Race cells with these figures, 0.5 % noise, to the end, and the finals. Returns the rounds."""
+    """Race cells with these figures, 0.5 % noise, to the end, and the finals.
+    Returns the rounds.
+    """
     rng, processes, rounds, raced_s = np.random.default_rng(0), {}, [], 0.0
     race.costs(10.0, 2.0, full_s)
     while cells := race.next_round():
@@ -51,11 +61,17 @@ def run(race, figures, full_s=budget.FULL_S, finals=True):
             starts = cell not in processes or cell in race.fresh
             processes[cell] = processes.get(cell, -1) + starts
             raced_s += 10.0 * starts + 2.0
-            race.add(Block(cell, race.round, figures[cell] + rng.normal(0, 0.005), 0.005, processes[cell]))
+            race.add(
+                Block(
+                    cell, race.round, figures[cell] + rng.normal(0, 0.005), 0.005, processes[cell]
+                )
+            )
         race.costs(10.0, 2.0, full_s, raced_s)
     for turn, cell in race.final_runs if finals else []:
         processes[cell] = processes.get(cell, -1) + 1
-        race.add_full(Block(cell, turn, figures[cell] + rng.normal(0, 0.001), 0.001, processes[cell]))
+        race.add_full(
+            Block(cell, turn, figures[cell] + rng.normal(0, 0.001), 0.001, processes[cell])
+        )
     return rounds
 
 
@@ -74,7 +90,9 @@ def test_a_difference_is_drawn_to_zero_by_its_noise_alone_as_level_and_drift_are
 
 
 def test_a_cell_that_never_ran_is_predicted_by_its_axes():
-    known = modelled([{"a": a, "b": b} for a in range(2) for b in range(2)]).posterior(blocks(5.0, 5.1, 5.3))
+    known = modelled([{"a": a, "b": b} for a in range(2) for b in range(2)]).posterior(
+        blocks(5.0, 5.1, 5.3)
+    )
     assert known.mean[3] == pytest.approx(5.4, abs=0.02)
     own = math.hypot(EXACT["own"], EXACT["pair"])
     assert own < known.difference(3, 0)[1] < 3 * own and known.difference(1, 0)[1] < own
@@ -89,7 +107,9 @@ def test_a_block_that_happened_to_be_calm_is_no_surer_than_is_usual():
 
 
 def test_drift_is_not_taken_for_speed():
-    """Both cells are equal; the second ran alone after all became 10 % faster, as the first showed later."""
+    """Both cells are equal; the second ran alone after all became 10 % faster,
+    as the first showed later.
+    """
     seen = [*blocks(5.0), Block(1, 1, 5.1, 0.001, 0), Block(0, 1, 5.1, 0.001, 0)]
     known = modelled(PAIR_OF_CELLS, drift=0.1)
     assert abs(known.posterior(seen).difference(1, 0)[0]) < 0.01
@@ -108,7 +128,9 @@ def test_scales_are_learned_within_bounds():
     model.learn(seen)
     learned = np.exp(model.log_scales)
     assert 0.03 < learned[PROCESS] < 0.055 and learned[OWN] < math.exp(defaults[OWN])
-    model.learn([Block(cell, turn, 10.0**cell, 1e-4, turn) for cell in range(12) for turn in range(3)])
+    model.learn(
+        [Block(cell, turn, 10.0**cell, 1e-4, turn) for cell in range(12) for turn in range(3)]
+    )
     assert np.abs(model.log_scales - defaults).max() <= race_model.MOST_APART + 1e-9
 
 
@@ -163,10 +185,18 @@ def test_a_race_finds_the_best_cell_without_starting_all_and_drops_the_beaten_wi
     for standing in standings:
         assert abs(standing.log_figure - FIGURES[standing.cell]) < 4 * standing.error + 0.01
     beaten = [standing for standing in standings if standing.state == OUT]
-    assert beaten and all(code_of(standing.reason) == BEATEN for standing in beaten) and standings[11].state == IN
+    assert (
+        beaten
+        and all(code_of(standing.reason) == BEATEN for standing in beaten)
+        and standings[11].state == IN
+    )
     assert 0 < race._outs.spent <= DROP_SHARE * 0.05
-    assert standings[11].in_full == pytest.approx(FIGURES[11], abs=0.003) and standings[0].in_full is None
-    assert run(Race(GRID, NONE), FIGURES) == rounds and len(rounds) > 1  # the same blocks, the same rounds
+    assert (
+        standings[11].in_full == pytest.approx(FIGURES[11], abs=0.003)
+        and standings[0].in_full is None
+    )
+    # the same blocks, the same rounds
+    assert run(Race(GRID, NONE), FIGURES) == rounds and len(rounds) > 1
 
 
 def test_a_cell_that_dropped_out_within_the_tolerance_is_named_as_good():
@@ -190,7 +220,9 @@ def test_cells_that_fail_are_out_and_do_not_run_again():
     assert race.verdict().winner == 9
     race = Race(GRID, NONE)
     run(race, [math.nan] * 12)
-    assert race.ending == outcome.NO_CELL and {standing.state for standing in race.standings} == {OUT}
+    assert race.ending == outcome.NO_CELL and {standing.state for standing in race.standings} == {
+        OUT
+    }
     assert race.finalists == () and race.verdict().winner is None and race.final_runs == []
 
 
@@ -200,17 +232,27 @@ def test_estimates_say_what_to_start():
     assert rounds[0] == ([4], frozenset()) and race.finalists == (4,)
     race = Race(GRID, [Prior(figure, 0.03, "scaled") for figure in FIGURES])
     rounds = run(race, FIGURES)
-    assert {cell for cells, _ in rounds for cell in cells} <= {8, 9, 10, 11} and race.verdict().winner == 11
+    assert {cell for cells, _ in rounds for cell in cells} <= {
+        8,
+        9,
+        10,
+        11,
+    } and race.verdict().winner == 11
 
 
 def test_a_winner_by_an_estimate_that_is_wrong_by_far_does_not_win():
-    """A cell's step was scaled to 19.6 ms and took 464 ms: neither it nor what its estimate implies is believed."""
+    """A cell's step was scaled to 19.6 ms and took 464 ms: neither
+    it nor what its estimate implies is believed.
+    """
     settings, wrong = [{"a": a, "b": b} for a in range(2) for b in range(4)], math.log(464 / 19.6)
     figures = [4.0 + 0.1 * setting["b"] for setting in settings]
-    priors = [Prior(figure + wrong * (cell >= 4), 0.05, "scaled") for cell, figure in enumerate(figures)]
+    priors = [
+        Prior(figure + wrong * (cell >= 4), 0.05, "scaled") for cell, figure in enumerate(figures)
+    ]
     race = Race(settings, priors, RaceOptions(tolerance=0.2))
     run(race, [figure + 0.3 * (cell < 4) for cell, figure in enumerate(figures)])
-    assert race.verdict().winner == 3 and race._model.posterior([]).sd[0] > 0.3  # estimates are forgotten
+    # estimates are forgotten
+    assert race.verdict().winner == 3 and race._model.posterior([]).sd[0] > 0.3
 
 
 def test_a_cell_whose_blocks_are_sure_goes_on_in_a_fresh_process():
@@ -291,7 +333,11 @@ def test_a_disturbed_block_tells_as_little_as_its_load_explains():
     model = modelled(PAIR_OF_CELLS)
     calm = blocks(5.0, 4.0)
     disturbed = disturbance.told([calm[0], replace(calm[1], busy=0.5)])
-    assert model.posterior(disturbed).difference(0, 1)[1] > 0.4 > 10 * model.posterior(calm).difference(0, 1)[1]
+    assert (
+        model.posterior(disturbed).difference(0, 1)[1]
+        > 0.4
+        > 10 * model.posterior(calm).difference(0, 1)[1]
+    )
 
 
 def test_no_single_block_drops_a_cell_against_its_estimate_and_the_block_is_repeated():
@@ -323,7 +369,8 @@ def test_bursts_end_a_race_in_rounds_of_many_cells_and_nothing_is_sure():
     for place, cell in enumerate(turn):
         race.add(Block(cell, 0, 5.0 + APART[cell], 0.01, cell, busy=0.5 * (place % 2)))
     assert race.bursts and race.next_round() == [] and race.ending == outcome.BURSTS
-    assert len(race.finalists) == 3 and len(race.final_runs) == 9  # three runs of three cells take less than 8 runs
+    # three runs of three cells take less than 8 runs
+    assert len(race.finalists) == 3 and len(race.final_runs) == 9
     turns = [turn for turn, _ in race.final_runs]
     assert turns == sorted(turns)  # interleaved
     for turn, cell in race.final_runs:
@@ -332,7 +379,10 @@ def test_bursts_end_a_race_in_rounds_of_many_cells_and_nothing_is_sure():
     assert verdict.sure == 0.0 and verdict.disturbed >= 3 and verdict.equal == verdict.close == ()
     winner = race.standings[verdict.winner]
     full = race._full[verdict.winner]
-    assert all(abs(winner.log_figure - figure) <= outcome.NORMAL_95 * winner.error + 1e-9 for figure in full)
+    assert all(
+        abs(winner.log_figure - figure) <= outcome.NORMAL_95 * winner.error + 1e-9
+        for figure in full
+    )
 
 
 def test_bursts_that_the_full_runs_show_widen_the_finals():
@@ -352,6 +402,9 @@ def test_slow_spells_of_a_full_run_are_seen_in_its_steps():
     rng = np.random.default_rng(0)
     steps_s = 0.1 * (1 + 0.04 * rng.normal(size=600))
     assert slowed(steps_s) == 0.0 and slowed(steps_s[:4]) == 0.0
-    assert slowed(np.where(rng.random(600) < 0.01, 2 * steps_s, steps_s)) == 0.0  # single steps are no spell
+    # single steps are no spell
+    assert slowed(np.where(rng.random(600) < 0.01, 2 * steps_s, steps_s)) == 0.0
     in_burst = np.arange(600) % 300 < 100
-    assert slowed(np.where(in_burst, 1.8 * steps_s, steps_s)) == pytest.approx(math.log(1 + 0.8 / 3), abs=0.03)
+    assert slowed(np.where(in_burst, 1.8 * steps_s, steps_s)) == pytest.approx(
+        math.log(1 + 0.8 / 3), abs=0.03
+    )

@@ -1,4 +1,6 @@
-"""Runs of scripts whose ranks trained apart teach no time of more ranks, to predictions and to plans."""
+"""Runs of scripts whose ranks trained apart teach no time of more ranks,
+to predictions and to plans.
+"""
 
 import msgspec
 import pytest
@@ -14,7 +16,7 @@ def of_ranks(gpus: int, **changes):
 
 
 @pytest.mark.parametrize("kind", [APART, OTHER_WEIGHTS, OTHER_STEPS])
-def test_the_time_on_more_ranks_is_not_that_of_ranks_that_trained_apart(kind: limits.Kind):
+def test_the_time_on_more_ranks_is_not_that_of_ranks_that_trained_apart(kind: limits.LimitKind):
     alone, together = of_ranks(1), of_ranks(2)
     apart = of_ranks(2, limits=[msgspec.to_builtins(kind.limit())])
     wanted = config(together)

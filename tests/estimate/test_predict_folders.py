@@ -1,4 +1,6 @@
-"""Predicted memory of a folder's model, and of what bitsandbytes holds: closed forms, and the truth on the CPU."""
+"""Predicted memory of a folder's model, and of what bitsandbytes holds: closed forms,
+and the truth on the CPU.
+"""
 
 import json
 from collections.abc import Callable
@@ -37,7 +39,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt2": {"vocab_size": real_peaks.ROWS.vocabulary, "n_embd": 64, "n_layer": 2, "n_head": 4},
     "qwen3_moe": SIZES | EXPERTS,
     "mixtral": SIZES | {"num_local_experts": 4, "num_experts_per_tok": 2},
-    "gpt_oss": SIZES | {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, "intermediate_size": 64},
+    "gpt_oss": (
+        SIZES
+        | {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "head_dim": 16,
+            "intermediate_size": 64,
+        }
+    ),
 }
 
 
@@ -55,7 +65,14 @@ def folder(tmp_path: Path) -> Folder:
 
 
 def words(place: Path, *more: str) -> tuple[str, ...]:
-    return ("model=hf", f"model.path={place}", "model.weights=random", "engine=trl", "dataset=synthetic", *more)
+    return (
+        "model=hf",
+        f"model.path={place}",
+        "model.weights=random",
+        "engine=trl",
+        "dataset=synthetic",
+        *more,
+    )
 
 
 def simulated(place: Path, *more: str, device: str = "cpu") -> answers.Active:
@@ -84,7 +101,10 @@ def test_shapes_of_grouped_products_are_torchs_own(left: Any, right: Any, expect
 @needs_trl
 def test_bytes_of_nf4_layers(folder: Folder):
     """4 bits a weight, a scale of 8 bits for 64 weights, and one of 32 bits for 256 of those."""
-    full, nf4 = (simulated(folder("llama"), f"method={method}", "precision=bf16") for method in ("lora", "qlora"))
+    full, nf4 = (
+        simulated(folder("llama"), f"method={method}", "precision=bf16")
+        for method in ("lora", "qlora")
+    )
     linears = 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128)
     small = sum(-(-count // (64 * 256)) for count in 2 * (4096, 4096, 2048, 2048, 8192, 8192, 8192))
     held = linears // 2 + linears // 64 + 4 * small + 14 * (4 * 16 + 4 * 256 + 4)
@@ -114,7 +134,9 @@ def test_a_folders_weights_are_counted(folder: Folder, family: str):
 
 @needs_trl
 @pytest.mark.parametrize(("method", "gpus"), [("lora", 1), ("qlora", 1), ("full", 2)])
-def test_the_work_of_a_folders_model_is_counted_on_its_step_without_values(folder: Folder, method: str, gpus: int):
+def test_the_work_of_a_folders_model_is_counted_on_its_step_without_values(
+    folder: Folder, method: str, gpus: int
+):
     """The same sizes whether weights are whole, in NF4 or sharded; of a mixture of experts none."""
     precision = "precision=bf16"
     found = simulated(folder("llama"), f"method={method}", precision, f"gpus={gpus}").sizes
@@ -142,9 +164,15 @@ def test_the_work_of_a_mixture_of_experts_is_not_counted(folder: Folder):
 def test_a_change_of_config_json_is_another_answer(folder: Folder):
     place = folder("llama")
     config = typed_llm(*words(place))
-    before = answers.identity(answers.Request(config, TextFacts(2304, 64, folder=facts._digest(config.model))))
-    (place / "config.json").write_text(json.dumps({"model_type": "llama"} | SIZES | {"attention_bias": True}))
-    after = answers.identity(answers.Request(config, TextFacts(2304, 64, folder=facts._digest(config.model))))
+    before = answers.identity(
+        answers.Request(config, TextFacts(2304, 64, folder=facts._digest(config.model)))
+    )
+    (place / "config.json").write_text(
+        json.dumps({"model_type": "llama"} | SIZES | {"attention_bias": True})
+    )
+    after = answers.identity(
+        answers.Request(config, TextFacts(2304, 64, folder=facts._digest(config.model)))
+    )
     assert before != after
 
 
@@ -156,7 +184,9 @@ def test_several_processes_answer_in_the_order_of_the_requests(monkeypatch: pyte
 
     class Computing:
         def __init__(self, part: list[answers.Request]) -> None:
-            self.numbers = [request.facts.length for request in part if isinstance(request.facts, TextFacts)]
+            self.numbers = [
+                request.facts.length for request in part if isinstance(request.facts, TextFacts)
+            ]
             given.append(self.numbers)
 
         def __enter__(self) -> Any:

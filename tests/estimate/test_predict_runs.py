@@ -17,13 +17,13 @@ from multicard.estimate.estimates import Effort, Predictor, estimate
 from multicard.estimate.history import PastRun
 from multicard.estimate.memory.answers import Active, Request
 from multicard.estimate.observations import Basis
-from multicard.estimate.target import Target, targets
+from multicard.estimate.target import TargetMachine, targets
 from multicard.machine import environment, gpu_models, load
 from multicard.machine.slurm import Allocation
 from multicard.measure import formulas
 from multicard.ranks.failures import Failure
 from multicard.records import limits
-from multicard.records.schema_parts import Interval, Prediction
+from multicard.records.schema_parts import PredictedInterval, Prediction
 from multicard.run import attempts, outcome, prepare
 from multicard.run.peers import Peers
 from multicard.tracking.upload import Mirror
@@ -40,14 +40,26 @@ from tests.helpers.past_runs import CPU, H200, config, past, predicted, probe, v
 def test_only_finished_records_that_can_be_read_are_in_the_history(tmp_path: Path):
     sweep = tmp_path / "sweep"
     kept = {"ok": vision(), "probe-probe": probe(), "oom": vision(status="oom")}
-    others = {"refused": vision(status="refused"), ".aside.before": vision(), "newer": vision(schema_version=99)}
+    others = {
+        "refused": vision(status="refused"),
+        ".aside.before": vision(),
+        "newer": vision(schema_version=99),
+    }
     for name, record in (kept | others).items():
         records.write(sweep / name, record)
-    for name, text in {"broken": "{", "empty": "", "types": '{"kind": "vision", "status": 3}'}.items():
+    for name, text in {
+        "broken": "{",
+        "empty": "",
+        "types": '{"kind": "vision", "status": 3}',
+    }.items():
         records.write(sweep / name, {})
         (sweep / name / "result.json").write_text(text)
     known = history.read([sweep, tmp_path / "absent"])
-    assert sorted((run.record.status, run.is_probe) for run in known) == [("ok", False), ("ok", True), ("oom", False)]
+    assert sorted((run.record.status, run.is_probe) for run in known) == [
+        ("ok", False),
+        ("ok", True),
+        ("oom", False),
+    ]
     older = history.read(sorted(Path("tests/fixtures/records_v1").iterdir()))
     assert len(older) == 8 and sum(run.left_out is None for run in older) == 5
 
@@ -71,7 +83,9 @@ def test_a_root_of_sweeps_teaches_all_of_them_and_another_folder_itself(tmp_path
     assert history.history_folders(tmp_path / "other" / "b" / "cell") == [tmp_path / "other" / "b"]
 
 
-def test_a_run_out_of_memory_before_it_trained_is_one_of_its_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_run_out_of_memory_before_it_trained_is_one_of_its_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """No rank had written anything by then."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     install(monkeypatch, Nvml(Gpu("GPU-a")))
@@ -99,11 +113,15 @@ def test_a_run_out_of_memory_before_it_trained_is_one_of_its_gpus(tmp_path: Path
         ("no times", {"gpus": 2, "step_s": {"mean": 0.1}}),  # an older definition
     ],
 )
-def test_runs_that_say_nothing_about_time_are_left_out_and_the_reason_is_said(reason: str, changes: dict[str, Any]):
+def test_runs_that_say_nothing_about_time_are_left_out_and_the_reason_is_said(
+    reason: str, changes: dict[str, Any]
+):
     record = vision(**changes)
     known = past(record)
     assert known[0].left_out == reason
-    prediction = predicted(config(record), known, H200 if record["axes"]["device"] == "cuda" else CPU)
+    prediction = predicted(
+        config(record), known, H200 if record["axes"]["device"] == "cuda" else CPU
+    )
     assert (prediction.basis, prediction.total_s) == ("unknown", None)
     assert says(prediction.about, "estimate.no-run", of_this_cell={reason: 1})
 
@@ -116,21 +134,32 @@ def test_runs_that_say_nothing_about_time_are_left_out_and_the_reason_is_said(re
         ("!", {"device": "cuda", "gpu": records.gpu(by="other")}, math.exp(0.3 * 1.645)),
     ],
 )
-def test_what_others_slowed_gives_a_marked_estimate_where_nothing_else_tells(mark: str, changes: Any, times: float):
+def test_what_others_slowed_gives_a_marked_estimate_where_nothing_else_tells(
+    mark: str, changes: Any, times: float
+):
     """times: how much further its interval reaches than that of a run alone."""
     target, quiet = (H200, {"device": "cuda"}) if "device" in changes else (CPU, {})
     record = probe(0.3, **changes)
     marked = predicted(config(record), past(record), target)
     alone = predicted(config(record), past(probe(0.3, **quiet)), target)
     clean = predicted(config(record), past(vision(0.1, **quiet), record), target)
-    assert (marked.basis, marked.marks, clean.basis, clean.marks) == ("probed", mark, "measured", "")
+    assert (marked.basis, marked.marks, clean.basis, clean.marks) == (
+        "probed",
+        mark,
+        "measured",
+        "",
+    )
     assert marked.total_s and marked.step_s and alone.step_s
     reach, own = (math.log(step_s.high / step_s.value) for step_s in (marked.step_s, alone.step_s))
     assert math.sqrt(reach**2 - own**2) == pytest.approx(math.log(times))
 
 
-@pytest.mark.parametrize(("now", "is_told"), [(0.25, True), (0.9, False), (0.0, False), (None, False)])
-def test_times_if_others_stay_as_busy_are_said_where_they_are_as_busy_now(now: float | None, is_told: bool):
+@pytest.mark.parametrize(
+    ("now", "is_told"), [(0.25, True), (0.9, False), (0.0, False), (None, False)]
+)
+def test_times_if_others_stay_as_busy_are_said_where_they_are_as_busy_now(
+    now: float | None, is_told: bool
+):
     record = vision(0.3, load=records.load(4.0))  # of 16 cores
     predictor = Predictor(CPU, past(record), records.COMMIT, busy_now=lambda _: now)
     (found,) = predictor.predict_all([config(record)], Effort.records)
@@ -145,7 +174,9 @@ def test_times_if_others_stay_as_busy_are_said_where_they_are_as_busy_now(now: f
     assert found.total_s.low < as_busy.total_s.low < as_busy.total_s.high < found.total_s.high
 
 
-def test_the_load_of_this_machine_is_measured_once_and_only_for_runs_on_it(tmp_path: Path, monkeypatch):
+def test_the_load_of_this_machine_is_measured_once_and_only_for_runs_on_it(
+    tmp_path: Path, monkeypatch
+):
     monkeypatch.setattr(environment, "cpu_model", lambda: "AMD EPYC")
     monkeypatch.setattr(environment, "cores", lambda: 16)
     watched: list[float] = []
@@ -157,7 +188,7 @@ def test_the_load_of_this_machine_is_measured_once_and_only_for_runs_on_it(tmp_p
     found = estimates.estimate(asked, tmp_path / "sweep" / "cell")
     assert [each.prediction.as_busy is not None for each in found] == [True, True, False]
     assert watched == [0.25]
-    elsewhere = [Target("AMD EPYC", None, "cpu")]
+    elsewhere = [TargetMachine("AMD EPYC", None, "cpu")]
     (other,) = estimates.estimate([config(record)], tmp_path / "sweep" / "cell", elsewhere)
     assert other.prediction.total_s and other.prediction.as_busy is None and watched == [0.25]
 
@@ -197,36 +228,57 @@ def test_what_is_said_of_runs_of_another_commit_or_machine():
         (told_of,) = told(unknown.about)
         assert unknown.basis == "unknown" and [*told_of.facts["of_this_cell"].values()] == [1]
     on_gpu = vision(device="cuda", cores=4)
-    assert predicted(config(on_gpu), past(on_gpu), H200).basis == "measured"  # in a job with fewer cores
+    # in a job with fewer cores
+    assert predicted(config(on_gpu), past(on_gpu), H200).basis == "measured"
     nothing = predicted(config(record), [])
     assert nothing.basis == "unknown" and codes(nothing.about) == ["estimate.no-run"]
-    assert find(nothing.about, "estimate.no-run").facts == {"hardware": "AMD EPYC", "of_this_cell": {}}
-    stopping = config(record | {"config": record["config"] | {"target_accuracy": 0.9, "stop_at_target": True}})
+    assert find(nothing.about, "estimate.no-run").facts == {
+        "hardware": "AMD EPYC",
+        "of_this_cell": {},
+    }
+    stopping = config(
+        record | {"config": record["config"] | {"target_accuracy": 0.9, "stop_at_target": True}}
+    )
     assert says(predicted(stopping, past(record)).about, "estimate.stops-at-target")
 
 
-def test_one_call_answers_for_runs_on_several_machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_one_call_answers_for_runs_on_several_machines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(environment, "cpu_model", lambda: "AMD EPYC")
     monkeypatch.setattr(environment, "cores", lambda: 16)
     monkeypatch.setattr(environment, "gpus", list)
     record, other = vision(startup_s=7.0), vision(precision="fp64")
     records.write(tmp_path / "multirun" / "before" / "run", record)
-    named = typed("dataset=mnist", "dataset.image_size=500", "gpus=1", "precision=fp32", "predict.gpu=h100-94gb")
+    named = typed(
+        "dataset=mnist",
+        "dataset.image_size=500",
+        "gpus=1",
+        "precision=fp32",
+        "predict.gpu=h100-94gb",
+    )
     named.batch_size = 32
     configs = [config(other), named, config(record)]
     folder = tmp_path / "multirun" / "sweep" / "run"
     unknown, published, measured = estimate(configs, folder, targets(configs))
-    assert [each.basis for each in (unknown, published, measured)] == ["unknown", "published", "measured"]
+    assert [each.basis for each in (unknown, published, measured)] == [
+        "unknown",
+        "published",
+        "measured",
+    ]
     assert unknown.prediction.step_s is unknown.prediction.total_s is None
     assert published.target.hardware == "h100-94gb" and published.start_s is None
     assert measured.start_s is not None and measured.start_s.value == pytest.approx(7.0)
     here = estimate(configs, folder)
-    assert [each.basis for each in here] == ["unknown", "unknown", "measured"]  # whatever predict.gpu says
+    # whatever predict.gpu says
+    assert [each.basis for each in here] == ["unknown", "unknown", "measured"]
 
 
 # ---- the machine
 
-H100 = Target("h100-94gb", None, "cuda", "NVIDIA H100", gpu_models.GPUS["h100-94gb"].memory_bytes)
+H100 = TargetMachine(
+    "h100-94gb", None, "cuda", "NVIDIA H100", gpu_models.GPUS["h100-94gb"].memory_bytes
+)
 
 
 @pytest.mark.parametrize(
@@ -234,13 +286,18 @@ H100 = Target("h100-94gb", None, "cuda", "NVIDIA H100", gpu_models.GPUS["h100-94
     [
         (["predict.gpu=h100-94gb"], H100),
         (["predict.gpu=h100-94gb", "predict.memory=80GB"], replace(H100, memory_bytes=80 * 10**9)),
-        (["predict.memory=80GiB"], Target(None, None, "cuda", None, 80 * 2**30)),
-        (["device=cuda"], Target(None, None, "cuda")),
-        ([], Target("AMD EPYC", "16 cores", "cpu", None, 2**36)),
-        (["gpus=2", "cpus_per_gpu=3", "exclusive=false"], Target("AMD EPYC", "3 cores a rank", "cpu", None, 2**36)),
+        (["predict.memory=80GiB"], TargetMachine(None, None, "cuda", None, 80 * 2**30)),
+        (["device=cuda"], TargetMachine(None, None, "cuda")),
+        ([], TargetMachine("AMD EPYC", "16 cores", "cpu", None, 2**36)),
+        (
+            ["gpus=2", "cpus_per_gpu=3", "exclusive=false"],
+            TargetMachine("AMD EPYC", "3 cores a rank", "cpu", None, 2**36),
+        ),
     ],
 )
-def test_a_target_is_a_gpu_by_name_a_memory_or_this_machine(words: list[str], told: Target, monkeypatch):
+def test_a_target_is_a_gpu_by_name_a_memory_or_this_machine(
+    words: list[str], told: TargetMachine, monkeypatch
+):
     found = {"gpus": [], "cores": 16, "cpu_model": "AMD EPYC", "memory_bytes": 2**36}
     for name, value in found.items():
         monkeypatch.setattr(environment, name, lambda value=value: value)
@@ -256,12 +313,16 @@ def test_jobs_of_cpu_ranks_are_of_one_machine_where_a_rank_has_as_many_cores():
     beside["config"]["exclusive"] = False
     others = [vision(cores=2), vision(cores=4) | {"job": "8"}]
     known = past(*in_jobs, beside, *others)
-    assert [history_run.is_of(target.hardware, target.cores) for history_run in known] == [True] * 3 + [False] * 2
+    assert [history_run.is_of(target.hardware, target.cores) for history_run in known] == [
+        True
+    ] * 3 + [False] * 2
     assert predicted(config(vision(gpus=4)), past(*in_jobs), target).basis == "scaled"
     assert predicted(config(vision()), past(beside), target).basis == "measured"
 
 
-def test_the_gpus_of_this_machine_are_the_target_and_are_asked_for_once(monkeypatch: pytest.MonkeyPatch):
+def test_the_gpus_of_this_machine_are_the_target_and_are_asked_for_once(
+    monkeypatch: pytest.MonkeyPatch,
+):
     asked: list[int] = []
     gpus = [{"name": "H200", "memory_bytes": 10**11}] * 2
     monkeypatch.setattr(environment, "gpus", lambda: asked.append(1) or gpus)
@@ -297,7 +358,11 @@ def test_gpus_are_known_by_their_names_and_by_those_that_drivers_give():
         (100, {}, "yes"),
         (138, {}, "tight"),
         (200, {}, "no"),
-        (138, {"peak_memory_bytes": {"max": 10**11, "per_rank": [10**11], "kind": "cuda_allocated"}}, "yes"),
+        (
+            138,
+            {"peak_memory_bytes": {"max": 10**11, "per_rank": [10**11], "kind": "cuda_allocated"}},
+            "yes",
+        ),
         (100, {"status": "oom"}, "no"),
         (100, {"status": "oom", "hardware": "Tesla T4"}, "yes"),
     ],
@@ -312,15 +377,26 @@ def test_memory_is_that_of_steps_without_values_until_it_was_measured(
         return [Active(active * 10**9, {})]
 
     monkeypatch.setattr(peaks.answers, "answer_all", answer_all)
-    runs, wanted = past(vision(device="cuda", **known)) if known else [], [config(vision(device="cuda"))]
+    runs, wanted = (
+        past(vision(device="cuda", **known)) if known else [],
+        [config(vision(device="cuda"))],
+    )
     (found,) = Predictor(H200, runs, None).predict_all(wanted)
     Predictor(H200, runs, None).predict_all(wanted, Effort.records)
     assert asked == [(H200.memory_bytes, True), (H200.memory_bytes, False)]
-    assert (found.fits, found.active_bytes, found.gpu_memory_bytes) == (fits, active * 10**9, H200.memory_bytes)
-    assert found.allocated_bytes and found.memory_bytes and found.memory_bytes.value > found.allocated_bytes.value
+    assert (found.fits, found.active_bytes, found.gpu_memory_bytes) == (
+        fits,
+        active * 10**9,
+        H200.memory_bytes,
+    )
+    assert (
+        found.allocated_bytes
+        and found.memory_bytes
+        and found.memory_bytes.value > found.allocated_bytes.value
+    )
     if "peak_memory_bytes" in known:  # which moves what the GPU must have
         assert Basis.of_memory(found) is Basis.measured and found.memory_bytes.low >= 10**11
-        assert found.allocated_bytes == Interval(10**11, 0.98 * 10**11, 1.02 * 10**11)
+        assert found.allocated_bytes == PredictedInterval(10**11, 0.98 * 10**11, 1.02 * 10**11)
 
 
 def test_data_that_is_not_there_is_the_reason_for_no_memory():
@@ -340,7 +416,9 @@ def test_a_requeued_run_keeps_its_first_prediction(tmp_path: Path):
     assert attempts.last(tmp_path).prediction == Prediction("scaled")
 
 
-def test_the_time_of_a_prediction_is_no_part_of_starting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_time_of_a_prediction_is_no_part_of_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     now_s = [0.0]
     monkeypatch.setattr(prepare, "clock_s", lambda: now_s[0])
 
@@ -354,7 +432,9 @@ def test_the_time_of_a_prediction_is_no_part_of_starting(tmp_path: Path, monkeyp
     assert (attempt.started_s, attempt.prediction) == (1007.0, Prediction("scaled"))
 
 
-def test_an_error_of_a_prediction_stops_no_run(tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture[str]):
+def test_an_error_of_a_prediction_stops_no_run(
+    tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture[str]
+):
     def fails(_: Any) -> list[PastRun]:
         raise KeyError("a defect")
 
@@ -367,16 +447,29 @@ def test_an_error_of_a_prediction_stops_no_run(tmp_path: Path, monkeypatch, caps
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_run_has_the_prediction_that_was_made_before_it(tmp_path: Path, called: Any, monkeypatch: pytest.MonkeyPatch):
+def test_a_run_has_the_prediction_that_was_made_before_it(
+    tmp_path: Path, called: Any, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(limits, "BUSY_SHARE", math.inf)  # other tests are at work too
-    words = ["-m", *SMALL, "gpus=1", f"hydra.sweep.dir={tmp_path / 'multirun' / 'sweep'}", "name=sweep"]
+    words = [
+        "-m",
+        *SMALL,
+        "gpus=1",
+        f"hydra.sweep.dir={tmp_path / 'multirun' / 'sweep'}",
+        "name=sweep",
+    ]
     for more in (["probe=true"], ["epochs=1,2", "order=typed"]):
         code, printed = called(*words, *more)
         assert code == 0, printed
-    written = [json.loads(path.read_text()) for path in tmp_path.glob("multirun/sweep/*/result.json")]
-    probed, first, second = sorted(written, key=lambda record: (record["probe"] is None, record["config"]["epochs"]))
+    written = [
+        json.loads(path.read_text()) for path in tmp_path.glob("multirun/sweep/*/result.json")
+    ]
+    probed, first, second = sorted(
+        written, key=lambda record: (record["probe"] is None, record["config"]["epochs"])
+    )
     assert probed["prediction"] is None
     assert (first["prediction"]["basis"], first["prediction"]["runs"]) == ("probed", 1)
     assert (second["prediction"]["basis"], second["prediction"]["runs"]) == ("scaled", 1)
     assert second["prediction"]["total_s"]["low"] < second["prediction"]["total_s"]["value"]
-    assert second["prediction"]["memory_bytes"] is None  # of CPU ranks it is not computed before a run
+    # of CPU ranks it is not computed before a run
+    assert second["prediction"]["memory_bytes"] is None

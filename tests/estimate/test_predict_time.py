@@ -22,7 +22,13 @@ from multicard.measure.noise import PRIOR_FREEDOM
 from tests.conftest import typed, typed_llm
 from tests.helpers.messages import Told, find, says, told
 
-CELL = {"gpus": "1", "precision.name": '"fp32"', "batch_size": "32", "loader.name": '"torch"', "device": '"cuda"'}
+CELL = {
+    "gpus": "1",
+    "precision.name": '"fp32"',
+    "batch_size": "32",
+    "loader.name": '"torch"',
+    "device": '"cuda"',
+}
 CELL |= {"loader.prefetch_factor": "2", "dataset.image_size": "64", "seed": "0"}
 HERE = "NVIDIA H100 NVL"
 
@@ -41,7 +47,9 @@ def beside(step_s, busy, *words, error=0.0, marks="&"):
 
 
 def half_as_busy(of, *words):
-    """Half of the 90 % interval if others stay as busy, on a logarithm's scale; None where there is none."""
+    """Half of the 90 % interval if others stay as busy, on a logarithm's scale;
+    None where there is none.
+    """
     found = predicted(CPU, *words, of=of).as_busy
     if found is None:
         return None
@@ -65,7 +73,8 @@ def spread(result):
     return math.log(result.interval.high / result.interval.low)
 
 
-OTHERS = {"precision.name": '"fp32"', "loader.name": '"torch"', "batch_size": "32"}  # keys that a source may name
+# keys that a source may name
+OTHERS = {"precision.name": '"fp32"', "loader.name": '"torch"', "batch_size": "32"}
 HALVED = OTHERS | {"precision.name": '"fp16"'}
 FP64 = 'precision.name="fp64"'
 
@@ -105,7 +114,11 @@ FP64 = 'precision.name="fp64"'
 )  # fmt: skip
 def test_a_step_follows_from_the_cells_that_are_known(wanted, of, step_s, basis, marks):
     result = predicted(*wanted, of=of)
-    assert (result.interval.value, result.basis, result.marks) == (pytest.approx(step_s), basis, marks)
+    assert (result.interval.value, result.basis, result.marks) == (
+        pytest.approx(step_s),
+        basis,
+        marks,
+    )
 
 
 @pytest.mark.parametrize(
@@ -123,7 +136,9 @@ def test_a_step_to_which_no_way_leads_is_unknown(wanted, of):
 
 
 @pytest.mark.parametrize(("gpus", "share"), [(2, 0.0), (4, 0.5 / 0.75), (8, 1.0), (1, -1 / 0.75)])
-def test_growth_is_what_the_second_gpu_cost_and_a_rings_share_of_what_exceeds_the_threshold(gpus, share):
+def test_growth_is_what_the_second_gpu_cost_and_a_rings_share_of_what_exceeds_the_threshold(
+    gpus, share
+):
     growth = Growth(threshold=0.1, slope=0.75, constant=0.01, low=-2.0, high=3.0)
     assert math.exp(growth.log_ratio(0.3, gpus)) == pytest.approx(1.3 + share * (0.75 * 0.2 + 0.01))
     assert math.exp(growth.log_ratio(0.05, gpus)) == pytest.approx(1.05 + share * 0.01)
@@ -134,35 +149,60 @@ def test_what_is_published_of_a_gpu():
     assert len(published.table()) - len(published.sound()) == 124
     papers = {(total.series, total.gpus): total.total_s for total in published.paper_totals()}
     assert len(papers) == 20 and papers[("table2", "fp16"), 4] == 919
-    of_papers = [entry for entry in published.observations("h100-94gb") if entry.machine == published.PAPERS_NODE]
-    (fp64,) = [e for e in of_papers if (e.setting.get("precision.name"), e.setting["gpus"]) == ('"fp64"', "1")]
+    of_papers = [
+        entry
+        for entry in published.observations("h100-94gb")
+        if entry.machine == published.PAPERS_NODE
+    ]
+    (fp64,) = [
+        e
+        for e in of_papers
+        if (e.setting.get("precision.name"), e.setting["gpus"]) == ('"fp64"', "1")
+    ]
     assert fp64.step_s == pytest.approx(6266 / (20 * (1875 + 0.35 * 313))) and len(of_papers) == 28
-    nodes = [{seen.machine for seen in published.observations(name)} for name in ("h100-pcie", "h100-80gb", "none")]
+    nodes = [
+        {seen.machine for seen in published.observations(name)}
+        for name in ("h100-pcie", "h100-80gb", "none")
+    ]
     assert nodes[0] and nodes[1] and not nodes[0] & nodes[1] and not nodes[2]
 
 
 def test_differences_count_another_option_of_a_group_once():
     known = CELL | {"loader.name": '"batched"', "seed": "7"}
     assert differences(known, CELL) == ("loader.name", "seed")
-    assert differences(CELL, CELL | {"args.lr": "0.1"}) == ("args.lr",)  # which the script's run had not
+    # which the script's run had not
+    assert differences(CELL, CELL | {"args.lr": "0.1"}) == ("args.lr",)
     assert differences({}, CELL) == () and differences({"workload": "x"}, CELL) == ("workload",)
 
 
 def test_intervals_narrow_with_runs_and_widen_with_what_is_not_the_cell_itself():
-    one, four = predicted(of=[seen(0.1)]), predicted(of=[seen(0.1), seen(0.101), seen(0.1), seen(0.099, "seed=4")])
+    one, four = (
+        predicted(of=[seen(0.1)]),
+        predicted(of=[seen(0.1), seen(0.101), seen(0.1), seen(0.099, "seed=4")]),
+    )
     assert (one.runs, four.runs) == (1, 4)
     assert find(one.about, "estimate.of-cell").facts == {"runs": 1, "kind": "run", "about": ""}
-    assert spread(one) == pytest.approx(2 * 1.645 * 0.02 * math.sqrt(2), rel=1e-3) and spread(four) < spread(one)
+    assert spread(one) == pytest.approx(2 * 1.645 * 0.02 * math.sqrt(2), rel=1e-3) and spread(
+        four
+    ) < spread(one)
     other = predicted(of=[seen(0.1, commit="b")])
-    assert find(other.about, "estimate.of-cell", runs=1).facts["about"] == Told("estimate.other-commit")
+    assert find(other.about, "estimate.of-cell", runs=1).facts["about"] == Told(
+        "estimate.other-commit"
+    )
     assert spread(other) > spread(one)
     assert spread(predicted(of=[probe(0.1, error=0.005)])) > spread(one)
     known = [seen(0.1), seen(0.05, HALF), seen(0.08, BATCHED)]
-    near, far = (predicted(HALF, "dataset.image_size=128", *more, of=known) for more in ([], [BATCHED]))
-    assert near.interval.value == pytest.approx(0.05 * 4) and far.interval.value == pytest.approx(0.05 * 4 * 0.8)
+    near, far = (
+        predicted(HALF, "dataset.image_size=128", *more, of=known) for more in ([], [BATCHED])
+    )
+    assert near.interval.value == pytest.approx(0.05 * 4) and far.interval.value == pytest.approx(
+        0.05 * 4 * 0.8
+    )
     assert spread(one) < spread(near) < spread(far)
     theirs = predicted(of=[printed(0.1, **OTHERS)])
-    assert says(theirs.about, "estimate.published-for", machine="their node") and spread(theirs) > spread(one)
+    assert says(theirs.about, "estimate.published-for", machine="their node") and spread(
+        theirs
+    ) > spread(one)
 
 
 def test_runs_on_cpu_ranks_differ_by_more_until_some_were_repeated():
@@ -170,7 +210,9 @@ def test_runs_on_cpu_ranks_differ_by_more_until_some_were_repeated():
     assert spread(once) == pytest.approx(2 * 1.645 * 0.08 * math.sqrt(2), rel=1e-3)
     steady = [seen(0.1, CPU, f"batch_size={size}") for size in range(20) for _ in range(5)]
     assert spread(predicted(CPU, of=[*steady, seen(0.1, CPU)])) < spread(once) / 5
-    four, eight = (predicted(CPU, f"gpus={n}", of=[seen(0.1, CPU), seen(0.2, CPU, "gpus=2")]) for n in (4, 8))
+    four, eight = (
+        predicted(CPU, f"gpus={n}", of=[seen(0.1, CPU), seen(0.2, CPU, "gpus=2")]) for n in (4, 8)
+    )
     assert spread(eight) > spread(four)
     assert math.log(eight.interval.high / eight.interval.value) > 1.645 * 0.25 * math.log(4)
 
@@ -194,8 +236,11 @@ def test_more_gpus_are_scaled_from_one_and_two_in_an_interval_that_holds_the_noi
 def test_a_step_if_others_stay_as_busy_is_as_wide_as_runs_beside_them_differ():
     one = 1.645 * BUSY_SD * math.sqrt(2)
     assert half_as_busy([beside(1.0, 0.9)]) == pytest.approx(one, rel=1e-3)
-    assert half_as_busy([beside(1.0, 0.9, error=0.1)]) == pytest.approx(math.hypot(one, 0.1645), rel=1e-3)
-    wide = predicted(CPU, of=[beside(1.0, 0.9)]).interval  # to either side a step alone on all cores
+    assert half_as_busy([beside(1.0, 0.9, error=0.1)]) == pytest.approx(
+        math.hypot(one, 0.1645), rel=1e-3
+    )
+    # to either side a step alone on all cores
+    wide = predicted(CPU, of=[beside(1.0, 0.9)]).interval
     assert wide.value / wide.low > 10 and wide.high / wide.value > 10
     # the spread of repeated runs counts as one more degree of freedom beside the assumed one; known
     # by so few, it is unsure itself
@@ -205,7 +250,9 @@ def test_a_step_if_others_stay_as_busy_is_as_wide_as_runs_beside_them_differ():
     assert half_as_busy(repeated) == pytest.approx(student * math.sqrt(1.5 * variance), rel=1e-3)
     # another batch adds the variance of its own way alone
     more = steps.BATCH_SD * math.log(2) * 1.645
-    assert half_as_busy([beside(1.0, 0.9)], "batch_size=64") == pytest.approx(math.hypot(one, more), rel=1e-3)
+    assert half_as_busy([beside(1.0, 0.9)], "batch_size=64") == pytest.approx(
+        math.hypot(one, more), rel=1e-3
+    )
 
 
 @pytest.mark.parametrize(
@@ -225,8 +272,16 @@ def test_no_step_if_others_stay_as_busy_where_it_is_not_known_or_of_no_use(of, w
 
 
 def test_the_same_load_is_less_beside_a_run_that_shares_the_cores_with_others():
-    assert is_about_as_busy(0.5, 0.5) and is_about_as_busy(0.5, 0.64) and not is_about_as_busy(0.5, 0.66)
-    assert is_about_as_busy(1.0, 0.5) and is_about_as_busy(1.0, 0.36) and not is_about_as_busy(1.0, 0.34)
+    assert (
+        is_about_as_busy(0.5, 0.5)
+        and is_about_as_busy(0.5, 0.64)
+        and not is_about_as_busy(0.5, 0.66)
+    )
+    assert (
+        is_about_as_busy(1.0, 0.5)
+        and is_about_as_busy(1.0, 0.36)
+        and not is_about_as_busy(1.0, 0.34)
+    )
     assert is_about_as_busy(1.0, 0.95) and not is_about_as_busy(0.0, 0.2)
 
 
@@ -242,7 +297,13 @@ def test_the_same_load_is_less_beside_a_run_that_shares_the_cores_with_others():
     ],
 )
 def test_a_cell_of_the_papers_is_known_from_print_and_none_that_differs(entry, experiment, change):
-    with_words, words = {"train_vision": typed, "tune_llm": typed_llm}[entry], (f"experiment={experiment}", "gpus=2")
+    with_words, words = (
+        {"train_vision": typed, "tune_llm": typed_llm}[entry],
+        (
+            f"experiment={experiment}",
+            "gpus=2",
+        ),
+    )
     theirs, another = (history.setting(plain(with_words(*words, *more))) for more in ([], change))
     printed = published.observations("h100-94gb")
     same = steps.step(theirs, "h100-94gb", "a", printed)
@@ -255,9 +316,15 @@ def test_a_single_pair_of_cells_admits_that_it_has_no_effect_here():
     here = (FP64, "batch_size=64")
     pair = [seen(0.464), seen(0.0196, BATCHED), seen(0.464, *here)]
     one = predicted(BATCHED, *here, of=pair)
-    assert (one.basis, one.runs) == (Basis.scaled, 3) and one.interval.value == pytest.approx(0.0196)
+    assert (one.basis, one.runs) == (Basis.scaled, 3) and one.interval.value == pytest.approx(
+        0.0196
+    )
     assert one.interval.high > 0.464
-    three = [seen(s, f"batch_size={n}", *more) for n in (16, 48) for s, more in ((0.464, []), (0.0196, [BATCHED]))]
+    three = [
+        seen(s, f"batch_size={n}", *more)
+        for n in (16, 48)
+        for s, more in ((0.464, []), (0.0196, [BATCHED]))
+    ]
     several = predicted(BATCHED, *here, of=[*pair, *three])
     assert says(several.about, "estimate.by-pairs", pairs=3) and several.interval.high < 0.1
 
@@ -272,21 +339,35 @@ def test_a_single_pair_of_cells_admits_that_it_has_no_effect_here():
     ],
 )
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_what_scaled_beyond_linear_is_carried_on_as_linear_and_marked(known, wanted, step_s, marks, device):
+def test_what_scaled_beyond_linear_is_carried_on_as_linear_and_marked(
+    known, wanted, step_s, marks, device
+):
     where = f'device="{device}"'
     of = [seen(mean_s, where, f"gpus={gpus}") for gpus, mean_s in known.items()]
     result = predicted(where, f"gpus={wanted}", of=of)
     assert result.marks == marks
-    assert 0.10 < result.interval.value < 0.12 if step_s is None else result.interval.value == pytest.approx(step_s)
+    assert (
+        0.10 < result.interval.value < 0.12
+        if step_s is None
+        else result.interval.value == pytest.approx(step_s)
+    )
 
 
 def test_intervals_of_steps_cover_in_simulation():
-    """Cells whose effects add but for an interaction, of which two are to be predicted, and two to be run again."""
+    """Cells whose effects add but for an interaction, of which two are to be predicted,
+    and two to be run again.
+    """
     rng = np.random.default_rng(2)
     inside: dict[str, list[bool]] = {Basis.measured: [], Basis.scaled: []}
     for _ in range(60):
-        truth = rng.normal(0, 0.5, (3, 1)) + rng.normal(0, 0.5, (1, 3)) + rng.normal(-3, 0.035, (3, 3))
-        words = {(a, b): (f"precision.name={a}", f"batch_size={b + 1}") for a in range(3) for b in range(3)}
+        truth = (
+            rng.normal(0, 0.5, (3, 1)) + rng.normal(0, 0.5, (1, 3)) + rng.normal(-3, 0.035, (3, 3))
+        )
+        words = {
+            (a, b): (f"precision.name={a}", f"batch_size={b + 1}")
+            for a in range(3)
+            for b in range(3)
+        }
         unknown = [(2, 2), (1, 1)]
         ran = [cell for cell in words if cell not in unknown]
         known = [seen(math.exp(truth[cell] + rng.normal(0, 0.02)), *words[cell]) for cell in ran]
@@ -308,11 +389,15 @@ def test_a_noisy_cell_widens_the_interval_of_no_other():
 
 
 def test_how_runs_differ_is_learnt_from_undisturbed_ones():
-    """A run beside others is in no mean of its cell, and does not say how the runs of another one differ."""
+    """A run beside others is in no mean of its cell,
+    and does not say how the runs of another one differ.
+    """
     calm = [seen(step_s, CPU, f"x={at}") for at in range(2) for step_s in (0.1, 0.101)]
     slowed = [replace(seen(0.4, CPU, "x=1", marks="&"), busy=0.7)]
     only_slowed = [seen(0.2, CPU, "x=2", marks="&"), seen(0.1, CPU, "x=2", marks="!")]
     known = cells([*calm, *slowed], "a", 0.08)
-    assert [cell.variance for cell in known] == pytest.approx([cell.variance for cell in cells(calm, "a", 0.08)])
+    assert [cell.variance for cell in known] == pytest.approx(
+        [cell.variance for cell in cells(calm, "a", 0.08)]
+    )
     (*_, marked) = cells([*calm, *only_slowed], "a", 0.08)
     assert marked.marks == "&!" and marked.runs == 2

@@ -12,7 +12,7 @@ from multicard.config.base import RunConfig, plain
 from multicard.estimate import history, peaks, totals
 from multicard.estimate.memory.answers import NOT_COMPUTED
 from multicard.estimate.observations import Basis
-from multicard.records.schema_parts import Interval, Prediction
+from multicard.records.schema_parts import PredictedInterval, Prediction
 from tests.conftest import typed, typed_llm
 from tests.helpers import records
 from tests.helpers.messages import Told, says, told
@@ -34,11 +34,11 @@ from tests.helpers.past_runs import (
 
 
 def test_deviations_of_independent_parts_add_as_squares():
-    part = totals.summed([Interval(10.0, 7.0, 14.0), Interval(5.0, 1.0, 8.0)])
+    part = totals.summed([PredictedInterval(10.0, 7.0, 14.0), PredictedInterval(5.0, 1.0, 8.0)])
     assert (part.value, part.low, part.high) == (15.0, 10.0, 20.0)
-    factor = totals.product(Interval(2.0, 1.0, 4.0), totals.exact(3.0))
+    factor = totals.product(PredictedInterval(2.0, 1.0, 4.0), totals.exact(3.0))
     assert (factor.value, factor.low, factor.high) == pytest.approx((6.0, 3.0, 12.0))
-    both = totals.product(Interval(2.0, 1.0, 4.0), Interval(3.0, 1.5, 6.0))
+    both = totals.product(PredictedInterval(2.0, 1.0, 4.0), PredictedInterval(3.0, 1.5, 6.0))
     assert both.high == pytest.approx(6.0 * 2 ** math.sqrt(2))
 
 
@@ -47,7 +47,11 @@ def test_the_interval_of_a_figure_narrows_with_runs_and_covers_the_next():
     assert (one.value, ten.value) == pytest.approx((2.0, 2.0))
     assert one.high > ten.high > 2.0 > ten.low > one.low
     draws = np.random.default_rng(0).lognormal(0.0, 0.05, (400, 6))
-    inside = [part.low <= draw[5] <= part.high for draw in draws for part in [totals.spread(list(draw[:5]), 0.05)]]
+    inside = [
+        part.low <= draw[5] <= part.high
+        for draw in draws
+        for part in [totals.spread(list(draw[:5]), 0.05)]
+    ]
     assert 0.86 <= np.mean(inside) <= 0.98
 
 
@@ -56,7 +60,9 @@ def test_the_interval_of_a_figure_narrows_with_runs_and_covers_the_next():
 
 @pytest.mark.parametrize("strategy", ["ddp_ds", "ddp_rr", "ddp"])
 @pytest.mark.parametrize(("ranks", "samples"), [(1, 96), (2, 97), (4, 130), (3, 47)])
-def test_the_steps_of_an_epoch_are_those_of_the_strategies(strategy: str, ranks: int, samples: int, monkeypatch):
+def test_the_steps_of_an_epoch_are_those_of_the_strategies(
+    strategy: str, ranks: int, samples: int, monkeypatch
+):
     import torch
 
     from multicard.vision import strategy as strategies
@@ -87,13 +93,16 @@ def test_lengths_of_images_come_from_runs_of_the_cell_else_from_the_data():
     ran = vision(dataset__train_limit=1000)  # of which it left some out
     alike = totals.Alike(history.setting(ran["config"]), past(ran))
     assert totals.length(config(ran), alike, []) == totals.Length(20, 300)
-    for ended_by, steps in (("run", 11), ("seconds", None)):  # of a script, whose steps are those of its whole run
+    # of a script, whose steps are those of its whole run
+    for ended_by, steps in (("run", 11), ("seconds", None)):
         ended = probe()["probe"] | {"ended_by": ended_by, "steps_per_epoch": 0}
         assert totals._steps_per_epoch(*past(probe() | {"probe": ended})) == steps
 
 
 def test_rows_of_text_are_those_that_have_a_label():
-    def told(wanted: RunConfig, counts: dict[str, int] | None = None, by: RunConfig | None = None) -> int | None:
+    def told(
+        wanted: RunConfig, counts: dict[str, int] | None = None, by: RunConfig | None = None
+    ) -> int | None:
         """Steps of an epoch, by a run with these counts."""
         record = records.llm(text_rows=counts) | {"config": plain(by or wanted)}
         found = totals.length(wanted, totals.Alike({}, []), past(record) if counts else [])
@@ -102,20 +111,22 @@ def test_rows_of_text_are_those_that_have_a_label():
     counts = {"read": 500, "cut": 9, "left_out": 20}
     assert told(typed_llm("batch_size=4"), counts, by=typed_llm("batch_size=2")) == 120
     assert told(typed_llm("batch_size=4")) == 125  # by dataset.rows
-    stored = "template=grammar", "dataset=grammar", "dataset.rows=5000"  # of a file that may have fewer
+    # of a file that may have fewer
+    stored = "template=grammar", "dataset=grammar", "dataset.rows=5000"
     assert told(typed_llm("batch_size=4", *stored)) is None
     words = "batch_size=2", "packed=true", "max_seq_len=64"
     accumulated = typed_llm("gpus=4", "gradient_accumulation_steps=8", *words)
     assert told(accumulated, counts | {"sequences": 120}) == 1
     assert told(typed_llm(*words), counts | {"sequences": 120}, by=accumulated) == 60
-    assert told(typed_llm(*words), counts, by=accumulated) is None  # how many sequences, older records do not tell
+    # how many sequences, older records do not tell
+    assert told(typed_llm(*words), counts, by=accumulated) is None
     assert told(typed_llm("max_steps=9", *words), counts, by=accumulated) == 9
 
 
 # ---- totals and energy
 
 
-def total_s(prediction: Prediction) -> Interval:
+def total_s(prediction: Prediction) -> PredictedInterval:
     assert prediction.total_s is not None
     return prediction.total_s
 
@@ -126,23 +137,33 @@ def total_s(prediction: Prediction) -> Interval:
         (config(vision()), vision()["total_s"], "measured"),
         (config(vision(epochs=6)), vision(epochs=6)["total_s"], "scaled"),
         # half of the images
-        (config(vision(), dataset__train_limit=160), 2 * (10 * 0.1 + EVALUATE_S + REST_S) + WARMUP_S, "scaled"),
+        (
+            config(vision(), dataset__train_limit=160),
+            2 * (10 * 0.1 + EVALUATE_S + REST_S) + WARMUP_S,
+            "scaled",
+        ),
     ],
 )
-def test_the_total_is_what_the_cell_took_and_grows_with_epochs_and_images(wanted: RunConfig, total: float, basis: str):
+def test_the_total_is_what_the_cell_took_and_grows_with_epochs_and_images(
+    wanted: RunConfig, total: float, basis: str
+):
     found = predicted(wanted, past(vision(epochs=2)))
     assert (found.basis, found.runs) == (basis, 1)
     assert says(found.about, "estimate.other-length") == (basis == "scaled")
     assert found.step_s is not None and found.step_s.value == pytest.approx(0.1)
-    assert total_s(found).value == pytest.approx(total) and total_s(found).low < total < total_s(found).high
+    assert (
+        total_s(found).value == pytest.approx(total)
+        and total_s(found).low < total < total_s(found).high
+    )
 
 
 def test_the_error_of_the_step_does_not_average_out():
     record = vision()
     near = totals.Alike(history.setting(record["config"]), past(record))
-    step_s = Interval(0.1, 0.09, 0.11)
+    step_s = PredictedInterval(0.1, 0.09, 0.11)
     short, long = (
-        totals.total_s(config(record, epochs=epochs), step_s, totals.Length(STEPS), near) for epochs in (2, 200)
+        totals.total_s(config(record, epochs=epochs), step_s, totals.Length(STEPS), near)
+        for epochs in (2, 200)
     )
     assert 0.099 < long.high / long.value - 1 < short.high / short.value - 1 < 0.2
 
@@ -155,9 +176,12 @@ def test_the_total_from_a_probe_is_that_of_the_whole_run_and_a_race_tells_the_st
     assert total_s(probed).low < took_s < total_s(probed).high
     alone = predicted(wanted, past(raced(epochs=3)))
     assert alone.step_s is not None and alone.step_s.value == pytest.approx(0.1)
-    evaluated_s = totals.EVALUATION.value * 300 / 16 * 0.1  # as of a cell without runs: a race evaluates one batch
+    # as of a cell without runs: a race evaluates one batch
+    evaluated_s = totals.EVALUATION.value * 300 / 16 * 0.1
     assert total_s(alone).value == pytest.approx(3 * (STEPS * 0.1 + evaluated_s))
-    assert total_s(predicted(wanted, past(vision(epochs=3), raced(epochs=3)))).value == pytest.approx(took_s)
+    assert total_s(
+        predicted(wanted, past(vision(epochs=3), raced(epochs=3)))
+    ).value == pytest.approx(took_s)
 
 
 def test_energy_is_the_power_of_gpus_alike_by_the_total():
@@ -167,8 +191,12 @@ def test_energy_is_the_power_of_gpus_alike_by_the_total():
     same = predicted(config(record), known, H200).energy_joules
     assert same is not None and same.value == pytest.approx(1200.0 * record["total_s"])
     own, more = (
-        totals.energy_joules(totals.exact(10.0), config(record, gpus=gpus), totals.Alike(setting, known))
-        for gpus, setting in ((gpus, history.setting(vision(device="cuda", gpus=gpus)["config"])) for gpus in (2, 4))
+        totals.energy_joules(
+            totals.exact(10.0), config(record, gpus=gpus), totals.Alike(setting, known)
+        )
+        for gpus, setting in (
+            (gpus, history.setting(vision(device="cuda", gpus=gpus)["config"])) for gpus in (2, 4)
+        )
     )
     assert own is not None and more is not None and more.value == pytest.approx(4 * 600.0 * 10.0)
     assert more.high / more.value > own.high / own.value
@@ -234,7 +262,8 @@ PACKED = ("packed=true", "max_seq_len=64")
         (records.vision(dataset__train_limit=96), records.vision(), None, False),
         (tuning(), tuning("max_steps=4"), None, True),
         (tuning("max_steps=4"), tuning("max_steps=4"), "yes", True),
-        (tuning("max_steps=4"), tuning("max_steps=4", "seed=1"), None, False),  # which met other rows
+        # which met other rows
+        (tuning("max_steps=4"), tuning("max_steps=4", "seed=1"), None, False),
     ],
 )
 def test_only_runs_that_met_the_same_data_show_that_a_cell_fits(

@@ -12,14 +12,14 @@ from multicard import messages
 from multicard.config.base import RunConfig
 from multicard.estimate import peaks
 from multicard.estimate.estimates import Estimate, Predictor
-from multicard.estimate.target import Target
+from multicard.estimate.target import TargetMachine
 from multicard.machine import devices, environment
 from multicard.records import run_folder
-from multicard.records.run_folder import Run
-from multicard.records.schema_parts import AsBusy, Interval, Prediction
+from multicard.records.run_folder import RecordedRun
+from multicard.records.schema_parts import AsBusy, PredictedInterval, Prediction
 from multicard.run import controller as run
 from multicard.sweep import prediction_table, slurm_submit
-from multicard.sweep.prediction_table import Row
+from multicard.sweep.prediction_table import PredictionRow
 from tests.conftest import Called, typed
 from tests.helpers import records
 from tests.helpers.messages import Told, codes, find, says, told
@@ -28,40 +28,100 @@ UNKNOWN = "nobody knows"
 H100 = {"name": "NVIDIA H100 NVL", "memory_bytes": 95830 << 20}
 
 
-def within(value: float, share: float) -> Interval:
-    return Interval(value, value * (1 - share), value * (1 + share))
+def within(value: float, share: float) -> PredictedInterval:
+    return PredictedInterval(value, value * (1 - share), value * (1 + share))
 
 
-def rows() -> list[Row]:
+def rows() -> list[PredictionRow]:
     """Cells of precisions and GPUs: measured, scaled, published, and unknown."""
     made = [
-        ("fp64", 1, "no", 180e9, Prediction("measured", 3, "3 runs", within(1.0, 0.01), within(7200, 0.02))),
-        ("fp64", 2, "tight", 90e9, Prediction("scaled", 4, "T(1)", within(0.5, 0.08), within(3600, 0.1), marks="&")),
-        ("fp32", 1, "tight", 90e9, Prediction("published", 0, "T2", Interval(0.2, 0.1, 0.5), Interval(720, 360, 1800))),
+        (
+            "fp64",
+            1,
+            "no",
+            180e9,
+            Prediction("measured", 3, "3 runs", within(1.0, 0.01), within(7200, 0.02)),
+        ),
+        (
+            "fp64",
+            2,
+            "tight",
+            90e9,
+            Prediction("scaled", 4, "T(1)", within(0.5, 0.08), within(3600, 0.1), marks="&"),
+        ),
+        (
+            "fp32",
+            1,
+            "tight",
+            90e9,
+            Prediction(
+                "published",
+                0,
+                "T2",
+                PredictedInterval(0.2, 0.1, 0.5),
+                PredictedInterval(720, 360, 1800),
+            ),
+        ),
         ("fp32", 2, "yes", 45e9, Prediction("unknown", about=UNKNOWN)),
     ]
-    target, shown = Target("h100-nvl", None, "cuda"), list[Row]()
+    target, shown = TargetMachine("h100-nvl", None, "cuda"), list[PredictionRow]()
     for precision, gpus, fits, size, known in made:
-        known.fits, known.memory_bytes, known.allocated_bytes = fits, within(size, 0.05), within(size - 1e10, 0.02)
+        known.fits, known.memory_bytes, known.allocated_bytes = (
+            fits,
+            within(size, 0.05),
+            within(size - 1e10, 0.02),
+        )
         axes = {"precision": precision, "gpus": str(gpus)}
-        shown.append(Row(axes, Estimate(typed(f"gpus={gpus}"), target, known), left=int(known.basis != "measured")))
+        shown.append(
+            PredictionRow(
+                axes,
+                Estimate(typed(f"gpus={gpus}"), target, known),
+                left=int(known.basis != "measured"),
+            )
+        )
     return shown
 
 
 def test_the_table_has_a_row_a_cell_and_says_what_it_rests_on():
     head, *cells = [re.split(r" {2,}", line) for line in prediction_table.table(rows(), 120)]
-    assert head == ["precision", "gpus", "fits", "peak memory", "needed memory", "step", "total", "basis"]
+    assert head == [
+        "precision",
+        "gpus",
+        "fits",
+        "peak memory",
+        "needed memory",
+        "step",
+        "total",
+        "basis",
+    ]
     assert cells == [
         ["fp64", "1", "no", "170 GB ±2%", "180 GB ±5%", "1,000 ms ±1%", "2 h ±2%", "measured (3)"],
         ["fp64", "2", "tight", "80 GB ±2%", "90 GB ±5%", "500 ms ±8%", "1 h ±10%", "scaled& (4)"],
-        ["fp32", "1", "tight", "80 GB ±2%", "90 GB ±5%", "200 ms (100..500)", "0.2 h (0.1..0.5)", "published"],
+        [
+            "fp32",
+            "1",
+            "tight",
+            "80 GB ±2%",
+            "90 GB ±5%",
+            "200 ms (100..500)",
+            "0.2 h (0.1..0.5)",
+            "published",
+        ],
         ["fp32", "2", "yes", "35 GB ±2%", "45 GB ±5%", "-", "-", "unknown"],
     ]
     notes = "\n".join(prediction_table.notes(rows()))
     assert "published: T2\n" in notes and f"unknown: {UNKNOWN}\n" in notes
-    assert codes(notes) == ["predict.fits", "predict.probe", "predict.loaded", "predict.no-fit", "predict.tight-fit"]
+    assert codes(notes) == [
+        "predict.fits",
+        "predict.probe",
+        "predict.loaded",
+        "predict.no-fit",
+        "predict.tight-fit",
+    ]
     assert says(notes, "predict.no-fit", cells=1, named="precision=fp64 gpus=1")
-    assert says(notes, "predict.tight-fit", cells=2, named="precision=fp64 gpus=2; precision=fp32 gpus=1")
+    assert says(
+        notes, "predict.tight-fit", cells=2, named="precision=fp64 gpus=2; precision=fp32 gpus=1"
+    )
     assert max(map(len, prediction_table.table(rows(), 60))) <= 101  # figures are never cut
 
 
@@ -72,25 +132,32 @@ def test_times_if_others_stay_as_busy_stand_beside_the_wide_ones():
     assert columns(of)["if others stay as busy"] == ["-", "0.75 to 1.25 h", "-", "-"]
     assert "predict.as-busy" in codes("\n".join(prediction_table.notes(of)))
     both = summed([measured, scaled])
-    assert hours(both, "seconds") == [1.0, 0.9, 1.1] and hours(both, "seconds_as_busy") == [1.0, 0.75, 1.25]
+    assert hours(both, "seconds") == [1.0, 0.9, 1.1] and hours(both, "seconds_as_busy") == [
+        1.0,
+        0.75,
+        1.25,
+    ]
     scaled.estimate.prediction.total_s = None
     scaled.estimate.prediction.as_busy = AsBusy(0.5, within(0.5, 0.3))
     assert columns(of)["if others stay as busy"] == ["-", "350 to 650 ms a step", "-", "-"]
 
 
 def test_the_memory_of_tensors_is_not_called_that_of_a_process_on_cpu_ranks():
-    on_cpu = [replace(row, estimate=replace(row.estimate, target=Target(device_type="cpu"))) for row in rows()]
+    on_cpu = [
+        replace(row, estimate=replace(row.estimate, target=TargetMachine(device_type="cpu")))
+        for row in rows()
+    ]
     assert "memory of tensors" in columns(on_cpu) and "needed memory" not in columns(on_cpu)
     assert "needed memory" in columns(rows()) and "memory of tensors" not in columns(rows())
 
 
-def columns(of: Sequence[Row]) -> dict[str, list[str]]:
+def columns(of: Sequence[PredictionRow]) -> dict[str, list[str]]:
     """The cells of each column of the table."""
     head, *cells = [re.split(r" {2,}", line) for line in prediction_table.table(of, 200)]
     return dict(zip(head, map(list, zip(*cells, strict=True)), strict=True))
 
 
-def summed(of: Sequence[Row]) -> Told:
+def summed(of: Sequence[PredictionRow]) -> Told:
     """The line on the sum of these cells."""
     (message,) = told(prediction_table.sums(of, on_gpus=True))
     return message
@@ -105,7 +172,11 @@ def test_the_sum_is_of_what_is_left():
     measured, scaled, published, unknown = every = rows()
     both = summed([measured, scaled, published])
     assert both.has({"runs": 2, "measured": 1, "unknown": 0, "unfit": 0})
-    assert hours(both, "seconds") == [1.2, 1.0, 1.6] and hours(both, "gpu_seconds") == [2.2, 1.9, 2.7]
+    assert hours(both, "seconds") == [1.2, 1.0, 1.6] and hours(both, "gpu_seconds") == [
+        2.2,
+        1.9,
+        2.7,
+    ]
     part = summed([scaled, published, unknown])  # no interval, as part of it is unknown
     assert part.has({"runs": 3, "measured": 0, "unknown": 1, "unfit": 0})
     assert hours(part, "seconds") == [1.0] and hours(part, "gpu_seconds") == [1.9]
@@ -120,7 +191,9 @@ def test_the_sum_is_of_what_is_left():
 def test_a_sum_is_said_in_figures_of_few_digits(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(messages, "BY_CODE", False)
     _, scaled, published, unknown = rows()
-    whole, part = (prediction_table.sums(of, on_gpus=True) for of in (rows()[:3], [scaled, published, unknown]))
+    whole, part = (
+        prediction_table.sums(of, on_gpus=True) for of in (rows()[:3], [scaled, published, unknown])
+    )
     assert re.findall(r"[\d.]+ h \(.*?\)", whole) == ["1.2 h (1 to 1.6)", "2.2 h (1.9 to 2.7)"]
     assert re.findall(r"[\d.]+ h", part) == ["1 h", "1.9 h"]
 
@@ -135,14 +208,20 @@ def test_the_sum_has_the_price_of_its_gpu_hours():
 
 
 class Node:
-    """A node with GPUs, and predictions by batch size: 64 does not fit, 32 may not, 8 ran out of memory before. `asked`
-    and `started` are the batch sizes that were predicted, and the runs that were started."""
+    """A node with GPUs, and predictions by batch size: 64 does not fit, 32 may not, 8 ran out of
+    memory before. `asked` and `started` are the batch sizes that were predicted,
+    and the runs that were started.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked, self.started = list[int](), list[int]()
-        monkeypatch.setattr(devices, "visible_gpus", lambda: [f"GPU-{number}" for number in range(8)])
+        monkeypatch.setattr(
+            devices, "visible_gpus", lambda: [f"GPU-{number}" for number in range(8)]
+        )
         monkeypatch.setattr(environment, "gpus", lambda: [H100] * 8)
-        monkeypatch.setattr(Predictor, "predict_all", lambda _, configs, *__: [*map(self.predict, configs)])
+        monkeypatch.setattr(
+            Predictor, "predict_all", lambda _, configs, *__: [*map(self.predict, configs)]
+        )
         monkeypatch.setattr(run, "measure", self.measure)
 
     def predict(self, config: RunConfig) -> Prediction:
@@ -151,9 +230,11 @@ class Node:
         memory = within(config.batch_size * 2e9, 0.1)
         if config.batch_size == 8:
             return Prediction("unknown", fits="no", memory_basis=peaks.RAN_OUT)
-        return Prediction("unknown", memory_bytes=memory, fits=fits, gpu_memory_bytes=99_900_000_000)
+        return Prediction(
+            "unknown", memory_bytes=memory, fits=fits, gpu_memory_bytes=99_900_000_000
+        )
 
-    def measure(self, _: Any, cfg: Any, folder: Path, *__: Any, **___: Any) -> Run:
+    def measure(self, _: Any, cfg: Any, folder: Path, *__: Any, **___: Any) -> RecordedRun:
         self.started.append(cfg.batch_size)
         return records.as_run(records.vision(batch_size=cfg.batch_size) | {"folder": str(folder)})
 
@@ -171,7 +252,11 @@ def swept(folder: Path) -> list[str]:
 NEEDS = Told(
     "fit.needs",
     None,
-    {"gpu": "NVIDIA H100 NVL", "bytes": [128e9, pytest.approx(115.2e9), pytest.approx(140.8e9)], "has_bytes": 99.9e9},
+    {
+        "gpu": "NVIDIA H100 NVL",
+        "bytes": [128e9, pytest.approx(115.2e9), pytest.approx(140.8e9)],
+        "has_bytes": 99.9e9,
+    },
 )
 
 
@@ -180,14 +265,20 @@ def test_a_sweep_names_the_cells_that_will_not_fit(node: Node, called: Called, t
     assert node.started == [8, 16, 32, 64]
     unfit = find(printed, "fit.will-not", cells=2)
     first, last = told(unfit.facts["named"])
-    assert first.facts["folder"].startswith("batch_size=8-") and last.facts["folder"].startswith("batch_size=64-")
-    assert first.has({"cell": "[1/4]", "needs": Told("fit.ran-out", None, {"gpu": "NVIDIA H100 NVL"})})
+    assert first.facts["folder"].startswith("batch_size=8-") and last.facts["folder"].startswith(
+        "batch_size=64-"
+    )
+    assert first.has(
+        {"cell": "[1/4]", "needs": Told("fit.ran-out", None, {"gpu": "NVIDIA H100 NVL"})}
+    )
     assert last.has({"cell": "[4/4]", "needs": NEEDS})
     (tight,) = told(find(printed, "fit.may-not", cells=1).facts["named"])
     assert tight.facts["cell"] == "[3/4]" and tight.facts["folder"].startswith("batch_size=32-")
 
 
-def test_cells_that_will_not_fit_are_refused_before_the_first_starts(node: Node, called: Called, tmp_path: Path):
+def test_cells_that_will_not_fit_are_refused_before_the_first_starts(
+    node: Node, called: Called, tmp_path: Path
+):
     """This GPU counts, not the one that predict.gpu names."""
     words = ["fit=refuse", "predict.gpu=t4", "predict.memory=1GB"]
     code, printed = called(*swept(tmp_path / "s"), *words)
@@ -196,16 +287,23 @@ def test_cells_that_will_not_fit_are_refused_before_the_first_starts(node: Node,
     assert "[3/3]" in printed
     (folder,) = (tmp_path / "s").glob("batch_size=64-*")
     record = run_folder.read_json(folder / "result.json") or {}
-    assert record["status"] == "refused" and says(record["cause"]["message"], "fit.refused", needs=NEEDS)
+    assert record["status"] == "refused" and says(
+        record["cause"]["message"], "fit.refused", needs=NEEDS
+    )
     code, printed = called(*swept(tmp_path / "dry"), *words, "dry_run=true")
-    assert code == 1 and says(printed, "fit.refused", needs=NEEDS) and not (tmp_path / "dry").exists()
+    assert (
+        code == 1 and says(printed, "fit.refused", needs=NEEDS) and not (tmp_path / "dry").exists()
+    )
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_race_leaves_out_what_will_not_fit(node: Node, called: Called, tmp_path: Path, monkeypatch):
+def test_a_race_leaves_out_what_will_not_fit(
+    node: Node, called: Called, tmp_path: Path, monkeypatch
+):
     raced: list[int] = []
     monkeypatch.setattr(
-        "multicard.decide.race.command.run", lambda sweep, _: raced.extend(cell.cfg.batch_size for cell in sweep.left)
+        "multicard.decide.race.command.run",
+        lambda sweep, _: raced.extend(cell.cfg.batch_size for cell in sweep.left),
     )
     words = [word for word in swept(tmp_path) if word != "order=typed"]  # a race has its own
     code, printed = called(*words, "race=images_per_s")
@@ -215,14 +313,24 @@ def test_a_race_leaves_out_what_will_not_fit(node: Node, called: Called, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "words", [["fit=off"], ["scale=smoke"], ["device=cpu"], ["hydra/launcher=submitit_slurm", "dry_run=true"]]
+    "words",
+    [
+        ["fit=off"],
+        ["scale=smoke"],
+        ["device=cpu"],
+        ["hydra/launcher=submitit_slurm", "dry_run=true"],
+    ],
 )
-def test_nothing_is_predicted_where_nobody_asks_for_it(node: Node, called: Called, tmp_path: Path, words: list[str]):
+def test_nothing_is_predicted_where_nobody_asks_for_it(
+    node: Node, called: Called, tmp_path: Path, words: list[str]
+):
     called("-m", "batch_size=64", f"hydra.sweep.dir={tmp_path / 's'}", *words)
     assert node.asked == [] and node.started == [64] * ("dry_run=true" not in words)
 
 
-def test_a_single_run_is_checked_too(node: Node, called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_single_run_is_checked_too(
+    node: Node, called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     words = ["batch_size=64", f"hydra.run.dir={tmp_path / 's'}"]
     assert says(called(*words)[1], "fit.will-not", cells=1) and node.started == [64]
     code, printed = called(*words, "fit=refuse")
@@ -230,16 +338,21 @@ def test_a_single_run_is_checked_too(node: Node, called: Called, tmp_path: Path,
     assert not (tmp_path / "s").exists()
     monkeypatch.delenv("MULTICARD_STRICT")
     monkeypatch.setattr(node, "predict", lambda config: 1 // 0)
-    assert called(*words, "fit=refuse")[0] == 0 and node.started == [64, 64]  # a prediction that fails stops no run
+    # a prediction that fails stops no run
+    assert called(*words, "fit=refuse")[0] == 0 and node.started == [64, 64]
 
 
 SLURM = ("hydra/launcher=submitit_slurm", "dry_run=true")
 
 
-def test_cells_whose_jobs_are_in_the_queue_are_not_refused(node: Node, called: Called, tmp_path: Path, monkeypatch):
+def test_cells_whose_jobs_are_in_the_queue_are_not_refused(
+    node: Node, called: Called, tmp_path: Path, monkeypatch
+):
     words, queued = (*swept(tmp_path), *SLURM, "predict.gpu=h100-94gb", "fit=refuse"), list[int]()
     monkeypatch.setattr(
-        slurm_submit, "queued_jobs", lambda left: {each.number: "7" for each in left if each.cfg.batch_size in queued}
+        slurm_submit,
+        "queued_jobs",
+        lambda left: {each.number: "7" for each in left if each.cfg.batch_size in queued},
     )
     code, printed = called(*words)
     assert code == 1 and says(printed, "fit.refused") and node.asked == [16, 32, 64]
@@ -248,11 +361,15 @@ def test_cells_whose_jobs_are_in_the_queue_are_not_refused(node: Node, called: C
     assert code == 0 and not says(printed, "fit.refused") and node.asked == [16, 32, 64, 16, 32]
 
 
-def test_nodes_of_slurm_are_not_taken_for_this_machine(node: Node, called: Called, tmp_path: Path, monkeypatch):
+def test_nodes_of_slurm_are_not_taken_for_this_machine(
+    node: Node, called: Called, tmp_path: Path, monkeypatch
+):
     words = ("-m", "gpus=1,2", "predict=true", SLURM[0], f"hydra.sweep.dir={tmp_path / 's'}")
     code, printed = called(*words)
     assert code == 0 and codes(printed)[:2] == ["predict.slurm-gpus", "predict.title"]
-    assert find(printed, "predict.title").facts["where"] == Target().in_words and not says(printed, "predict.probe")
+    assert find(printed, "predict.title").facts["where"] == TargetMachine().in_words and not says(
+        printed, "predict.probe"
+    )
     code, printed = called(*words, "predict.gpu=h100-94gb")
     assert code == 0 and not says(printed, "predict.slurm-gpus") and says(printed, "predict.probe")
     monkeypatch.setattr(environment, "cpu_model", lambda: "AMD EPYC")
@@ -262,13 +379,29 @@ def test_nodes_of_slurm_are_not_taken_for_this_machine(node: Node, called: Calle
 
 
 def test_a_sweep_is_predicted_and_leaves_nothing(node: Node, called: Called, tmp_path: Path):
-    words = ["-m", "batch_size=16,64,0", "gpus=1,2", "predict=true", "predict.gpu=h100-94gb", "repeat=2"]
+    words = [
+        "-m",
+        "batch_size=16,64,0",
+        "gpus=1,2",
+        "predict=true",
+        "predict.gpu=h100-94gb",
+        "repeat=2",
+    ]
     code, printed = called(*words, f"hydra.sweep.dir={tmp_path / 's'}")
     assert code == 1 and "[5/12]" in printed
     lines = [line.rstrip() for line in printed.splitlines()]
     assert find(lines[0], "predict.title").facts["where"] == "NVIDIA H100 of 99.9 GB"
     table = [line.split() for line in lines if line.startswith(("fp32 ", "precision "))]
-    assert table[0] == ["precision", "gpus", "batch_size", "runs", "fits", "needed", "memory", "basis"]
+    assert table[0] == [
+        "precision",
+        "gpus",
+        "batch_size",
+        "runs",
+        "fits",
+        "needed",
+        "memory",
+        "basis",
+    ]
     assert table[1] == ["fp32", "1", "16", "2", "yes", "32", "GB", "±10%", "unknown"]
     assert [row[:5] for row in table[2:]] == [
         ["fp32", "2", "16", "2", "yes"],
@@ -280,13 +413,16 @@ def test_a_sweep_is_predicted_and_leaves_nothing(node: Node, called: Called, tmp
     assert node.started == [] and not list(tmp_path.iterdir())
 
 
-def test_a_prediction_leaves_a_sweep_of_the_same_name_as_it_is(node: Node, called: Called, tmp_path: Path):
+def test_a_prediction_leaves_a_sweep_of_the_same_name_as_it_is(
+    node: Node, called: Called, tmp_path: Path
+):
     called(*swept(tmp_path))
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert any(path.name == "multirun.yaml" for path in before)
     code, printed = called(*swept(tmp_path), "lr=0.1", "predict=true", "dry_run=true")
     assert code == 0 and says(printed, "predict.title") and len(node.started) == 3
-    called(*swept(tmp_path), "lr=0.2", "probe=true")  # the command of the results stays that of the sweep
+    # the command of the results stays that of the sweep
+    called(*swept(tmp_path), "lr=0.2", "probe=true")
     assert len(node.started) == 6
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
@@ -303,10 +439,18 @@ def test_a_single_run_is_predicted(node: Node, called: Called, tmp_path: Path):
     assert node.started == [] and not list(tmp_path.iterdir())
 
 
-def test_more_cpu_ranks_than_cores_are_refused_in_a_line(called: Called, tmp_path: Path, monkeypatch):
+def test_more_cpu_ranks_than_cores_are_refused_in_a_line(
+    called: Called, tmp_path: Path, monkeypatch
+):
     monkeypatch.setattr(environment, "cores", lambda: 2)
-    monkeypatch.setattr(Predictor, "predict_all", lambda _, configs, *__: [Prediction("unknown") for _ in configs])
+    monkeypatch.setattr(
+        Predictor, "predict_all", lambda _, configs, *__: [Prediction("unknown") for _ in configs]
+    )
     words = ["predict=true", "device=cpu", f"hydra.sweep.dir={tmp_path / 's'}", "gpus=2,8"]
     code, printed = called("-m", *words)
-    assert code == 1 and says(printed, "predict.crowd", key="gpus", value=8, cores=2) and "[2/2]" in printed
+    assert (
+        code == 1
+        and says(printed, "predict.crowd", key="gpus", value=8, cores=2)
+        and "[2/2]" in printed
+    )
     assert says(printed, "predict.sums", runs=1)

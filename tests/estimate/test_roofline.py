@@ -1,5 +1,6 @@
-"""A tuning step's time where nothing was measured: each formula in closed form, and the published steps that its
-interval has to hold."""
+"""A tuning step's time where nothing was measured: each formula in closed form, and the published
+steps that its interval has to hold.
+"""
 
 import csv
 import json
@@ -20,14 +21,14 @@ from multicard.estimate.memory.answers import Active, Request
 from multicard.estimate.memory.facts import TextFacts
 from multicard.estimate.observations import Basis
 from multicard.estimate.roofline import Range, Roofline
-from multicard.estimate.target import Target
+from multicard.estimate.target import TargetMachine
 from multicard.llm import step_work
 from multicard.machine.gpu_models import GPUS
 from multicard.messages import Message
 from multicard.records.rank_files import ModelSizes
 from multicard.records.schema_parts import Prediction
 from multicard.sweep import prediction_table
-from multicard.sweep.prediction_table import Row
+from multicard.sweep.prediction_table import PredictionRow
 from tests.conftest import typed_llm
 from tests.helpers import records
 from tests.helpers.messages import find, says
@@ -45,8 +46,12 @@ def config(*words: str) -> LlmConfig:
     return found
 
 
-def bounded(config: LlmConfig, gpu: str, facts: TextFacts, sizes: ModelSizes | None = None) -> Roofline:
-    found = roofline.step(config, GPUS[gpu], facts, sizes or step_work.of_decoder(config, facts.vocabulary))
+def bounded(
+    config: LlmConfig, gpu: str, facts: TextFacts, sizes: ModelSizes | None = None
+) -> Roofline:
+    found = roofline.step(
+        config, GPUS[gpu], facts, sizes or step_work.of_decoder(config, facts.vocabulary)
+    )
     assert isinstance(found, Roofline), found
     return found
 
@@ -65,9 +70,13 @@ def test_the_longest_of_some_rows():
 def test_the_tokens_of_a_step():
     facts = TextFacts(100, 4, rows=(2, 4))
     three_quarters = 0.25 * 2 + 0.75 * 4
-    padded = roofline.tokens_of_a_step(config("batch_size=2", "gradient_accumulation_steps=3"), facts)
+    padded = roofline.tokens_of_a_step(
+        config("batch_size=2", "gradient_accumulation_steps=3"), facts
+    )
     assert padded.likely == pytest.approx(6 * three_quarters)
-    assert padded.least == pytest.approx(0.9 * padded.likely) and padded.most == pytest.approx(1.1 * padded.likely)
+    assert padded.least == pytest.approx(0.9 * padded.likely) and padded.most == pytest.approx(
+        1.1 * padded.likely
+    )
     cut = roofline.tokens_of_a_step(config("batch_size=2", "max_seq_len=3"), facts)
     assert cut.likely == pytest.approx(2 * (0.25 * 2 + 0.75 * 3))
     pairs = typed_llm("method=dpo", "dataset=preference", "precision=bf16", "batch_size=1")
@@ -75,7 +84,8 @@ def test_the_tokens_of_a_step():
     assert roofline.tokens_of_a_step(pairs, facts).likely == pytest.approx(2 * three_quarters)
     packed = config("packed=true", "max_seq_len=64", "batch_size=2")
     assert roofline.tokens_of_a_step(packed, facts) == (128, 128, 128)
-    assert roofline.row_length(packed, facts).likely == (4 + 16) / 6  # each token attends to its own row
+    # each token attends to its own row
+    assert roofline.row_length(packed, facts).likely == (4 + 16) / 6
     elsewhere = roofline.tokens_of_a_step(config("batch_size=2"), replace_rows(facts))
     assert elsewhere == tuple(2 * tokens for tokens in roofline.ROW_TOKENS)
 
@@ -92,7 +102,9 @@ def test_a_step_in_closed_form(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(roofline, "LINKS_SHARE", one)
     monkeypatch.setattr(roofline, "LAUNCH_S", {False: Range(1.0, 1.0, 1.0)})
     monkeypatch.setattr(roofline, "FROM_NF4_BYTES", Range(8.0, 8.0, 8.0))
-    gpu = replace(GPUS["h200"], flops_per_s={"bf16": 2e3}, memory_bytes_per_s=2e3, links_bytes_per_s=2e3)
+    gpu = replace(
+        GPUS["h200"], flops_per_s={"bf16": 2e3}, memory_bytes_per_s=2e3, links_bytes_per_s=2e3
+    )
     sizes = ModelSizes(layers=2, weights=1000, output=200, width=0, parameters=1500)
     packed = config("packed=true", "max_seq_len=50", "batch_size=2")
     facts = TextFacts(100, 50, rows=(10,))
@@ -106,14 +118,18 @@ def test_a_step_in_closed_form(monkeypatch: pytest.MonkeyPatch):
     alone = step_s(packed)
     assert (alone.low, alone.value) == (products_s + moves_s, products_s + moves_s)
     assert alone.high == products_s + moves_s + host_s / 2
-    again = step_s(config("packed=true", "max_seq_len=50", "batch_size=2", "activation_checkpointing=true"))
+    again = step_s(
+        config("packed=true", "max_seq_len=50", "batch_size=2", "activation_checkpointing=true")
+    )
     assert again.value == 100 * 8000 / 1e3 + moves_s
     assert again.high == pytest.approx(again.value + host_s * 4 / 3 / 2)
     two = step_s(config("packed=true", "max_seq_len=50", "batch_size=2", "gpus=2"))
     exchange_s, shard_s = (2 * 2 * 1500 + 2 * 1500) / 2 / 1e3, 1500 * 2 * (2 + 7 / 2) / 1e3
     assert two.value == products_s + shard_s + exchange_s / 2
     assert two.low == products_s + shard_s and two.high == two.low + host_s / 2 + exchange_s
-    single = typed_llm("method=qlora", "precision=bf16", "packed=true", "max_seq_len=2", "batch_size=1")
+    single = typed_llm(
+        "method=qlora", "precision=bf16", "packed=true", "max_seq_len=2", "batch_size=1"
+    )
     assert isinstance(single, LlmConfig)
     adapted = replace_adapters(sizes, 10)
     nf4 = step_s(single, adapted)
@@ -124,7 +140,9 @@ def test_a_step_in_closed_form(monkeypatch: pytest.MonkeyPatch):
 
 
 def replace_adapters(sizes: ModelSizes, adapters: int) -> ModelSizes:
-    return ModelSizes(sizes.layers, sizes.weights, sizes.output, sizes.width, sizes.parameters, adapters)
+    return ModelSizes(
+        sizes.layers, sizes.weights, sizes.output, sizes.width, sizes.parameters, adapters
+    )
 
 
 def test_a_format_without_a_published_peak_has_no_roofline():
@@ -133,7 +151,12 @@ def test_a_format_without_a_published_peak_has_no_roofline():
     none = roofline.step(for_bf16, GPUS["t4"], TextFacts(128_256, 100), sizes)
     assert isinstance(none, Message)
     assert says(none, "roofline.no-peak", key="precision", gpu="t4")
-    assert bounded(config("model=llama3_2_1b", "precision=fp32"), "t4", TextFacts(128_256, 100)).step_s.low > 0
+    assert (
+        bounded(
+            config("model=llama3_2_1b", "precision=fp32"), "t4", TextFacts(128_256, 100)
+        ).step_s.low
+        > 0
+    )
 
 
 # ---- against what others measured
@@ -179,13 +202,18 @@ def test_an_interval_is_no_wider_than_its_term_is_unknown():
 
 
 def test_what_is_left_out_is_faster_than_a_gpu_can_be():
-    """More than a large product alone reaches: four fifths of the peak (788 of 989 TFLOP/s on an H200)."""
+    """More than a large product alone reaches: four fifths of
+    the peak (788 of 989 TFLOP/s on an H200).
+    """
     left = [row for row in known() if row["left_out"]]
     assert left
     for row in left:
         own, found = of_row(row)
         sizes = step_work.of_decoder(own, own.model.vocab_size)
-        flops = step_work.executed_flops(own, sizes, int(row["row_tokens"]), is_causal=True) * found.tokens
+        flops = (
+            step_work.executed_flops(own, sizes, int(row["row_tokens"]), is_causal=True)
+            * found.tokens
+        )
         assert flops / measured_s(row, found.tokens) > 0.8 * GPUS[row["gpu"]].flops_per_s["bf16"]
 
 
@@ -202,11 +230,13 @@ def test_the_fast_preset_on_an_h200_is_what_is_expected_of_it():
 
 # ---- what predictions say of it
 
-H200 = Target("h200", None, "cuda", "NVIDIA H200", GPUS["h200"].memory_bytes)
+H200 = TargetMachine("h200", None, "cuda", "NVIDIA H200", GPUS["h200"].memory_bytes)
 LLAMA = ("method=lora", "model=llama3_2_1b", "precision=bf16")
 
 
-def predicted(*words: str, target: Target = H200, runs: Sequence[PastRun] = ()) -> Prediction:
+def predicted(
+    *words: str, target: TargetMachine = H200, runs: Sequence[PastRun] = ()
+) -> Prediction:
     (found,) = Predictor(target, runs, None).predict_all([typed_llm(*words)], Effort.records)
     return found
 
@@ -217,7 +247,9 @@ def test_a_tuning_run_that_nothing_tells_of_has_the_times_of_a_roofline():
     assert found.step_s is not None and found.total_s is not None
     assert found.total_s.low == pytest.approx(40 * found.step_s.low)
     about = find(found.about, "estimate.roofline", gpu="h200")
-    assert 0 < about.facts["mfu"][0] < about.facts["mfu"][1] < roofline.EFFICIENCY["bf16", False].most
+    assert (
+        0 < about.facts["mfu"][0] < about.facts["mfu"][1] < roofline.EFFICIENCY["bf16", False].most
+    )
     assert not Basis(found.basis).is_measured and not Basis(found.basis).is_own
     longer = predicted(*LLAMA, "max_steps=40", "batch_size=64")
     assert longer.step_s is not None and longer.step_s.low > found.step_s.low
@@ -229,7 +261,9 @@ def test_whatever_somebody_measured_comes_before_a_roofline():
     known, other = config_of(record), config_of(record, seed=1)
     found = Predictor(H200, [run], None).predict_all([known, other], Effort.records)
     assert [each.basis for each in found] == [Basis.measured, Basis.measured]
-    printed = Target("h100-94gb", None, "cuda", "NVIDIA H100", GPUS["h100-94gb"].memory_bytes)
+    printed = TargetMachine(
+        "h100-94gb", None, "cuda", "NVIDIA H100", GPUS["h100-94gb"].memory_bytes
+    )
     table5 = "method=lora", "model=llama3_8b", "precision=fp32", "dataset=alpaca_cleaned"
     assert predicted(*table5, target=printed).basis == Basis.published
 
@@ -237,14 +271,16 @@ def test_whatever_somebody_measured_comes_before_a_roofline():
 @pytest.mark.parametrize(
     ("target", "words", "code"),
     [
-        (Target("AMD EPYC", "16 cores", "cpu"), (), "estimate.no-run"),
-        (Target("NVIDIA X1", None, "cuda"), (), "estimate.no-run"),
-        (Target("t4", None, "cuda", "Tesla T4", 15 << 30), (), "roofline.no-peak"),
+        (TargetMachine("AMD EPYC", "16 cores", "cpu"), (), "estimate.no-run"),
+        (TargetMachine("NVIDIA X1", None, "cuda"), (), "estimate.no-run"),
+        (TargetMachine("t4", None, "cuda", "Tesla T4", 15 << 30), (), "roofline.no-peak"),
         (H200, ("gpus=2", "oversubscribe=true"), "estimate.no-run"),
         (H200, ("gpus=2", "sharding=fsdp_offload"), "roofline.offloaded"),
     ],
 )
-def test_without_published_rates_times_stay_unknown(target: Target, words: tuple[str, ...], code: str):
+def test_without_published_rates_times_stay_unknown(
+    target: TargetMachine, words: tuple[str, ...], code: str
+):
     found = predicted(*LLAMA, *words, target=target)
     assert (found.basis, found.step_s, found.total_s) == (Basis.unknown, None, None)
     assert says(found.about, code)
@@ -261,31 +297,51 @@ def test_a_folders_model_has_a_roofline_where_its_step_without_values_counted_it
     def answer_all(requests: Sequence[Request], compute: bool) -> list[Active | str]:
         """As simulations do: of no other optimiser and kernels than the plain ones."""
         own = [request.config for request in requests]
-        plain = [isinstance(one, LlmConfig) and one.kernels == "torch" and not one.optimizer.has_8_bits for one in own]
+        plain = [
+            isinstance(one, LlmConfig) and one.kernels == "torch" and not one.optimizer.has_8_bits
+            for one in own
+        ]
         return [answer if is_plain else "not simulated" for is_plain in plain]
 
     monkeypatch.setattr(peaks.answers, "answer_all", answer_all)
     monkeypatch.setattr(memory_facts, "sizes", lambda _: TextFacts(128_256, 64, rows=(64,)))
-    sizes = {"model_type": "llama", "num_hidden_layers": 1, "hidden_size": 64, "vocab_size": 128_256}
+    sizes = {
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+        "hidden_size": 64,
+        "vocab_size": 128_256,
+    }
     sizes |= {"num_attention_heads": 4, "intermediate_size": 64, "max_position_embeddings": 4096}
     (tmp_path / "config.json").write_text(json.dumps(sizes))
-    words = ("engine=trl", "model=hf", f"model.path={tmp_path}", "model.weights=random", "method=full")
+    words = (
+        "engine=trl",
+        "model=hf",
+        f"model.path={tmp_path}",
+        "model.weights=random",
+        "method=full",
+    )
     found = predicted(*words, "precision=bf16", "optimizer.name=adamw_8bit", "kernels=liger")
     if not counted:
         assert found.basis == Basis.unknown and says(found.about, "roofline.no-sizes")
         return
-    alike = predicted("model=llama3_2_1b", "method=full", "precision=bf16", "optimizer.name=adamw_8bit")
+    alike = predicted(
+        "model=llama3_2_1b", "method=full", "precision=bf16", "optimizer.name=adamw_8bit"
+    )
     assert found.basis == alike.basis == Basis.roofline and found.step_s == alike.step_s
 
 
 def test_the_table_says_that_nothing_was_measured():
     own = typed_llm(*LLAMA)
-    cell = Row({"gpus": "1"}, Estimate(own, H200, predicted(*LLAMA, "max_steps=10")))
+    cell = PredictionRow({"gpus": "1"}, Estimate(own, H200, predicted(*LLAMA, "max_steps=10")))
     head, line = prediction_table.table([cell], 120)
     assert line.endswith("not measured (roofline)") and head.endswith("basis")
     notes = "\n".join(prediction_table.notes([cell]))
     assert says(notes, "estimate.roofline") and says(notes, "predict.probe")
-    other = replace(cell, estimate=replace(cell.estimate, prediction=predicted(*LLAMA, "batch_size=8")))
-    assert find("\n".join(prediction_table.notes([cell, other])), "predict.roofline").facts == {"cells": 2}
+    other = replace(
+        cell, estimate=replace(cell.estimate, prediction=predicted(*LLAMA, "batch_size=8"))
+    )
+    assert find("\n".join(prediction_table.notes([cell, other])), "predict.roofline").facts == {
+        "cells": 2
+    }
     sums = prediction_table.sums([cell], on_gpus=True)
     assert sums.facts["not_measured"] == sums.facts["runs"] == 1

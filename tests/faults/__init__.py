@@ -1,1 +1,3 @@
-"""Faults caused for real to tiny commands: nothing is lost, nothing measured twice, nothing left running."""
+"""Faults caused for real to tiny commands: nothing is lost, nothing measured twice,
+nothing left running.
+"""

@@ -34,7 +34,9 @@ def wrote(pattern: str) -> Act:
 
 
 def computed(seconds: float) -> Act:
-    """The command's first process has used a core for this long: a place in its start-up, on any machine."""
+    """The command's first process has used a core for this long: a place in its start-up,
+    on any machine.
+    """
 
     def reached(trial: Trial) -> bool:
         with suppress(psutil.Error):
@@ -98,7 +100,8 @@ def type_beside(trial: Trial) -> None:
 def send_nonsense(trial: Trial) -> None:
     """Send every port of the command what runs a program if it is unpickled."""
     pickled = f"cposix\nsystem\n(S'touch {trial.folder / RAN}'\ntR.".encode()
-    own = {process.pid for process in trial.family() if process.name().startswith("python")}  # not srun's
+    # not srun's
+    own = {process.pid for process in trial.family() if process.name().startswith("python")}
     every: list[Any] = psutil.net_connections("tcp")
     addresses = [one.laddr for one in every if one.status == psutil.CONN_LISTEN and one.pid in own]
     assert len(addresses) >= 3, "neither the store nor the ranks listen"
@@ -132,7 +135,9 @@ def mount(place: str, options: str) -> Act:
 
 def remount(option: str) -> Act:
     """Change the file system of the sweep's folder."""
-    return lambda trial: subprocess.run(["mount", "-o", f"remount,{option}", str(trial.sweep)], check=True)
+    return lambda trial: subprocess.run(
+        ["mount", "-o", f"remount,{option}", str(trial.sweep)], check=True
+    )
 
 
 def fill(trial: Trial, place: str = "sweep") -> None:
@@ -178,4 +183,6 @@ def photographs(trial: Trial) -> None:
             folder = trial.folder / "photographs" / part / name
             folder.mkdir(parents=True)
             for number in range(10):
-                Image.frombytes("RGB", (40, 40), os.urandom(4800)).save(folder / f"{number}.jpg", quality=90)
+                Image.frombytes("RGB", (40, 40), os.urandom(4800)).save(
+                    folder / f"{number}.jpg", quality=90
+                )

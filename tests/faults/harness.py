@@ -1,7 +1,9 @@
 """A fault as data, the trial that causes it, and what must be true afterwards of every one.
 
-A fault strikes a tiny command at a point that the command has come to. Afterwards the same command is typed again,
-without the fault: every cell must end with one whole record, none measured twice, and nothing may be left.
+A fault strikes a tiny command at a point that the command has come to. Afterwards the same command
+is typed again,
+without the fault: every cell must end with one whole record, none measured twice,
+and nothing may be left.
 """
 
 import math
@@ -31,19 +33,42 @@ ROOT = Path(__file__).parent.parent.parent
 POLL_S = 0.02
 WITHIN_S = 400.0  # a command ends, or comes to a point
 GONE_WITHIN_S = 60.0  # what a command started ends after it
-TOKEN = "MULTICARD_FAULT_TRIAL"  # in the environment of all that the command starts, jobs of SLURM too
+# in the environment of all that the command starts, jobs of SLURM too
+TOKEN = "MULTICARD_FAULT_TRIAL"
 # What a sweep's folder has while its runs go on, and no longer
-PASSING = (".*.running", ".progress*", ".agent*", ".work*", ".*.json.*", ".*.parquet.*", "segments.json", "checkpoint")
+PASSING = (
+    ".*.running",
+    ".progress*",
+    ".agent*",
+    ".work*",
+    ".*.json.*",
+    ".*.parquet.*",
+    "segments.json",
+    "checkpoint",
+)
 
 Act = Callable[["Trial"], object]
 Records = dict[Path, dict[str, Any]]
 
 ENTRY = "tests/faults/entry.py"
 TINY = (
-    *("device=cpu", "dataset.image_size=32", "dataset.train_limit=64", "dataset.test_limit=32", "epochs=2"),
-    *("batch_size=16", "model.width=0.35", "warmup_steps=1", "num_workers=0", "tracker.mode=disabled"),
+    *(
+        "device=cpu",
+        "dataset.image_size=32",
+        "dataset.train_limit=64",
+        "dataset.test_limit=32",
+        "epochs=2",
+    ),
+    *(
+        "batch_size=16",
+        "model.width=0.35",
+        "warmup_steps=1",
+        "num_workers=0",
+        "tracker.mode=disabled",
+    ),
 )
-SWEEP = ("-m", "hydra.sweep.dir={sweep}", *TINY, "gpus=2", "seed=1,2")  # the fault strikes the first cell
+# the fault strikes the first cell
+SWEEP = ("-m", "hydra.sweep.dir={sweep}", *TINY, "gpus=2", "seed=1,2")
 RUN = ("hydra.run.dir={sweep}", *TINY)
 
 
@@ -57,7 +82,8 @@ class Fault:
     Args:
         words: the command's; {sweep} is the sweep's folder, {trial} the folder of this trial.
         entry: the script, in the repository's root.
-        inside: what a rank or the controller of the first cell does at one of its own points (work.py): "hold@step3".
+        inside: what a rank or the controller of the first cell does at one of its own points
+            (work.py): "hold@step3".
         prefix: a command that runs the command, as prlimit does.
         variables: added to the command's environment.
         prepare: called before the command is typed.
@@ -98,7 +124,13 @@ class Command:
         self.lines: list[str] = []
         pipe, both = subprocess.PIPE, subprocess.STDOUT
         self.process = subprocess.Popen(
-            line, stdin=subprocess.DEVNULL, stdout=pipe, stderr=both, cwd=root, env=variables, start_new_session=True
+            line,
+            stdin=subprocess.DEVNULL,
+            stdout=pipe,
+            stderr=both,
+            cwd=root,
+            env=variables,
+            start_new_session=True,
         )
         self._reader = Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -135,7 +167,8 @@ class Trial:
         self.root = ROOT  # where commands are typed
         self.commands: list[Command] = []
         self.command: Command  # that the fault strikes
-        self.temporary = Path(tempfile.mkdtemp(prefix="fault"))  # a short path: sockets are made in it
+        # a short path: sockets are made in it
+        self.temporary = Path(tempfile.mkdtemp(prefix="fault"))
         self.after = ExitStack()  # undoes what `prepare` and `act` have done to the machine
         self._token = secrets.token_hex(8)
 
@@ -151,13 +184,21 @@ class Trial:
 
     def start(self, again: bool = False) -> Command:
         """Start the command: `again` without the fault."""
-        own = {TOKEN: self._token, "TMPDIR": str(self.temporary), "PYTHONPATH": str(self.root), "OMP_NUM_THREADS": "1"}
+        own = {
+            TOKEN: self._token,
+            "TMPDIR": str(self.temporary),
+            "PYTHONPATH": str(self.root),
+            "OMP_NUM_THREADS": "1",
+        }
         own |= {work.FOLDER: str(self.folder)}
         line = [sys.executable, self.fault.entry, *self.fault.words]
         if not again:
             line = [*self.fault.prefix, *line]
             own |= {work.VARIABLE: self.fault.inside, **self.fault.variables}
-        line = [word.replace("{sweep}", str(self.sweep)).replace("{trial}", str(self.folder)) for word in line]
+        line = [
+            word.replace("{sweep}", str(self.sweep)).replace("{trial}", str(self.folder))
+            for word in line
+        ]
         self.commands.append(Command(line, os.environ | own, self.root))
         return self.commands[-1]
 
@@ -166,7 +207,9 @@ class Trial:
         command, until_s = self.commands[-1], clock_s() + WITHIN_S
         while not point(self):
             ended = command.process.poll() is not None
-            assert not ended or point(self), f"it ended before the point of the fault: {command.output}"
+            assert not ended or point(self), (
+                f"it ended before the point of the fault: {command.output}"
+            )
             assert clock_s() < until_s, "the point of the fault was not reached"
             pause(POLL_S)
 
@@ -192,7 +235,10 @@ class Trial:
         own = []
         for process in psutil.process_iter():
             with suppress(psutil.Error, OSError):
-                if process.environ().get(TOKEN) == self._token and process.status() != psutil.STATUS_ZOMBIE:
+                if (
+                    process.environ().get(TOKEN) == self._token
+                    and process.status() != psutil.STATUS_ZOMBIE
+                ):
                     own.append(process)
         return own
 
@@ -231,10 +277,16 @@ def wrong(fault: Fault, folder: Path) -> list[str]:
             before, starts = measured(trial.sweep), trial.starts()
             again = trial.start(again=True)
             if again.wait() or "Traceback" in again.output:
-                problems.append(f"typed again, it ends with {again.process.returncode}: {again.output}")
+                problems.append(
+                    f"typed again, it ends with {again.process.returncode}: {again.output}"
+                )
             last = records(trial.sweep)
             problems += _of_the_records(fault.ends, before, last, trial.starts() - starts)
-            problems += [f"not whole: {run.name}" for run, record in last.items() if not is_whole(run, record)]
+            problems += [
+                f"not whole: {run.name}"
+                for run, record in last.items()
+                if not is_whole(run, record)
+            ]
             problems += [f"left behind: {name}" for name in trial.left(files=True)]
         return problems + [problem for problem in [fault.check(trial)] if problem]
 
@@ -256,7 +308,9 @@ def _of_the_records(
     expected: tuple[str, ...] | None, before: Records, after: Records, starts: Counter[str]
 ) -> list[str]:
     statuses = tuple(sorted(record["status"] for record in after.values()))
-    problems = [f"the records are {statuses}, not {expected}"] if expected not in (None, statuses) else []
+    problems = (
+        [f"the records are {statuses}, not {expected}"] if expected not in (None, statuses) else []
+    )
     return problems + ["cells are measured twice"] * bool(again_measured(before, after, starts))
 
 
@@ -268,27 +322,41 @@ def records(sweep: Path) -> Records:
 
 def measured(sweep: Path) -> Records:
     """Those that the same command does not measure again."""
-    return {folder: record for folder, record in records(sweep).items() if record["status"] in run_folder.DONE}
+    return {
+        folder: record
+        for folder, record in records(sweep).items()
+        if record["status"] in run_folder.DONE
+    }
 
 
 def again_measured(before: Records, after: Records, starts: Counter[str]) -> int:
-    """How many cells have another measurement than before, or two records, and how many ranks were started too often.
+    """How many cells have another measurement than before, or two records,
+    and how many ranks were started too often.
 
     Args:
-        starts: of ranks, between `before` and `after`: one for each attempt, and none where there was a measurement.
+        starts: of ranks, between `before` and `after`: one for each attempt,
+            and none where there was a measurement.
     """
-    changed = sum(after.get(folder, {}).get("started_at") != record["started_at"] for folder, record in before.items())
+    changed = sum(
+        after.get(folder, {}).get("started_at") != record["started_at"]
+        for folder, record in before.items()
+    )
     done = [record for record in after.values() if record["status"] in run_folder.DONE]
     identities = {(record.get("identity"), record.get("repetition")) for record in done}
-    most = {str(folder): max(1, len(record.get("segments", []))) for folder, record in after.items()}
+    most = {
+        str(folder): max(1, len(record.get("segments", []))) for folder, record in after.items()
+    }
     most |= {str(folder): 0 for folder in before}
-    too_often = sum(number > most.get(start.partition(" ")[2], number) for start, number in starts.items())
+    too_often = sum(
+        number > most.get(start.partition(" ")[2], number) for start, number in starts.items()
+    )
     return changed + len(done) - len(identities) + too_often
 
 
 def is_whole(folder: Path, record: dict[str, Any]) -> bool:
-    """True if a record that says "ok" has every step of every rank and epoch exactly once: those that follow from its
-    configuration, and that its attempts trained."""
+    """True if a record that says "ok" has every step of every rank and epoch exactly once: those
+    that follow from its configuration, and that its attempts trained.
+    """
     if record["status"] != "ok":
         return True
     steps = run_folder.read_steps(folder)
@@ -299,9 +367,13 @@ def is_whole(folder: Path, record: dict[str, Any]) -> bool:
     images = config["dataset"]["train_limit"] or record["epochs"][0]["samples"]
     numbers = range(math.ceil(images / (ranks * config["batch_size"])))
     every = sorted(product(range(config["epochs"]), range(ranks), numbers))
-    return sorted(rows) == every and sum(part["steps"] for part in record["segments"]) * ranks == len(every)
+    return sorted(rows) == every and sum(
+        part["steps"] for part in record["segments"]
+    ) * ranks == len(every)
 
 
 def passing(sweep: Path) -> list[Path]:
     """Files that are there only while runs go on."""
-    return [path for pattern in PASSING for place in ("", "*/") for path in sweep.glob(place + pattern)]
+    return [
+        path for pattern in PASSING for place in ("", "*/") for path in sweep.glob(place + pattern)
+    ]

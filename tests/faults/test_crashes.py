@@ -1,6 +1,8 @@
-"""What a power cut may leave of a write, at every point of it: whoever reads finds the old or the new, never a part.
+"""What a power cut may leave of a write, at every point of it:
+whoever reads finds the old or the new, never a part.
 
-The file system is taken to keep changes of names in their order, as ext4, XFS and Btrfs do, and of a file's content
+The file system is taken to keep changes of names in their order, as ext4, XFS and Btrfs do, and of
+a file's content
 what was synced: of the rest all, half or nothing.
 """
 
@@ -22,16 +24,21 @@ from multicard.records.journal import Journal
 from tests.helpers import records
 from tests.records.test_record import step_columns
 
-CHANGES = ("open", "fsync", "replace", "rename", "unlink", "rmdir", "mkdir")  # calls after which a state is noted
+# calls after which a state is noted
+CHANGES = ("open", "fsync", "replace", "rename", "unlink", "rmdir", "mkdir")
 State = dict[str, bytes | None]  # of files by path; folders have None
 
 
 class Disk:
-    """The states in which a folder may be found after a power cut during what is done to it in this context."""
+    """The states in which a folder may be found after a power cut
+    during what is done to it in this context.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.states, self._patch = folder, list[State](), pytest.MonkeyPatch()
-        self._synced = {path.stat().st_ino: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        self._synced = {
+            path.stat().st_ino: path.read_bytes() for path in folder.rglob("*") if path.is_file()
+        }
 
     def __enter__(self) -> "Disk":
         for name in CHANGES:
@@ -45,7 +52,9 @@ class Disk:
         def noted(*arguments: Any, **options: Any) -> Any:
             result = call(*arguments, **options)
             if name == "fsync":
-                self._synced[os.fstat(arguments[0]).st_ino] = Path(f"/proc/self/fd/{arguments[0]}").read_bytes()
+                self._synced[os.fstat(arguments[0]).st_ino] = Path(
+                    f"/proc/self/fd/{arguments[0]}"
+                ).read_bytes()
             elif name == "open" and arguments[1] & os.O_EXCL:
                 self._synced.pop(os.fstat(result).st_ino, None)  # a number that was used before
             if name != "open" or arguments[1] & os.O_CREAT:
@@ -60,7 +69,9 @@ class Disk:
             state: State = {}
             for path in paths:
                 content = None if path.is_dir() else path.read_bytes()
-                if content is not None and content != (synced := self._synced.get(path.stat().st_ino, b"")):
+                if content is not None and content != (
+                    synced := self._synced.get(path.stat().st_ino, b"")
+                ):
                     content = synced if share == 0.0 else content[: int(len(content) * share)]
                 state[str(path.relative_to(self.folder))] = content
             if state not in self.states:
@@ -73,7 +84,11 @@ class Disk:
             folder.mkdir()
             for name, content in state.items():
                 path = folder / name
-                path.mkdir(parents=True, exist_ok=True) if content is None else path.write_bytes(content)
+                (
+                    path.mkdir(parents=True, exist_ok=True)
+                    if content is None
+                    else path.write_bytes(content)
+                )
             if (answer := read(folder)) not in found[-1:]:
                 found.append(answer)
             shutil.rmtree(folder)
@@ -100,10 +115,15 @@ def test_steps_stay_whole_while_they_are_merged(tmp_path: Path):
     every = run_folder.read_steps(folder)
     with Disk(folder) as cut:
         run_folder.merge_steps(folder)
-    assert cut.seen(lambda found: run_folder.read_steps(found).equals(every)) == [True] and len(cut.states) > 5
+    assert (
+        cut.seen(lambda found: run_folder.read_steps(found).equals(every)) == [True]
+        and len(cut.states) > 5
+    )
 
 
-def test_a_checkpoint_counts_once_all_ranks_have_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_checkpoint_counts_once_all_ranks_have_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     folder, first = tmp_path / "cell", Rank(0, 0, 2, torch.device("cpu"), "gloo", 1)
     both, steps = (first, replace(first, rank=1)), 0
 

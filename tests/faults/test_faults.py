@@ -85,19 +85,31 @@ def is_marked(sign: str) -> Callable[[Trial], str | None]:
     def marked(trial: Trial) -> str | None:
         (folder,) = harness.records(trial.sweep)
         run = run_folder.finished(folder)
-        return None if run is not None and sign in limits.brief_signs(run.record) else f"it has no mark {sign}"
+        return (
+            None
+            if run is not None and sign in limits.brief_signs(run.record)
+            else f"it has no mark {sign}"
+        )
 
     return marked
 
 
-# Kinds of faults: by what a rank does, at its third step (in the second epoch, with the first on disk), and so on
+# Kinds of faults: by what a rank does, at its third step (in the second epoch,
+# with the first on disk), and so on
 AT_STEP = Fault("", inside="hold@step3", at=held, statuses=FAILED)
-SIGNALLED = replace(AT_STEP, says=r"^\[\[sweep\.left ended=\"interrupted\" ", statuses=("interrupted",))
+SIGNALLED = replace(
+    AT_STEP, says=r"^\[\[sweep\.left ended=\"interrupted\" ", statuses=("interrupted",)
+)
 # Before the first cell is begun there is nothing to resume
-EARLY_LINE = r'^(\[\[sweep\.left ended="interrupted"|\[\[command\.interrupted |interrupted by SIGINT)'
-EARLY = Fault("", entry="train_vision.py", code=None, act=from_terminal(), says=EARLY_LINE, lines=12)
+EARLY_LINE = (
+    r'^(\[\[sweep\.left ended="interrupted"|\[\[command\.interrupted |interrupted by SIGINT)'
+)
+EARLY = Fault(
+    "", entry="train_vision.py", code=None, act=from_terminal(), says=EARLY_LINE, lines=12
+)
 LIMITED = Fault("", RUN, says=r"File too large", statuses=(), ends=("ok",))
-ALONE = ("unshare", "--net", "sh", "-c", 'ip link set lo up; exec "$@"', "sh")  # a machine without a network
+# a machine without a network
+ALONE = ("unshare", "--net", "sh", "-c", 'ip link set lo up; exec "$@"', "sh")
 BY_ITSELF = {  # what the last rank does, and what is said
     "raise": "rank 1: KeyError: 'no such weight'",
     "exit": r"\[\[rank\.exited rank=1 exit_code=3\]\]",
@@ -106,7 +118,9 @@ BY_ITSELF = {  # what the last rank does, and what is said
 KILLED = r'\[\[rank\.killed rank=1 signal="SIGKILL"\]\]'
 LONG_TMPDIR = f'TMPDIR=$TMPDIR/{"x" * 140}; mkdir $TMPDIR; exec "$@"'
 DISK_OF_2_MB = mount("sweep", "size=2m")
-FULL = Fault("", prepare=DISK_OF_2_MB, at=held, act=then_release(fill), mend=empty, needs=root, says=NO_SPACE)
+FULL = Fault(
+    "", prepare=DISK_OF_2_MB, at=held, act=then_release(fill), mend=empty, needs=root, says=NO_SPACE
+)
 
 QUICK = (  # in `make test-all`
     replace(AT_STEP, name="rank-killed", act=kill_holder(), says=SAYS_FAILED + KILLED),
@@ -199,16 +213,27 @@ def test_a_fault_loses_nothing_and_leaves_nothing(fault: Fault, tmp_path: Path):
 
 def test_steps_that_are_missing_and_cells_that_are_measured_again_are_noticed(tmp_path: Path):
     config = {"epochs": 1, "batch_size": 16, "dataset": {"train_limit": 64}}
-    record = {"status": "ok", "config": config, "axes": {"gpus": 2, "nodes": 1}, "segments": [{"steps": 2}]}
+    record = {
+        "status": "ok",
+        "config": config,
+        "axes": {"gpus": 2, "nodes": 1},
+        "segments": [{"steps": 2}],
+    }
     for rank in (0, 1):
         run_folder.write_steps(tmp_path, rank, 0, step_columns(rank))
     every = run_folder.merge_steps(tmp_path)
     assert harness.is_whole(tmp_path, record)
     assert not harness.is_whole(tmp_path, record | {"segments": [{"steps": 2}, {"steps": 1}]})
     for left in (every[:2], every.take([0, 2]), every[:3], every.take([0, 1, 2, 2])):
-        run_folder.write_parquet(tmp_path / "steps.parquet", {name: left[name] for name in left.column_names})
+        run_folder.write_parquet(
+            tmp_path / "steps.parquet", {name: left[name] for name in left.column_names}
+        )
         assert not harness.is_whole(tmp_path, record)
     measured = {tmp_path: record | {"started_at": "now", "identity": "a"}}
-    for before, starts, times in (({}, {"0": 1, "1": 1}, 0), ({}, {"0": 1, "1": 2}, 1), (measured, {"0": 1}, 1)):
+    for before, starts, times in (
+        ({}, {"0": 1, "1": 1}, 0),
+        ({}, {"0": 1, "1": 2}, 1),
+        (measured, {"0": 1}, 1),
+    ):
         started = Counter({f"{rank} {tmp_path}": number for rank, number in starts.items()})
         assert harness.again_measured(before, measured, started) == times

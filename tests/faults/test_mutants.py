@@ -1,6 +1,8 @@
-"""Deliberate sabotages of what the tests guard, mutants/*.patch: each is noticed by the tests that its patch names.
+"""Deliberate sabotages of what the tests guard, mutants/*.patch:
+each is noticed by the tests that its patch names.
 
-A patch begins with what goes wrong, in a sentence, and the line "Noticed by: TESTS", as pytest takes them.
+A patch begins with what goes wrong, in a sentence, and the line "Noticed by: TESTS",
+as pytest takes them.
 """
 
 import os
@@ -32,13 +34,17 @@ def test_every_mutant_applies_and_names_tests_that_exist():
         assert done.returncode == 0, f"{mutant.name} sabotages what has changed: {done.stderr}"
         for test in noticing(mutant):
             path, _, name = test.partition("::")
-            assert f"def {name}" in (ROOT / path).read_text(), f"{mutant.name} names no test: {test}"
+            assert f"def {name}" in (ROOT / path).read_text(), (
+                f"{mutant.name} names no test: {test}"
+            )
 
 
 @pytest.mark.faults
 @pytest.mark.nightly
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("mutant", [None, *MUTANTS], ids=lambda mutant: mutant.stem if mutant else "none")
+@pytest.mark.parametrize(
+    "mutant", [None, *MUTANTS], ids=lambda mutant: mutant.stem if mutant else "none"
+)
 def test_a_mutant_is_noticed(mutant: Path | None, tmp_path: Path):
     """By tests of a copy of the sources, which pass without it."""
     for name in FOLDERS:
@@ -48,7 +54,19 @@ def test_a_mutant_is_noticed(mutant: Path | None, tmp_path: Path):
     if mutant is not None:
         subprocess.run(["git", "apply", str(mutant)], cwd=tmp_path, check=True)
     tests = sorted({test for each in ([mutant] if mutant else MUTANTS) for test in noticing(each)})
-    line = [sys.executable, "-m", "pytest", "-n", "0", "-x", "-m", "not (gpu or slurm or nightly)", *tests]
+    line = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-n",
+        "0",
+        "-x",
+        "-m",
+        "not (gpu or slurm or nightly)",
+        *tests,
+    ]
     variables = os.environ | {"PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(line, cwd=tmp_path, env=variables, stdout=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run(
+        line, cwd=tmp_path, env=variables, stdout=subprocess.PIPE, text=True, check=False
+    )
     assert done.returncode == (FAILED if mutant else PASSED), done.stdout

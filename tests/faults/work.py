@@ -1,9 +1,9 @@
 """Faults from within: what a rank, or the controller, of a cell does at one of its own points.
 
-A cell with a seed above 100 ends as `train` says. For seed 1 the variable MULTICARD_FAULT names an act of `ACTS` and a
-point, as "hold@step3". The points are `step3` (the last rank's third optimiser step), `evaluate` (its first evaluation)
-and `record` (the controller, once the ranks have ended and before the record is written). Otherwise this is
-`multicard.vision`'s own work.
+A cell with a seed above 100 ends as `train` says. For seed 1 the variable MULTICARD_FAULT names an
+act of `ACTS` and a point, as "hold@step3". The points are `step3` (the last rank's third optimiser
+step), `evaluate` (its first evaluation) and `record` (the controller, once the ranks have ended and
+before the record is written). Otherwise this is `multicard.vision`'s own work.
 """
 
 import ctypes
@@ -22,9 +22,12 @@ from multicard.vision import summary
 
 VARIABLE, FOLDER = "MULTICARD_FAULT", "MULTICARD_FAULT_FOLDER"
 SEED = 1  # of the cell that a fault hits
-RAISES, RUNS_OUT, IS_KILLED, SLEEPS = 101, 102, 103, 104  # seeds: the end of the last rank; all sleep
-REACHED, GO = "reached", "go"  # files of FOLDER: what holds writes the first, and goes on once there is the second
-STARTS = "starts"  # a file of FOLDER: a line for each start of a rank, with its number and the folder of its cell
+# seeds: the end of the last rank; all sleep
+RAISES, RUNS_OUT, IS_KILLED, SLEEPS = 101, 102, 103, 104
+# files of FOLDER: what holds writes the first, and goes on once there is the second
+REACHED, GO = "reached", "go"
+# a file of FOLDER: a line for each start of a rank, with its number and the folder of its cell
+STARTS = "starts"
 POLL_S = 0.02
 CHUNK_BYTES, MOST_CHUNKS = 64 << 20, 256
 
@@ -44,7 +47,9 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
     if last and config.seed == SEED and VARIABLE in os.environ:
         steps = count(1)
         register_optimizer_step_post_hook(lambda *_: reach(f"step{next(steps)}"))
-        register_module_forward_pre_hook(lambda *_: None if torch.is_grad_enabled() else reach("evaluate"))
+        register_module_forward_pre_hook(
+            lambda *_: None if torch.is_grad_enabled() else reach("evaluate")
+        )
     if last and config.seed == RAISES:
         raise_error()
     if last and config.seed == RUNS_OUT:
@@ -70,7 +75,9 @@ def reach(point: str) -> None:
 
 
 def hold() -> None:
-    """Stay here until told to go on, so that whatever is done to the command is done at this point."""
+    """Stay here until told to go on, so that whatever is
+    done to the command is done at this point.
+    """
     folder = Path(os.environ[FOLDER])
     (folder / f".{REACHED}").write_text(str(os.getpid()))
     (folder / f".{REACHED}").replace(folder / REACHED)

@@ -2,10 +2,12 @@
 
     python -m tests.goldens.freeze [PART...]
 
-Write the goldens anew: all of them, or those named (identities, compositions, analysis, benchmarks). Only a
-change that is meant to alter an answer needs this. tests/test_goldens.py computes the same and compares.
+Write the goldens anew: all of them, or those named (identities, compositions, analysis,
+benchmarks). Only a change that is meant to alter an answer needs this.
+tests/test_goldens.py computes the same and compares.
 
-Messages are frozen as codes and facts: no golden depends on a sentence's words but tests/goldens/messages.md.
+Messages are frozen as codes and facts: no golden depends on a
+sentence's words but tests/goldens/messages.md.
 """
 
 import contextlib
@@ -44,7 +46,8 @@ ROOT = Path(__file__).parents[2]
 GOLDENS = Path(__file__).parent
 FIXTURES = ROOT / "tests" / "fixtures"
 SCALES = {"full": [], "smoke": ["scale=smoke"]}
-PHOTOGRAPHS = ("layout", "loaders", "numa")  # at full scale these need a folder, which is not read here
+# at full scale these need a folder, which is not read here
+PHOTOGRAPHS = ("layout", "loaders", "numa")
 NAME = "name=golden"  # in place of the time of day
 Answers = dict[str, Any]
 Words = list[str]
@@ -64,12 +67,20 @@ def dumped(content: Any, indent: str = "") -> str:
     """JSON with a line for each innermost list or value, so that a change is a line of a diff."""
     inner = indent + " "
     if isinstance(content, dict) and content:
-        items = (f"{inner}{json.dumps(key)}: {dumped(value, inner)}" for key, value in content.items())
+        items = (
+            f"{inner}{json.dumps(key)}: {dumped(value, inner)}" for key, value in content.items()
+        )
         return "{\n" + ",\n".join(items) + f"\n{indent}}}"
     nested = isinstance(content, list) and any(isinstance(value, list | dict) for value in content)
-    lines = isinstance(content, list) and len(content) > 1 and all(isinstance(value, str) for value in content)
+    lines = (
+        isinstance(content, list)
+        and len(content) > 1
+        and all(isinstance(value, str) for value in content)
+    )
     if nested or (lines and sum(map(len, content)) > 100):
-        return "[\n" + ",\n".join(inner + dumped(value, inner) for value in content) + f"\n{indent}]"
+        return (
+            "[\n" + ",\n".join(inner + dumped(value, inner) for value in content) + f"\n{indent}]"
+        )
     return json.dumps(content, ensure_ascii=False)
 
 
@@ -90,14 +101,18 @@ def identity(entry: str, words: Sequence[str]) -> str:
 
 
 def sweeps() -> Iterator[tuple[str, str, list[Words]]]:
-    """The entry, the name and the overrides of all cells of each experiment, at full scale and shrunk."""
+    """The entry, the name and the overrides of all cells of each experiment,
+    at full scale and shrunk.
+    """
     for workload in WORKLOADS:
         defaults: Any = OmegaConf.load(ROOT / "conf" / f"{workload.entry.removesuffix('.py')}.yaml")
         for name in workloads.experiments(workload):
             axes = Axes.of_experiment(name, defaults.hydra.experiment.smoke)
             for scale, words in SCALES.items():
                 root = ["dataset.root=photos"] if name in PHOTOGRAPHS and scale == "full" else []
-                cells = axes.cells([f"experiment={name}", *words, *root], bool(words), 1, tell=lambda _: None)
+                cells = axes.cells(
+                    [f"experiment={name}", *words, *root], bool(words), 1, tell=lambda _: None
+                )
                 yield workload.entry, f"{name} {scale}", cells
 
 
@@ -111,8 +126,9 @@ def own(cell: Words, of_all: Words) -> str:
 
 
 def identities(known: Answers | None = None) -> Answers:
-    """Experiment and scale -> the entry, the overrides of all its cells, and each cell's own with its identity; without
-    those of which as many are known."""
+    """Experiment and scale -> the entry, the overrides of all its cells, and each cell's own with
+    its identity; without those of which as many are known.
+    """
     found = {}
     for entry, name, cells in sweeps():
         if len((known or {}).get(name, {"cells": ()})["cells"]) != len(cells):
@@ -123,8 +139,9 @@ def identities(known: Answers | None = None) -> Answers:
 
 
 def added_identities() -> Answers:
-    """Those of experiments that are younger than the identities frozen first, or have more cells: those stay as they
-    are."""
+    """Those of experiments that are younger than the identities frozen first, or have more cells:
+    those stay as they are.
+    """
     return identities(known=read("identities"))
 
 
@@ -134,20 +151,33 @@ def composition(entry: str, words: Sequence[str]) -> str:
 
 
 def choices() -> Iterator[tuple[str, str]]:
-    """Each entry with overrides that choose, in one line or another, each option of its groups. An option of which
-    others follow has a line of its own."""
+    """Each entry with overrides that choose, in one line or another, each option of its groups. An
+    option of which others follow has a line of its own.
+    """
     for workload in WORKLOADS:
         groups = workloads.groups(workload)
         alone = [group for group in ("experiment", "preset", "scale") if group in groups]
-        yield from ((workload.entry, f"{group}={option}") for group in alone for option in groups[group])
-        columns = [[f"{group}={option}" for option in groups[group]] for group in groups if group not in alone]
-        yield from ((workload.entry, " ".join(filter(None, words))) for words in zip_longest(*columns))
+        yield from (
+            (workload.entry, f"{group}={option}") for group in alone for option in groups[group]
+        )
+        columns = [
+            [f"{group}={option}" for option in groups[group]]
+            for group in groups
+            if group not in alone
+        ]
+        yield from (
+            (workload.entry, " ".join(filter(None, words))) for words in zip_longest(*columns)
+        )
 
 
 def compositions() -> Answers:
-    """The defaults of all entries in full, and the SHA-256 of compositions with each option of each group."""
+    """The defaults of all entries in full, and the SHA-256 of
+    compositions with each option of each group.
+    """
     texts = {workload.entry: composition(workload.entry, []).splitlines() for workload in WORKLOADS}
-    found = {f"{entry} {words}": digest(composition(entry, words.split())) for entry, words in choices()}
+    found = {
+        f"{entry} {words}": digest(composition(entry, words.split())) for entry, words in choices()
+    }
     return {"defaults": texts, "sha256": found}
 
 
@@ -156,7 +186,8 @@ def compositions() -> Answers:
 LONGEST = 6_000  # characters of a file that is kept as it is; of a longer one, its digest
 EVERY_TABLE = ("", " --markdown -", " --csv -", " --latex -")
 MADE = ("table2", "table3", "table5")  # experiments with printed figures: a run for each
-WORDS_OF_CLAIMS = ("claim", "section", "note", "printed", "test")  # what claims say, in the papers' words and ours
+# what claims say, in the papers' words and ours
+WORDS_OF_CLAIMS = ("claim", "section", "note", "printed", "test")
 
 
 def make_records(folder: Path) -> None:
@@ -164,10 +195,16 @@ def make_records(folder: Path) -> None:
     shutil.copytree(FIXTURES / "records_v1", folder / "records_v1")
     for name, factor in (("before", 1.0), ("after", 1.1)):
         for index, (precision, gpus, seed) in enumerate(
-            (precision, gpus, seed) for precision in ("fp32", "fp16") for gpus in (1, 2) for seed in range(3)
+            (precision, gpus, seed)
+            for precision in ("fp32", "fp16")
+            for gpus in (1, 2)
+            for seed in range(3)
         ):
             wobble = 1 + 0.01 * ((7 * index + len(name)) % 5 - 2)
-            step_s = [0.1 * factor / gpus * wobble * (1 + 0.05 * (number * 13 % 7 - 3)) for number in range(100)]
+            step_s = [
+                0.1 * factor / gpus * wobble * (1 + 0.05 * (number * 13 % 7 - 3))
+                for number in range(100)
+            ]
             record = records.vision(
                 precision=precision,
                 gpus=gpus,
@@ -181,7 +218,9 @@ def make_records(folder: Path) -> None:
     for index, method in enumerate(("lora", "qlora", "dpo", "qat")):
         step_s = [0.1 * (index + 1) * (1 + 0.04 * (number * 5 % 3 - 1)) for number in range(50)]
         statistics = records.formulas.statistics(step_s, 1)
-        records.write(folder / "tuning" / method, records.llm(method=method, iteration_s=statistics))
+        records.write(
+            folder / "tuning" / method, records.llm(method=method, iteration_s=statistics)
+        )
     for name in MADE:
         grids.write_papers(folder / "papers" / name, name)
 
@@ -192,7 +231,10 @@ def analysis_lines() -> list[str]:
     tables = [f"table {name} papers/{name}{form}" for name in MADE for form in EVERY_TABLE]
     return [
         *(f"list {folder} --json out.json --csv out.csv" for folder in every),
-        'list papers --where "gpus>=2" --sort "total_s desc" --columns gpus,precision,total_s --csv out.csv',
+        (
+            'list papers --where "gpus>=2" --sort "total_s desc" --columns gpus,precision,total_s'
+            " --csv out.csv"
+        ),
         *(f"best {folder} --goal {goal}" for folder in every for goal in ("time", "energy")),
         "best before --goal time --accuracy 0.99 --memory 80GB --gpus 4",
         *(f"claims {folder} --json out.json" for folder in every),
@@ -206,7 +248,10 @@ def analysis_lines() -> list[str]:
         "compare records_v1/vision records_v1/nhwc --by layout",
         "compare before tuning",
         *tables,
-        *(f"table {name} records_v1 --all --csv -" for name in ("layout", "templates", "peak_memory")),
+        *(
+            f"table {name} records_v1 --all --csv -"
+            for name in ("layout", "templates", "peak_memory")
+        ),
         "table table4 tuning",
         "table dataset_metrics tuning",
         "table image_size before",
@@ -232,9 +277,14 @@ def kept(file: Path) -> Any:
     """What is frozen of a file that a command writes."""
     text = file.read_text()
     if file.suffix == ".html":  # the data that the page shows
-        data = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
+        data = re.search(
+            r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL
+        )
         assert data is not None
-        content = {key: json.dumps(rounded(value), sort_keys=True) for key, value in json.loads(data[1]).items()}
+        content = {
+            key: json.dumps(rounded(value), sort_keys=True)
+            for key, value in json.loads(data[1]).items()
+        }
         return {key: digest(text) for key, text in content.items()}
     if file.suffix == ".json":
         content = json.loads(text)
@@ -274,13 +324,19 @@ def analysis(lines: Sequence[str] | None = None) -> Answers:
             text = untitled(out.getvalue())
             if line.startswith("claims "):
                 text = without_claims(text)
-            printed = {"out": normal(text, place), "err": normal(err.getvalue(), place), "files": files}
+            printed = {
+                "out": normal(text, place),
+                "err": normal(err.getvalue(), place),
+                "files": files,
+            }
             found[line] = {"code": code} | {key: value for key, value in printed.items() if value}
     return found
 
 
 def untitled(text: str) -> str:
-    """What a command printed, with the names of experiments in place of their titles, which are sentences."""
+    """What a command printed, with the names of experiments in place of their titles,
+    which are sentences.
+    """
     for name in experiments.names():
         title = experiments.load(name).title.rstrip(".")
         for written in (title, escape_latex(title), escape_markdown(title)):
@@ -320,9 +376,14 @@ def benchmark(words: str) -> Answers:
     """The figures that `python -m benchmarks.WORDS` reaches, by name, with four digits."""
     line = ["nice", sys.executable, "-m", *f"benchmarks.{words} --json".split()]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(line, capture_output=True, text=True, cwd=ROOT, env=environment, check=True)
+    done = subprocess.run(
+        line, capture_output=True, text=True, cwd=ROOT, env=environment, check=True
+    )
     found: Answers = json.loads(done.stdout)
-    return {row: {name: _of_four_digits(figure) for name, figure in own.items()} for row, own in found.items()}
+    return {
+        row: {name: _of_four_digits(figure) for name, figure in own.items()}
+        for row, own in found.items()
+    }
 
 
 def _of_four_digits(figure: Any) -> Any:

@@ -2,10 +2,12 @@
 
     python -m tests.goldens.messages
 
-Write the page anew after a message was added, removed or reworded. No other file depends on a sentence's words.
+Write the page anew after a message was added, removed or reworded.
+No other file depends on a sentence's words.
 
-Each place of the source that makes a `Message` or a `Refusal` is a line of the page, with what is not known before it
-runs in braces. A text that the same function has in a variable stands where the variable is used.
+Each place of the source that makes a `Message` or a `Refusal` is a line of the page, with what is
+not known before it runs in braces. A text that the same function has
+in a variable stands where the variable is used.
 """
 
 import ast
@@ -102,7 +104,9 @@ def _assigned(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr
 def _is_text(value: ast.expr) -> bool:
     if isinstance(value, ast.BinOp):
         return _is_text(value.left) and isinstance(value.op, ast.Add)
-    return isinstance(value, ast.JoinedStr) or (isinstance(value, ast.Constant) and isinstance(value.value, str))
+    return isinstance(value, ast.JoinedStr) or (
+        isinstance(value, ast.Constant) and isinstance(value.value, str)
+    )
 
 
 def _place(call: ast.Call, file: str, texts: Texts) -> Place:
@@ -127,7 +131,9 @@ def _sentence(value: ast.expr, texts: Texts, line: int, depth: int = 0) -> str:
         if text is not None:
             return _sentence(text, texts, line, depth + 1)
     if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add):
-        return _sentence(value.left, texts, line, depth) + _sentence(value.right, texts, line, depth)
+        return _sentence(value.left, texts, line, depth) + _sentence(
+            value.right, texts, line, depth
+        )
     return f"{{{ast.unparse(value)}}}"
 
 

@@ -1,4 +1,6 @@
-"""Depthwise convolutions by Triton on a GPU: errors against float64, and a model whose passes are theirs."""
+"""Depthwise convolutions by Triton on a GPU: errors against float64,
+and a model whose passes are theirs.
+"""
 
 import pytest
 import torch
@@ -30,7 +32,11 @@ def test_all_passes_are_the_convolutions(layer: tuple[int, int, int, int], kind:
 def test_a_model_has_the_gradients_of_the_plain_one():
     torch.manual_seed(0)
     plain = models.build(ModelConfig("mobilenet_v2", 0.35), 10, 288).cuda().double()
-    own = models.build(ModelConfig("mobilenet_v2", 0.35, depthwise=Depthwise.triton), 10, 288).cuda().double()
+    own = (
+        models.build(ModelConfig("mobilenet_v2", 0.35, depthwise=Depthwise.triton), 10, 288)
+        .cuda()
+        .double()
+    )
     own.load_state_dict(plain.state_dict())
     images = torch.randn(2, 3, 288, 288, device="cuda", dtype=torch.float64)
     for model in (plain, own):

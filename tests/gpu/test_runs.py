@@ -1,4 +1,6 @@
-"""Training and tuning on a CUDA device: compiled, profiled, with fused optimisers and random weights."""
+"""Training and tuning on a CUDA device: compiled, profiled,
+with fused optimisers and random weights.
+"""
 
 import math
 
@@ -14,7 +16,13 @@ from multicard.vision import compiling
 from multicard.vision.loop import memory_format
 from tests.conftest import Measured, ok, typed
 from tests.gpu.test_cuda import CUDA, pytestmark, several  # noqa: F401 - marks this module too
-from tests.helpers.optimised import OPTIMIZERS, OVERFLOWS, numbers, trained, uninitialised  # noqa: F401 - a fixture
+from tests.helpers.optimised import (
+    OPTIMIZERS,
+    OVERFLOWS,
+    numbers,
+    trained,
+    uninitialised,  # noqa: F401 - a fixture
+)
 from tests.helpers.rank_work import Small
 from tests.helpers.recorded import rows, steps
 
@@ -22,7 +30,8 @@ from tests.helpers.recorded import rows, steps
 @pytest.mark.parametrize("mode", compilation.MODES)
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 def test_every_mode_of_compilation_trains_as_eager_does(measured: Measured, mode: str, layout: str):
-    # odd batches in both splits; a model without dropout, whose draws alone make losses differ by 3 %
+    # odd batches in both splits; a model without dropout,
+    # whose draws alone make losses differ by 3 %
     words = (CUDA, f"layout={layout}", "epochs=2", "batch_size=20", "lr=0.001")
     words += ("model.width=1", "model.name=shufflenet_v2_x0_5")
     plain, compiled = ok(measured(*words)), ok(measured(*words, f"compile={mode}"))
@@ -36,7 +45,9 @@ def test_every_mode_of_compilation_trains_as_eager_does(measured: Measured, mode
 def test_compiled_code_has_the_layout_that_was_asked_for(layout: str):
     config = typed(f"layout={layout}", "compile=true", CUDA)
     model = Small().cuda().to(memory_format=memory_format(config))  # pyright: ignore[reportCallIssue]
-    images = torch.zeros(16, 3, 32, 32, device="cuda").contiguous(memory_format=memory_format(config))
+    images = torch.zeros(16, 3, 32, 32, device="cuda").contiguous(
+        memory_format=memory_format(config)
+    )
     with torch._inductor.config.patch(force_disable_caches=True):
         compiling.compile_model(model, config, "cuda")
         _, codes = run_and_get_code(model, images)
@@ -47,7 +58,9 @@ def test_compiled_code_has_the_layout_that_was_asked_for(layout: str):
 @pytest.mark.parametrize("strategy", ["ddp_ds", "ddp_rr"])
 def test_cuda_graphs_on_two_gpus(measured: Measured, strategy: str):
     several()
-    result = ok(measured(CUDA, "gpus=2", f"strategy={strategy}", "compile=reduce-overhead", "batch_size=20"))
+    result = ok(
+        measured(CUDA, "gpus=2", f"strategy={strategy}", "compile=reduce-overhead", "batch_size=20")
+    )
     assert result["cuda_graphs"] is True
 
 
@@ -62,11 +75,14 @@ def test_fused_optimisers_train_as_unfused_ones_on_cuda(name: str, overflow: str
     fused = numbers(*trained(*case, "optimizer.fused=true", device=cuda))
     assert all(torch.isfinite(value).all() for value in fused)
     for one, other in zip(plain, fused, strict=True):
-        torch.testing.assert_close(other, one, rtol=2e-3, atol=2e-3, check_device=False)  # steps are counted on either
+        # steps are counted on either
+        torch.testing.assert_close(other, one, rtol=2e-3, atol=2e-3, check_device=False)
 
 
 def test_random_weights_are_generated_on_the_gpu():
-    """A gigabyte of float32, of which the host sees nothing; two readings and bfloat16 give the same numbers."""
+    """A gigabyte of float32, of which the host sees nothing;
+    two readings and bfloat16 give the same numbers.
+    """
     device = torch.device("cuda", torch.cuda.current_device())
 
     def weight(dtype: torch.dtype) -> torch.Tensor:
@@ -88,7 +104,10 @@ def test_random_weights_are_generated_on_the_gpu():
 @pytest.mark.parametrize("method", ["lora", "qlora", "dpo", "full", "qat"])
 def test_every_method_tunes(tuned: Measured, method: str):
     result = ok(tuned(CUDA, f"method={method}", "precision=bf16", "dataset.rows=40"))
-    assert math.isfinite(result["loss"]["last"]) and result["peak_memory_bytes"]["kind"] == "cuda_allocated"
+    assert (
+        math.isfinite(result["loss"]["last"])
+        and result["peak_memory_bytes"]["kind"] == "cuda_allocated"
+    )
 
 
 def test_the_bytes_of_packed_rows_are_those_that_the_profiler_sees(tuned: Measured):
@@ -108,9 +127,13 @@ def test_what_kineto_sees_of_training_is_what_was_counted(measured: Measured, pi
     result = ok(measured(CUDA, *words))
     calls, copies = rows(result, "api"), rows(result, "copy")
     assert calls["cudaLaunchKernel"]["calls"] > 100 and calls["cudaMemcpyAsync"]["calls"] > 0
-    assert "cudaEventDestroy" in result["profile"]["not_recorded"] and "cudaEventDestroy" not in calls
+    assert (
+        "cudaEventDestroy" in result["profile"]["not_recorded"] and "cudaEventDestroy" not in calls
+    )
     assert abs(result["profile"]["h2d"]["disagreement"]) <= 0.02
-    assert copies["memcpy Host-to-Device"]["detail"] == ("pinned" if pin_memory == "true" else "pageable")
+    assert copies["memcpy Host-to-Device"]["detail"] == (
+        "pinned" if pin_memory == "true" else "pageable"
+    )
     assert {"data", "h2d", "forward", "backward", "optimizer"} <= set(rows(result, "phase"))
     (rank,) = result["profile"]["ranks"]
     assert 0 < rank["derived"]["gpu_busy_share"] <= 1

@@ -7,7 +7,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from multicard.config.vision import VisionConfig
-from multicard.sweep.cells import Cell, Refused, Sweep
+from multicard.sweep.cells import Cell, RefusedCell, Sweep
 from multicard.sweep.command import Command
 from multicard.vision.workload import WORKLOAD
 from tests.conftest import typed
@@ -23,11 +23,11 @@ def default_config() -> VisionConfig:
     return typed()
 
 
-def refused(number: int, reason: str, folder: Path = Path("x"), **values: Any) -> Refused:
-    return Refused(**{**_place(number, folder), "reason": reason, **values})
+def refused(number: int, reason: str, folder: Path = Path("x"), **values: Any) -> RefusedCell:
+    return RefusedCell(**{**_place(number, folder), "reason": reason, **values})
 
 
-def sweep(*members: Cell | Refused) -> Sweep:
+def sweep(*members: Cell | RefusedCell) -> Sweep:
     """A sweep of a command of its own."""
     return Sweep.of(Command(WORKLOAD), members)
 

@@ -1,6 +1,8 @@
-"""Worlds in which a claim of the papers holds, does not hold, and is undecided, for `claim_runs` to write.
+"""Worlds in which a claim of the papers holds, does not hold, and is undecided,
+for `claim_runs` to write.
 
-A world is a function of a cell and a number: what the cell measures. Three numbers give the three verdicts.
+A world is a function of a cell and a number: what the cell measures.
+Three numbers give the three verdicts.
 """
 
 from collections.abc import Callable
@@ -14,7 +16,9 @@ World = Callable[[Cell, Any], Figures]
 
 @dataclass(frozen=True)
 class Case:
-    """A world, and the numbers for which the claim holds, does not hold, and is on its bound; a list is one a seed."""
+    """A world, and the numbers for which the claim holds, does not hold, and is on its bound;
+    a list is one a seed.
+    """
 
     world: World
     holds: Any
@@ -23,11 +27,15 @@ class Case:
 
     def at(self, x: Any) -> list[Callable[[Cell], Figures]]:
         """The world at a number, or for each seed at its own."""
-        return [lambda cell, one=one: self.world(cell, one) for one in (x if isinstance(x, list) else [x])]
+        return [
+            lambda cell, one=one: self.world(cell, one)
+            for one in (x if isinstance(x, list) else [x])
+        ]
 
 
 def where(conditions: Cell, **figures: Callable[[Any], Any]) -> World:
-    """Figures by the number in the cells that meet all conditions; the defaults of the records elsewhere.
+    """Figures by the number in the cells that meet all conditions;
+    the defaults of the records elsewhere.
 
     Args:
         conditions: by column, a value, a tuple of values or a test of them.
@@ -35,7 +43,9 @@ def where(conditions: Cell, **figures: Callable[[Any], Any]) -> World:
 
     def meets(value: Any, wanted: Any) -> bool:
         return (
-            bool(wanted(value)) if callable(wanted) else value in (wanted if isinstance(wanted, tuple) else (wanted,))
+            bool(wanted(value))
+            if callable(wanted)
+            else value in (wanted if isinstance(wanted, tuple) else (wanted,))
         )
 
     def world(cell: Cell, x: Any) -> Figures:
@@ -50,11 +60,15 @@ def only(column: str, *wanted: Any, **figures: Callable[[Any], Any]) -> World:
 
 
 def by(column: str, **figures: Callable[[Any], dict[Any, Any]]) -> World:
-    """Figures by the number and the value of a column; the defaults where it is not among the values."""
+    """Figures by the number and the value of a column;
+    the defaults where it is not among the values.
+    """
 
     def world(cell: Cell, x: Any) -> Figures:
         tables = {name: figure(x) for name, figure in figures.items()}
-        return {name: table[cell[column]] for name, table in tables.items() if cell[column] in table}
+        return {
+            name: table[cell[column]] for name, table in tables.items() if cell[column] in table
+        }
 
     return world
 
@@ -100,7 +114,9 @@ def gain(cell: Cell, x: float) -> Figures:
 
 def scaling(**conditions: Any) -> World:
     """Each GPU more makes those cells x times as fast."""
-    return lambda cell, x: {"s": x ** (1 - cell["gpus"])} if conditions.items() <= cell.items() else {}
+    return lambda cell, x: (
+        {"s": x ** (1 - cell["gpus"])} if conditions.items() <= cell.items() else {}
+    )
 
 
 def large(cell: Cell, x: float) -> Figures:
@@ -118,23 +134,34 @@ def tensors(cell: Cell, x: float) -> Figures:
 
 
 def calls(x: float) -> float:
-    """Seconds of AllGather with which the calls of Fig. 15 take x times as long as 2.5 s, of which 1 s is AllGather."""
+    """Seconds of AllGather with which the calls of Fig. 15 take x times as long as 2.5 s,
+    of which 1 s is AllGather.
+    """
     return 2.5 * x - 1.5
 
 
 def calls_by_both(cell: Cell, x: float) -> Figures:
     """Methods differ x times, templates by a fifth."""
-    by_method, by_template = x if cell["method"] == "qat" else 1.0, 1.2 if cell["template"] == "instruct" else 1.0
+    by_method, by_template = (
+        x if cell["method"] == "qat" else 1.0,
+        (1.2 if cell["template"] == "instruct" else 1.0),
+    )
     return {"gather_s": calls(by_method * by_template)}
 
 
 def falling(figure: str) -> World:
     """A metric of a profile that falls x times from fp64 to fp32, and 4 times to fp16."""
-    return profiled_by("precision", **{figure: lambda x: {"fp64": 4.0, "fp32": 4.0 / x, "fp16": 1.0}})
+    return profiled_by(
+        "precision", **{figure: lambda x: {"fp64": 4.0, "fp32": 4.0 / x, "fp16": 1.0}}
+    )
 
 
 def without_memory(cell: Cell, x: dict[tuple[str, int], str]) -> Figures:
-    return {"status": x.get((cell["loader"], cell["gpus"]), "ok")} if cell["dataset.image_size"] == 500 else {}
+    return (
+        {"status": x.get((cell["loader"], cell["gpus"]), "ok")}
+        if cell["dataset.image_size"] == 500
+        else {}
+    )
 
 
 def qlora_then_qat(cell: Cell, x: float) -> Figures:
@@ -168,7 +195,11 @@ def launches_by_iteration(cell: Cell, x: float) -> Figures:
 
 def launches_of_instruct(cell: Cell, x: float) -> Figures:
     instruct = cell["template"] == "instruct"
-    return {"profiled": True, "launch_s": x if instruct else 1.0, "sync_s": 1.2 if instruct else 1.0}
+    return {
+        "profiled": True,
+        "launch_s": x if instruct else 1.0,
+        "sync_s": 1.2 if instruct else 1.0,
+    }
 
 
 METHODS = ("lora", "qlora", "dpo", "qat")
@@ -180,7 +211,10 @@ CASES = {
     "fp16-over-fp32": Case(slower("precision", "fp32"), 1.5, 0.8, 1.05),
     "precision-accuracy": Case(only("precision", "fp16", accuracy=float), 0.98, 0.95, 0.97),
     "precision-memory": Case(
-        by("precision", memory=lambda x: {"fp16": 1.0, "fp32": x, "fp64": x * x}), 2.0, 0.8, scattered(1.05)
+        by("precision", memory=lambda x: {"fp16": 1.0, "fp32": x, "fp64": x * x}),
+        2.0,
+        0.8,
+        scattered(1.05),
     ),
     "precision-volume": Case(
         by("precision", h2d=lambda x: {"fp16": 1e6, "fp32": 2e6, "fp64": 2e6 * x}), 2, 1, [1.5, 2.3]
@@ -195,13 +229,18 @@ CASES = {
     "precision-memcpy": Case(falling("memcpy_s"), 2.0, 1.2, 1.6),
     "precision-broadcast": Case(falling("broadcast_s"), 2.0, 1.2, 1.6),
     "precision-event-destroy": Case(
-        profiled_by("precision", destroy_s=lambda x: {"fp64": 4.0 * x, "fp32": 4.0, "fp16": 1.0}), 4.0, 2.0, 3.0
+        profiled_by("precision", destroy_s=lambda x: {"fp64": 4.0 * x, "fp32": 4.0, "fp16": 1.0}),
+        4.0,
+        2.0,
+        3.0,
     ),
     "precision-copies-most": Case(
         profiled_by(
             "precision",
             **dict.fromkeys(("copy_s", "memcpy_s"), lambda x: {"fp64": x}),
-            **dict.fromkeys(("launch_s", "destroy_s"), lambda _: {"fp64": 2.0, "fp32": 1.0, "fp16": 1.0}),
+            **dict.fromkeys(
+                ("launch_s", "destroy_s"), lambda _: {"fp64": 2.0, "fp32": 1.0, "fp16": 1.0}
+            ),
         ),
         *(8.0, 0.6, 2.0),
     ),
@@ -210,7 +249,9 @@ CASES = {
     "pinned-gain": Case(slower("pin_memory", False), 1.25, 1.02, 1.07),
     "pinned-gain-by-gpus": Case(gain, 1.1, 2.0, 1.2),
     "ddp-ds-scales": Case(scaling(strategy="ddp_ds"), 1.3, 0.8, 1.1),
-    "ddp-rr-does-not": Case(where({"strategy": "ddp_rr", "gpus": several}, s=inverse), 1.0, 1.5, 1.1),
+    "ddp-rr-does-not": Case(
+        where({"strategy": "ddp_rr", "gpus": several}, s=inverse), 1.0, 1.5, 1.1
+    ),
     "ddp-does-not": Case(where({"strategy": "ddp", "gpus": several}, s=inverse), 1.0, 1.5, 1.1),
     **{
         name: Case(
@@ -224,16 +265,27 @@ CASES = {
             ("ddp-rr-copies-everything", "ddp_rr", "h2d", 1e6),
         )
     },
-    "ddp-ds-copies-less": Case(only("strategy", "ddp", "ddp_rr", h2d=same), 4e6, 0.8e6, scattered(1e6)),
+    "ddp-ds-copies-less": Case(
+        only("strategy", "ddp", "ddp_rr", h2d=same), 4e6, 0.8e6, scattered(1e6)
+    ),
     "ddp-ds-copies-quicker": Case(only("strategy", "ddp", "ddp_rr", h2d_s=same), 0.08, 0.01, 0.02),
     "large-images-pay": Case(large, 1.3, 0.8, 1.05),
-    "small-images-do-not": Case(where({"dataset.image_size": (100, 200), "gpus": 4}, s=inverse), 0.9, 1.5, 1.05),
-    "large-images-take-longer": Case(lambda cell, x: {"s": x ** (cell["dataset.image_size"] / 100)}, 1.5, 0.8, 1.0),
+    "small-images-do-not": Case(
+        where({"dataset.image_size": (100, 200), "gpus": 4}, s=inverse), 0.9, 1.5, 1.05
+    ),
+    "large-images-take-longer": Case(
+        lambda cell, x: {"s": x ** (cell["dataset.image_size"] / 100)}, 1.5, 0.8, 1.0
+    ),
     "large-images-are-more-accurate": Case(
-        lambda cell, x: {"accuracy": 0.9 + x * (cell["dataset.image_size"] / 100 - 3)}, 0.02, -0.02, 0.0
+        lambda cell, x: {"accuracy": 0.9 + x * (cell["dataset.image_size"] / 100 - 3)},
+        0.02,
+        -0.02,
+        0.0,
     ),
     "inference-scales": Case(
-        lambda cell, x: {"evaluate_s": x ** (1 - cell["gpus"])} if cell["dataset.image_size"] >= 300 else {},
+        lambda cell, x: (
+            {"evaluate_s": x ** (1 - cell["gpus"])} if cell["dataset.image_size"] >= 300 else {}
+        ),
         *(1.3, 0.8, 1.1),
     ),
     "epochs-matter-most": Case(where({}, first_accuracy=same), 0.9, 1.0, 0.98),
@@ -249,7 +301,9 @@ CASES = {
     "dali-over-dataloader": Case(slower("loader", "torch"), 1.5, 0.8, 1.0),
     "dataloader-loses-beyond-2-gpus": Case(where(NCHW | {"gpus": beyond_2}, s=same), 1.5, 0.8, 1.1),
     "dali-does-not-lose": Case(where({"gpus": beyond_2}, s=same), 0.8, 1.5, 1.05),
-    "dataloader-pauses": Case(by("gpus", first_batch=lambda x: {1: 0.01, 2: 0.01, 3: x, 4: x}), 0.5, 0.01, 0.05),
+    "dataloader-pauses": Case(
+        by("gpus", first_batch=lambda x: {1: 0.01, 2: 0.01, 3: x, 4: x}), 0.5, 0.01, 0.05
+    ),
     "numa-explains-pauses": Case(only("numa", "none", first_batch=same), 0.5, 0.02, 0.2),
     "dali-balances-gpus": Case(where({"loader": "dali"}, uneven=same), 1.02, 1.5, 1.1),
     "dali-copies-less": Case(only("loader", "torch", h2d=same), 4e6, 0.8e6, scattered(1e6)),
@@ -279,34 +333,54 @@ CASES = {
     "lora-fastest": Case(slower("method", *OTHERS), 1.5, 0.8, 1.0),
     "qlora-and-qat-slowest": Case(qlora_then_qat, 1.5, 0.8, 1.0),
     "qat-slower-than-dpo": Case(slower("method", "qat"), 1.5, 0.8, 1.0),
-    "qlora-pays-with-time": Case(only("method", "qlora", s=same, memory=lambda _: 0.5), 1.5, 0.8, 1.0),
+    "qlora-pays-with-time": Case(
+        only("method", "qlora", s=same, memory=lambda _: 0.5), 1.5, 0.8, 1.0
+    ),
     "grammar-fastest": Case(slower("template", "instruct", "summarize"), 1.5, 0.8, 1.0),
     "summarize-like-instruct": Case(slower("template", "summarize"), 1.0, 1.5, 1.25),
     "time-by-file-size": Case(
-        by("template", s=lambda x: {"instruct": 374 / 135 * x, "summarize": 341 / 135 * x}), 1.0, 0.5, 0.8
+        by("template", s=lambda x: {"instruct": 374 / 135 * x, "summarize": 341 / 135 * x}),
+        1.0,
+        0.5,
+        0.8,
     ),
     "templates-alike-by-gpus": Case(slower("template", "instruct", "summarize"), 1.5, 0.8, 1.0),
     "time-falls-with-gpus": Case(scaling(), 1.2, 0.8, 1.0),
     "lora-over-dpo": Case(slower("method", "dpo"), 1.35, 1.1, 1.2),
     **dict.fromkeys(
         ("launches-not-copies", "launches-not-copies-pinned"),
-        Case(where({}, waiting=float, copy_s=lambda _: 0.01, launch_s=lambda _: 0.1), 0.8, 0.2, 0.45),
+        Case(
+            where({}, waiting=float, copy_s=lambda _: 0.01, launch_s=lambda _: 0.1), 0.8, 0.2, 0.45
+        ),
     ),
     **dict.fromkeys(
         ("copies-insignificant", "copies-insignificant-pinned", "copies-insignificant-by-method"),
         Case(where({}, copy_s=float), 0.01, 0.5, 0.05),
     ),
     "calls-largest-for-qat": Case(only("method", "qat", gather_s=calls), 1.5, 0.8, 1.1),
-    "lora-instruct-calls": Case(where({"method": "lora", "template": "instruct"}, gather_s=calls), 1.1, 1.5, 1.25),
+    "lora-instruct-calls": Case(
+        where({"method": "lora", "template": "instruct"}, gather_s=calls), 1.1, 1.5, 1.25
+    ),
     "calls-alike-but-for-qat": Case(only("method", "dpo", gather_s=calls), 1.0, 1.5, 1.25),
     "first-calls": Case(
-        where({}, event_s=same, launch_s=same, copy_s=lambda _: 0.1, sync_s=lambda _: 0.1), 3.0, 0.5, 1.0
+        where({}, event_s=same, launch_s=same, copy_s=lambda _: 0.1, sync_s=lambda _: 0.1),
+        3.0,
+        0.5,
+        1.0,
     ),
     "methods-differ-more": Case(calls_by_both, 3.0, 1.05, 1.2),
-    "dpo-and-qat-synchronise": Case(by("method", sync_s=lambda x: {"lora": 0.01, "dpo": x, "qat": x}), 0.5, 0.01, 0.05),
-    "dpo-memory-doubles": Case(where({"method": "dpo", "gpus": 2}, memory=same), 2.0, 1.2, scattered(1.8)),
-    "dpo-memory-falls": Case(by("gpus", memory=lambda x: {2: 2.0, 3: 2 / x, 4: 1.0}), 1.5, 0.5, scattered(1.2)),
-    "lora-memory-stays": Case(by("gpus", memory=lambda x: {1: 1.1, 3: x}), 1.0, 3.0, scattered(0.95)),
+    "dpo-and-qat-synchronise": Case(
+        by("method", sync_s=lambda x: {"lora": 0.01, "dpo": x, "qat": x}), 0.5, 0.01, 0.05
+    ),
+    "dpo-memory-doubles": Case(
+        where({"method": "dpo", "gpus": 2}, memory=same), 2.0, 1.2, scattered(1.8)
+    ),
+    "dpo-memory-falls": Case(
+        by("gpus", memory=lambda x: {2: 2.0, 3: 2 / x, 4: 1.0}), 1.5, 0.5, scattered(1.2)
+    ),
+    "lora-memory-stays": Case(
+        by("gpus", memory=lambda x: {1: 1.1, 3: x}), 1.0, 3.0, scattered(0.95)
+    ),
     "qat-needs-4-gpus": Case(
         ending,
         {1: "oom", 2: "oom", 3: "oom", 4: "ok"},
@@ -314,18 +388,33 @@ CASES = {
         {1: "oom", 2: "failed", 3: "oom", 4: "ok"},
     ),
     "lora-memory": Case(only("method", "dpo", memory=same), 1.5, 0.8, scattered(1.0)),
-    "qlora-memory": Case(only("method", "lora", "dpo", "qat", memory=same), 1.5, 0.8, scattered(1.0)),
+    "qlora-memory": Case(
+        only("method", "lora", "dpo", "qat", memory=same), 1.5, 0.8, scattered(1.0)
+    ),
     "qat-memory": Case(only("method", "qat", memory=same), 3.0, 0.8, scattered(2.0)),
-    "grammar-memory": Case(only("template", "instruct", "summarize", memory=same), 1.5, 0.8, scattered(1.0)),
-    "summarize-memory-like-instruct": Case(only("template", "summarize", memory=same), 1.0, 1.5, scattered(1.25)),
+    "grammar-memory": Case(
+        only("template", "instruct", "summarize", memory=same), 1.5, 0.8, scattered(1.0)
+    ),
+    "summarize-memory-like-instruct": Case(
+        only("template", "summarize", memory=same), 1.0, 1.5, scattered(1.25)
+    ),
     "instruct-memory": Case(instruct_memory, 1.5, 0.8, scattered(1.0)),
     "bytes-over-lora": Case(only("method", "qat", "dpo", h2d=same), 6e6, 2e6, scattered(4e6)),
     "qat-bytes-like-dpo": Case(only("method", "qat", h2d=same), 1e6, 3e6, scattered(1.25e6)),
-    "grammar-bytes": Case(only("template", "instruct", "summarize", h2d=same), 2e6, 0.5e6, scattered(1e6)),
-    "engines-train-alike": Case(only("engine", "trl", step_loss=float), 1.005, 1.02, [1.005, 1.02, 1.005]),
+    "grammar-bytes": Case(
+        only("template", "instruct", "summarize", h2d=same), 2e6, 0.5e6, scattered(1e6)
+    ),
+    "engines-train-alike": Case(
+        only("engine", "trl", step_loss=float), 1.005, 1.02, [1.005, 1.02, 1.005]
+    ),
     "up-to-47-percent-time": Case(slower("method", *OTHERS), 1 / 0.53, 1.2, 1 / 0.57),
-    "up-to-39-percent-memory": Case(only("method", *OTHERS, memory=same), 1 / 0.61, 1.2, scattered(1 / 0.61)),
+    "up-to-39-percent-memory": Case(
+        only("method", *OTHERS, memory=same), 1 / 0.61, 1.2, scattered(1 / 0.61)
+    ),
     "up-to-52-percent-traffic": Case(
-        lambda cell, x: {"received": 1e6 * (1.0 if cell["method"] == "lora" else x)}, 2.08, 1.1, scattered(1 / 0.48)
+        lambda cell, x: {"received": 1e6 * (1.0 if cell["method"] == "lora" else x)},
+        2.08,
+        1.1,
+        scattered(1 / 0.48),
     ),
 }

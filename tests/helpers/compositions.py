@@ -1,4 +1,6 @@
-"""Hydra's compositions in a tenth of their time: what files of conf/ and groups alone make is made once a process."""
+"""Hydra's compositions in a tenth of their time: what files of conf/
+and groups alone make is made once a process.
+"""
 
 from collections.abc import Sequence
 from copy import copy, deepcopy
@@ -6,7 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from hydra._internal import config_loader_impl
-from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository, IConfigRepository
+from hydra._internal.config_repository import (
+    CachingConfigRepository,
+    ConfigRepository,
+    IConfigRepository,
+)
 from hydra._internal.defaults_list import DefaultsList, create_defaults_list
 from hydra.core.default_element import ResultDefault
 from hydra.core.override_parser.types import Override
@@ -36,10 +42,17 @@ def _share(self: CachingConfigRepository, delegate: Any) -> None:
 
 
 def _defaults_list(
-    repo: IConfigRepository, config_name: str | None, overrides_list: list[Override], **options: bool
+    repo: IConfigRepository,
+    config_name: str | None,
+    overrides_list: list[Override],
+    **options: bool,
 ) -> DefaultsList:
     words = [each for each in overrides_list if not each.is_sweep_override()]
-    values = [each for each in words if isinstance(each.value(), dict) or not repo.group_exists(each.key_or_group)]
+    values = [
+        each
+        for each in words
+        if isinstance(each.value(), dict) or not repo.group_exists(each.key_or_group)
+    ]
     groups = tuple(each.input_line for each in words if each not in values)
     key = (_sources(repo), config_name, groups, *options.values())
     if key not in _lists:
@@ -55,8 +68,9 @@ def _merged(loader: Any, defaults: Sequence[ResultDefault], repo: IConfigReposit
 
 
 def keep() -> None:
-    """Have Hydra keep its files, the lists of defaults, and what their files hold together, of this process. The words
-    of values are applied to them anew each time, by Hydra itself."""
+    """Have Hydra keep its files, the lists of defaults, and what their files hold together, of this
+    process. The words of values are applied to them anew each time, by Hydra itself.
+    """
     ConfigRepository.load_config = _loaded
     CachingConfigRepository.__init__ = _share
     config_loader_impl.create_defaults_list = _defaults_list  # pyright: ignore[reportPrivateImportUsage]

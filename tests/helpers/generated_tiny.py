@@ -1,5 +1,6 @@
-"""Counts tiny graphs on a GPU that is not there, and prints what was found as JSON: a process of its
-own, as the stand-in for the CUDA runtime comes before torch."""
+"""Counts tiny graphs on a GPU that is not there, and prints what was found as JSON: a process of
+its own, as the stand-in for the CUDA runtime comes before torch.
+"""
 
 import json
 import sys
@@ -16,7 +17,9 @@ IMAGES, CHANNELS, OUT, HEIGHT = 2, 4, 8, 16
 def affine() -> tuple[Callable[..., Any], list[Any]]:
     import torch
 
-    half = torch.empty(SIDE, SIDE, dtype=torch.float16, device=absent_gpu.DEVICE, requires_grad=True)
+    half = torch.empty(
+        SIDE, SIDE, dtype=torch.float16, device=absent_gpu.DEVICE, requires_grad=True
+    )
     return lambda x: x * 2 + 1, [half]
 
 
@@ -24,7 +27,9 @@ def convolution() -> tuple[Callable[..., Any], list[Any]]:
     import torch
     from torch.nn.functional import conv2d
 
-    images = torch.empty(IMAGES, CHANNELS, HEIGHT, HEIGHT, device=absent_gpu.DEVICE, requires_grad=True)
+    images = torch.empty(
+        IMAGES, CHANNELS, HEIGHT, HEIGHT, device=absent_gpu.DEVICE, requires_grad=True
+    )
     weight = torch.empty(OUT, CHANNELS, 1, 1, device=absent_gpu.DEVICE, requires_grad=True)
     return conv2d, [images, weight]
 
@@ -45,7 +50,10 @@ def main() -> None:
                 compiled(*inputs).sum().backward()
             with torch.no_grad():
                 compiled(*inputs)
-        found[make.__name__] = {"graphs": [asdict(graph) for graph in graphs], "eager": dict(eager.launches)}
+        found[make.__name__] = {
+            "graphs": [asdict(graph) for graph in graphs],
+            "eager": dict(eager.launches),
+        }
     json.dump(found, sys.stdout)
 
 

@@ -1,7 +1,9 @@
-"""GPUs that are not there: torch's own DataParallel on tensors of the CPU, and the bytes that it would copy.
+"""GPUs that are not there: torch's own DataParallel on tensors of the CPU,
+and the bytes that it would copy.
 
-torch's code divides the batch, replicates the model, gathers the outputs and sums the gradients. What copies tensors
-from GPU to GPU (`torch.nn.parallel.comm`) copies them here within memory, and replicas compute one after the other.
+torch's code divides the batch, replicates the model, gathers the outputs and sums the gradients.
+What copies tensors from GPU to GPU (`torch.nn.parallel.comm`) copies them here within memory,
+and replicas compute one after the other.
 """
 
 import sys
@@ -28,7 +30,9 @@ class OnStandIns(nn.DataParallel):
         self.src_device_obj = next(module.parameters()).device
 
     def parallel_apply(self, replicas: Any, inputs: Any, kwargs: Any) -> list[Any]:
-        """Each replica in a thread of its own, in which autocast is off unless the replica turns it on."""
+        """Each replica in a thread of its own, in which
+        autocast is off unless the replica turns it on.
+        """
         outputs, grad_enabled = [], torch.is_grad_enabled()
 
         def run(replica: nn.Module, arguments: Any) -> None:
@@ -42,21 +46,28 @@ class OnStandIns(nn.DataParallel):
         return outputs
 
     def gather(self, outputs: Any, output_device: Any) -> Any:
-        answers = mock.Mock(side_effect=[True, False])  # that these are tensors of GPUs, and not of no dimension
+        # that these are tensors of GPUs, and not of no dimension
+        answers = mock.Mock(side_effect=[True, False])
         with mock.patch.object(FUNCTIONS, "all", answers):
             return super().gather(outputs, output_device)
 
 
 @contextmanager
 def stand_ins() -> Iterator[Counter[str]]:
-    """Within, DataParallel runs on GPUs that are not there; the bytes that it copies between them, by kind."""
+    """Within, DataParallel runs on GPUs that are not there; the
+    bytes that it copies between them, by kind.
+    """
     moved: Counter[str] = Counter()
 
     def count(kind: str, parts: Sequence[Tensor]) -> None:
         moved[kind] += sum(part.nbytes for part in parts)
 
-    def scatter(tensor: Tensor, gpus: Any, sizes: Any = None, dim: int = 0, streams: Any = None) -> tuple[Tensor, ...]:
-        first, *others = tensor.chunk(len(gpus), dim) if sizes is None else tensor.split(list(sizes), dim)
+    def scatter(
+        tensor: Tensor, gpus: Any, sizes: Any = None, dim: int = 0, streams: Any = None
+    ) -> tuple[Tensor, ...]:
+        first, *others = (
+            tensor.chunk(len(gpus), dim) if sizes is None else tensor.split(list(sizes), dim)
+        )
         count("scatter", others)
         return first.clone(), *(part.clone() for part in others)
 
@@ -75,10 +86,16 @@ def stand_ins() -> Iterator[Counter[str]]:
         count("gather", tensors[1:])
         return torch.cat(tensors, dim)
 
-    copying = {"scatter": scatter, "gather": gather, "broadcast_coalesced": broadcast, "reduce_add_coalesced": reduce}
+    copying = {
+        "scatter": scatter,
+        "gather": gather,
+        "broadcast_coalesced": broadcast,
+        "reduce_add_coalesced": reduce,
+    }
     with (
         mock.patch.object(nn, "DataParallel", OnStandIns),
         mock.patch.multiple("torch.nn.parallel.comm", **copying),
-        mock.patch.object(FUNCTIONS, "all", lambda _: True, create=True),  # whether these are tensors of GPUs
+        # whether these are tensors of GPUs
+        mock.patch.object(FUNCTIONS, "all", lambda _: True, create=True),
     ):
         yield moved

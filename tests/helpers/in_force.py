@@ -15,7 +15,9 @@ _last: list[tuple[DictConfig, Sequence[str]]] = []
 
 
 def note(config: DictConfig, words: Sequence[str]) -> None:
-    """Keep the configuration that was composed last, and the words that made it: what is refused next is of it."""
+    """Keep the configuration that was composed last,
+    and the words that made it: what is refused next is of it.
+    """
     _last[:] = [(config, words)]
 
 
@@ -25,9 +27,13 @@ def forget() -> None:
 
 
 def check(message: Message) -> None:
-    """Fail if a remedy, of the message or of one that is a fact of it, changes nothing in the configuration."""
+    """Fail if a remedy, of the message or of one that is a fact of it,
+    changes nothing in the configuration.
+    """
     for remedy in message.remedies:
-        assert not changes_nothing(remedy), f"{message.code}: `{remedy}` is in force already: {message.sentence}"
+        assert not changes_nothing(remedy), (
+            f"{message.code}: `{remedy}` is in force already: {message.sentence}"
+        )
     for fact in message.facts.values():
         if isinstance(fact, Message):
             check(fact)
@@ -39,7 +45,10 @@ def changes_nothing(remedy: str) -> bool:
         return False
     try:
         words = OverridesParser.create().parse_overrides(shlex.split(remedy))
-        return all(not word.is_sweep_override() and _is_set(word.key_or_group, word.value()) for word in words)
+        return all(
+            not word.is_sweep_override() and _is_set(word.key_or_group, word.value())
+            for word in words
+        )
     except (ValueError, HydraException, OmegaConfBaseException):
         return False
 

@@ -1,7 +1,9 @@
-"""Compares Liger's layers with transformers' in Triton's interpreter: a process of `tests/llm/test_liger_layers.py`.
+"""Compares Liger's layers with transformers' in Triton's interpreter: a process of
+`tests/llm/test_liger_layers.py`.
 
-Prints the largest difference of outputs and gradients by layer, over the largest value. Triton 3.6's interpreter lacks
-three things that Liger 0.8.5 and NumPy 2.4 ask for: numbers of Python with a type, `rsqrt`, and indices of one element.
+Prints the largest difference of outputs and gradients by layer, over the largest value. Triton
+3.6's interpreter lacks three things that Liger 0.8.5 and NumPy 2.4 ask for: numbers of Python with
+a type, `rsqrt`, and indices of one element.
 """
 
 import json
@@ -25,7 +27,12 @@ from transformers.models.llama import modeling_llama
 from triton.runtime import interpreter
 
 WIDTH, HEADS, KEY_HEADS = 64, 4, 2
-SIZES = LlamaConfig(hidden_size=WIDTH, intermediate_size=96, num_attention_heads=HEADS, num_key_value_heads=KEY_HEADS)
+SIZES = LlamaConfig(
+    hidden_size=WIDTH,
+    intermediate_size=96,
+    num_attention_heads=HEADS,
+    num_key_value_heads=KEY_HEADS,
+)
 ROWS, TOKENS = 2, 7
 
 
@@ -42,13 +49,17 @@ def typed_argument(argument: Any, convert: Callable[[Any], Any] = interpreter._i
     return tl.tensor(interpreter.TensorHandle(values, tl.float32), tl.float32)
 
 
-def patch_tensor(tensor: Any, scope: Any, patch: Callable[..., None] = interpreter._patch_lang_tensor) -> None:
+def patch_tensor(
+    tensor: Any, scope: Any, patch: Callable[..., None] = interpreter._patch_lang_tensor
+) -> None:
     patch(tensor, scope)
     tensor.__index__ = lambda self: int(self.handle.data.item())
 
 
 def both(layers: Sequence[Callable[..., Any]], *inputs: torch.Tensor) -> float:
-    """The largest difference of two layers' outputs and gradients, over the largest value of each."""
+    """The largest difference of two layers' outputs and gradients,
+    over the largest value of each.
+    """
     found: list[list[torch.Tensor]] = []
     for layer in layers:
         own = [each.clone().requires_grad_() for each in inputs]

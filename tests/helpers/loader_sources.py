@@ -6,16 +6,18 @@ import numpy as np
 import pytest
 import torch
 
-from multicard.vision.data.batch import Batch, Source
+from multicard.vision.data.batch import Batch, LoaderInput
 from multicard.vision.data.loaders import LOADERS
-from multicard.vision.data.splits import Sampler, Split
+from multicard.vision.data.splits import RankSampler, Split
 from tests.conftest import has_dali, typed
 
 DALI = pytest.param("dali", marks=pytest.mark.skipif(not has_dali(), reason="no DALI (make dali)"))
 
 
 def split(values: list[int]) -> Split:
-    return Split(np.tile(np.array(values, np.uint8)[:, None, None], (1, 8, 8)), np.arange(len(values)))
+    return Split(
+        np.tile(np.array(values, np.uint8)[:, None, None], (1, 8, 8)), np.arange(len(values))
+    )
 
 
 def noise(count: int, *shape: int) -> Split:
@@ -26,12 +28,16 @@ def noise(count: int, *shape: int) -> Split:
     return Split((255 * rough).astype(np.uint8), np.arange(count))
 
 
-def source(content: Split, sampler: Sampler, *words: str, batch_size: int = 4, **options: Any) -> Source:
+def source(
+    content: Split, sampler: RankSampler, *words: str, batch_size: int = 4, **options: Any
+) -> LoaderInput:
     config = typed("dataset.image_size=32", *words)
-    return Source(content, sampler, batch_size, options.pop("workers", 0), config, torch.float32, **options)
+    return LoaderInput(
+        content, sampler, batch_size, options.pop("workers", 0), config, torch.float32, **options
+    )
 
 
-def read(asked: Source) -> list[Batch]:
+def read(asked: LoaderInput) -> list[Batch]:
     return list(LOADERS[asked.config.loader.name].load(asked))
 
 

@@ -1,7 +1,7 @@
 """Messages as tests see them: by code, key and facts, whatever their sentences say.
 
-Tests run with MULTICARD_MESSAGES=codes (tests/conftest.py): what a command prints, and what an error says, has
-`[[code key="..." fact=...]]` in place of each sentence.
+Tests run with MULTICARD_MESSAGES=codes (tests/conftest.py): what a command prints, and what an
+error says, has `[[code key="..." fact=...]]` in place of each sentence.
 """
 
 import json
@@ -82,7 +82,9 @@ def within(message: Told) -> Iterator[Told]:
 
 
 def find(text: str | Told, code: str, **facts: Any) -> Told:
-    """The first message of a text with this code and these facts, also within others; the test fails without one."""
+    """The first message of a text with this code and these facts, also within others;
+    the test fails without one.
+    """
     every = [inner for message in told(text) for inner in within(message)]
     for message in every:
         if message.code == code and message.has(facts):

@@ -13,7 +13,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from multicard import messages  # before tests.conftest, which has messages printed as codes: readers want sentences
+# before tests.conftest, which has messages printed as codes: readers want sentences
+from multicard import messages
 from tests.conftest import ROOT
 from tests.goldens import freeze
 
@@ -21,13 +22,18 @@ NOTEBOOK = ROOT / "docs" / "notebook.ipynb"
 
 
 def carried_out(notebook: dict[str, Any]) -> dict[str, Any]:
-    """The notebook with the outputs that its code gives now, in one namespace and an empty folder with the records."""
+    """The notebook with the outputs that its code gives now,
+    in one namespace and an empty folder with the records.
+    """
     namespace: dict[str, Any] = {}
     cells = [dict(cell) for cell in notebook["cells"]]
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         freeze.make_records(Path("multirun"))
         for number, cell in enumerate((cell for cell in cells if cell["cell_type"] == "code"), 1):
-            cell |= {"execution_count": number, "outputs": _outputs("".join(cell["source"]), namespace, number)}
+            cell |= {
+                "execution_count": number,
+                "outputs": _outputs("".join(cell["source"]), namespace, number),
+            }
     return notebook | {"cells": cells}
 
 
@@ -44,12 +50,20 @@ def _outputs(source: str, namespace: dict[str, Any], number: int) -> list[dict[s
     streams = [{"output_type": "stream", "name": "stdout", "text": lines}] if lines else []
     if value is None:
         return streams
-    data = {"text/plain": repr(value)} | ({"text/html": value._repr_html_()} if hasattr(value, "_repr_html_") else {})
+    data = {"text/plain": repr(value)} | (
+        {"text/html": value._repr_html_()} if hasattr(value, "_repr_html_") else {}
+    )
     data |= value._repr_mimebundle_() if hasattr(value, "_repr_mimebundle_") else {}
     shown = {kind: text.splitlines(keepends=True) for kind, text in data.items()}
-    return [*streams, {"output_type": "execute_result", "execution_count": number, "metadata": {}, "data": shown}]
+    return [
+        *streams,
+        {"output_type": "execute_result", "execution_count": number, "metadata": {}, "data": shown},
+    ]
 
 
 if __name__ == "__main__":
     assert not messages.BY_CODE
-    NOTEBOOK.write_text(json.dumps(carried_out(json.loads(NOTEBOOK.read_text())), indent=1, ensure_ascii=False) + "\n")
+    NOTEBOOK.write_text(
+        json.dumps(carried_out(json.loads(NOTEBOOK.read_text())), indent=1, ensure_ascii=False)
+        + "\n"
+    )

@@ -1,6 +1,7 @@
 """NVML without a GPU: the functions of `pynvml` that are asked, over GPUs that a test makes up.
 
-Constants and errors are pynvml's own, and so are the names: what pynvml does not have cannot be asked here either.
+Constants and errors are pynvml's own, and so are the names: what
+pynvml does not have cannot be asked here either.
 """
 
 from collections.abc import Callable
@@ -18,8 +19,10 @@ def process(pid: int, memory_bytes: int | None = None) -> SimpleNamespace:
 
 @dataclass
 class Gpu:
-    """What NVML says of one GPU; functions in `lacks` (without "nvmlDeviceGet") are not supported by it, those in
-    `forbids` not permitted; `instances` are its MIG instances, None where it is not divided."""
+    """What NVML says of one GPU; functions in `lacks` (without "nvmlDeviceGet") are not supported
+    by it, those in `forbids` not permitted; `instances` are its MIG instances,
+    None where it is not divided.
+    """
 
     uuid: str
     bus: int = 0
@@ -36,7 +39,8 @@ class Gpu:
     lacks: tuple[str, ...] = ()
     forbids: tuple[str, ...] = ()
     instances: "list[Gpu] | None" = None
-    pcie: tuple[int, int, int, int] = (4, 5, 8, 16)  # generation now and at most, width now and at most
+    # generation now and at most, width now and at most
+    pcie: tuple[int, int, int, int] = (4, 5, 8, 16)
 
 
 def of_gpu(name: str, read: Callable[..., Any]) -> Callable[..., Any]:
@@ -63,7 +67,9 @@ def _instance(gpu: Gpu, index: int) -> Gpu:
 
 
 def _clock(gpu: Gpu, kind: int) -> int:
-    return {pynvml.NVML_CLOCK_SM: gpu.sm_clock_mhz, pynvml.NVML_CLOCK_MEM: gpu.memory_clock_mhz}[kind]
+    return {pynvml.NVML_CLOCK_SM: gpu.sm_clock_mhz, pynvml.NVML_CLOCK_MEM: gpu.memory_clock_mhz}[
+        kind
+    ]
 
 
 def _pci(bus: int) -> SimpleNamespace:
@@ -79,8 +85,12 @@ READS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetTotalEnergyConsumption": lambda gpu: gpu.energy_mj,
     "nvmlDeviceGetPowerUsage": lambda gpu: gpu.power_mw,
     "nvmlDeviceGetClockInfo": _clock,
-    "nvmlDeviceGetTemperature": lambda gpu, sensor: {pynvml.NVML_TEMPERATURE_GPU: gpu.temperature_c}[sensor],
-    "nvmlDeviceGetUtilizationRates": lambda gpu: SimpleNamespace(gpu=gpu.utilisation_percent, memory=0),
+    "nvmlDeviceGetTemperature": lambda gpu, sensor: {
+        pynvml.NVML_TEMPERATURE_GPU: gpu.temperature_c
+    }[sensor],
+    "nvmlDeviceGetUtilizationRates": lambda gpu: SimpleNamespace(
+        gpu=gpu.utilisation_percent, memory=0
+    ),
     "nvmlDeviceGetCurrentClocksThrottleReasons": lambda gpu: gpu.reasons,
     "nvmlDeviceGetComputeRunningProcesses": lambda gpu: list(gpu.compute),
     "nvmlDeviceGetGraphicsRunningProcesses": lambda gpu: list(gpu.graphics),
@@ -140,7 +150,10 @@ class Nvml:
         return self.opened(of_gpu("HandleByIndex", lambda gpu: gpu))(self.gpus[index])
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Gpu:  # noqa: N802
-        for gpu in (*self.gpus, *(instance for whole in self.gpus for instance in whole.instances or [])):
+        for gpu in (
+            *self.gpus,
+            *(instance for whole in self.gpus for instance in whole.instances or []),
+        ):
             if gpu.uuid == uuid:
                 return self.opened(of_gpu("HandleByUUID", lambda gpu: gpu))(gpu)
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)

@@ -12,9 +12,22 @@ from tests.conftest import typed
 
 OPTIMIZERS = {
     "sgd": ("optimizer=sgd",),
-    "sgd without nesterov": ("optimizer=sgd", "optimizer.nesterov=false", "optimizer.weight_decay=0"),
-    "sgd whose schedule brings momentum": ("optimizer=sgd", "optimizer.nesterov=false", "optimizer.momentum=0"),
-    "sgd without momentum": ("optimizer=sgd", "optimizer.nesterov=false", "optimizer.momentum=0", "schedule=constant"),
+    "sgd without nesterov": (
+        "optimizer=sgd",
+        "optimizer.nesterov=false",
+        "optimizer.weight_decay=0",
+    ),
+    "sgd whose schedule brings momentum": (
+        "optimizer=sgd",
+        "optimizer.nesterov=false",
+        "optimizer.momentum=0",
+    ),
+    "sgd without momentum": (
+        "optimizer=sgd",
+        "optimizer.nesterov=false",
+        "optimizer.momentum=0",
+        "schedule=constant",
+    ),
     "adam": ("optimizer=adam", "lr=0.05"),
     "adamw": ("optimizer=adamw", "lr=0.05"),
 }
@@ -26,13 +39,20 @@ STEPS = 8
 CPU = torch.device("cpu")
 
 
-OVERFLOWS = {"none": (), "first": (0,), "first three": (0, 1, 2), "later": (4, 6), "first and later": (0, 5)}
+OVERFLOWS = {
+    "none": (),
+    "first": (0,),
+    "first three": (0, 1, 2),
+    "later": (4, 6),
+    "first and later": (0, 5),
+}
 
 
 @pytest.fixture
 def uninitialised() -> Iterator[None]:
     """Memory that torch leaves as it is holds NaN."""
-    torch.use_deterministic_algorithms(True, warn_only=True)  # fills new tensors so: torch.utils.deterministic
+    # fills new tensors so: torch.utils.deterministic
+    torch.use_deterministic_algorithms(True, warn_only=True)
     yield
     torch.use_deterministic_algorithms(False)
 
@@ -65,7 +85,9 @@ def trained(
             model, optimisation = new()
             model.load_state_dict(states[0])
             optimisation.restore(states[1])
-        images = torch.randn(5, 6, generator=torch.Generator().manual_seed(step)).to(device, kind.model_dtype)
+        images = torch.randn(5, 6, generator=torch.Generator().manual_seed(step)).to(
+            device, kind.model_dtype
+        )
         optimisation.optimizer.zero_grad(set_to_none=True)
         with kind.arithmetic(device):
             loss = model(images).double().square().mean()
@@ -81,7 +103,14 @@ def trained(
 
 
 def numbers(model: nn.Module, optimisation: optim.Optimisation) -> list[torch.Tensor]:
-    """All that a later step depends on: weights, the optimiser's buffers and counters, and the loss scale."""
+    """All that a later step depends on: weights, the optimiser's buffers and counters,
+    and the loss scale.
+    """
     state = optimisation.optimizer.state_dict()["state"]
-    kept = [torch.as_tensor(value) for own in state.values() for _, value in sorted(own.items()) if value is not None]
+    kept = [
+        torch.as_tensor(value)
+        for own in state.values()
+        for _, value in sorted(own.items())
+        if value is not None
+    ]
     return [*model.state_dict().values(), *kept, torch.tensor(optimisation.scaler.get_scale())]

@@ -1,4 +1,6 @@
-"""Finished runs as predictions know them, of which the figures add up, and what is predicted by them."""
+"""Finished runs as predictions know them, of which the figures add up,
+and what is predicted by them.
+"""
 
 import json
 from typing import Any
@@ -8,26 +10,33 @@ from omegaconf import OmegaConf
 from multicard.config.base import RunConfig
 from multicard.estimate.estimates import Effort, Predictor
 from multicard.estimate.history import DECODER, PastRun
-from multicard.estimate.target import Target
+from multicard.estimate.target import TargetMachine
 from multicard.measure import formulas
 from multicard.records.schema_parts import Prediction
 from multicard.workloads import WORKLOADS
 from tests.helpers import records
 
-CPU = Target("AMD EPYC", "16 cores", "cpu")
-H200 = Target("h200", None, "cuda", "NVIDIA H200", 150_000_000_000, 4)
+CPU = TargetMachine("AMD EPYC", "16 cores", "cpu")
+H200 = TargetMachine("h200", None, "cuda", "NVIDIA H200", 150_000_000_000, 4)
 STEPS = 20  # of an epoch of the records here
 TESTED = 300  # images
 EVALUATE_S, WARMUP_S, REST_S = 0.5, 0.3, 0.01
 
 
-def vision(mean_s: float = 0.1, device: str = "cpu", gpus: int = 1, epochs: int = 2, **changes: Any) -> dict[str, Any]:
-    """A record of which the figures add up: epochs of STEPS steps, and a longer first step of the run."""
+def vision(
+    mean_s: float = 0.1, device: str = "cpu", gpus: int = 1, epochs: int = 2, **changes: Any
+) -> dict[str, Any]:
+    """A record of which the figures add up: epochs of STEPS steps,
+    and a longer first step of the run.
+    """
     limits = {"dataset__train_limit": STEPS * 16 * gpus, "dataset__test_limit": TESTED}
     record = records.vision(device=device, gpus=gpus, epochs=epochs, **limits | changes)
     trained_s = [STEPS * mean_s + WARMUP_S * (epoch == 0) for epoch in range(epochs)]
     counts = {"samples": STEPS * 16 * gpus, "test_samples": TESTED, "first_batch_s": 0.0}
-    parts = [{"epoch": k, "train_s": s, "evaluate_s": EVALUATE_S, **counts} for k, s in enumerate(trained_s)]
+    parts = [
+        {"epoch": k, "train_s": s, "evaluate_s": EVALUATE_S, **counts}
+        for k, s in enumerate(trained_s)
+    ]
     statistics = formulas.statistics([mean_s] * (STEPS * epochs), 1)
     total_s = sum(trained_s) + epochs * (EVALUATE_S + REST_S)
     own = {"epochs": parts, "step_s": statistics, "total_s": total_s}
@@ -38,15 +47,32 @@ def probe(step_s: float = 0.1, **changes: Any) -> dict[str, Any]:
     """The record of a probe of the same: 11 steps, of which the first took longer."""
     epoch = {"epoch": 0, "steps": 11, "train_s": 11 * step_s + WARMUP_S, "evaluate_s": EVALUATE_S}
     epoch |= {"test_samples": TESTED, "samples": STEPS * 16, "first_batch_s": 0.0}
-    end = {"ended_by": "error", "steps": 10, "warmup_steps": 0, "step_s": step_s, "half_width": 0.01}
-    return vision(step_s, **changes) | {"probe": end | {"steps_per_epoch": STEPS}, "epochs": [epoch], "total_s": 1.9}
+    end = {
+        "ended_by": "error",
+        "steps": 10,
+        "warmup_steps": 0,
+        "step_s": step_s,
+        "half_width": 0.01,
+    }
+    return vision(step_s, **changes) | {
+        "probe": end | {"steps_per_epoch": STEPS},
+        "epochs": [epoch],
+        "total_s": 1.9,
+    }
 
 
 def raced(step_s: float = 0.1, **changes: Any) -> dict[str, Any]:
-    """The record of a race's cell: it evaluates a batch, and its other times are not those of a run alone."""
+    """The record of a race's cell: it evaluates a batch,
+    and its other times are not those of a run alone.
+    """
     record = probe(step_s, **changes)
     record["probe"]["ended_by"], record["startup_s"] = "race", 99.0
-    record["epochs"][0] |= {"test_samples": 16, "evaluate_s": 0.05, "train_s": 7.0, "first_batch_s": 5.0}
+    record["epochs"][0] |= {
+        "test_samples": 16,
+        "evaluate_s": 0.05,
+        "train_s": 7.0,
+        "first_batch_s": 5.0,
+    }
     return record
 
 
@@ -71,7 +97,10 @@ def config(record: dict[str, Any], **changes: Any) -> RunConfig:
 
 
 def predicted(
-    wanted: RunConfig, known: list[PastRun], target: Target = CPU, commit: str | None = records.COMMIT
+    wanted: RunConfig,
+    known: list[PastRun],
+    target: TargetMachine = CPU,
+    commit: str | None = records.COMMIT,
 ) -> Prediction:
     (prediction,) = Predictor(target, known, commit).predict_all([wanted], Effort.records)
     return prediction

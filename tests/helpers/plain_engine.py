@@ -1,4 +1,6 @@
-"""A third engine, as docs/extending.md describes one: a plain loop, all weights of torchtune's model, one rank."""
+"""A third engine, as docs/extending.md describes one: a plain loop,
+all weights of torchtune's model, one rank.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +16,7 @@ from torchtune.data import CROSS_ENTROPY_IGNORE_IDX, padded_collate_sft
 from torchtune.training import MODEL_KEY
 
 from multicard.llm import recipes, torchtune_config
-from multicard.llm.step_probe import Batches, Probe
+from multicard.llm.step_probe import MeasuredBatches, Probe
 
 check_built, row_losses = recipes.check_built, recipes.row_losses
 
@@ -26,20 +28,30 @@ class Loop:
         self.probe, config = probe, probe.config
         tokenizer = components.instantiate(cfg.tokenizer)
         rows = components.instantiate(cfg.dataset, tokenizer)
-        collate = partial(padded_collate_sft, padding_idx=tokenizer.pad_id, ignore_idx=CROSS_ENTROPY_IGNORE_IDX)
+        collate = partial(
+            padded_collate_sft, padding_idx=tokenizer.pad_id, ignore_idx=CROSS_ENTROPY_IGNORE_IDX
+        )
         self.sampler = DistributedSampler(rows, 1, 0, shuffle=True, seed=0)
-        loader = DataLoader(rows, config.batch_size, sampler=self.sampler, collate_fn=collate, drop_last=True)
+        loader = DataLoader(
+            rows, config.batch_size, sampler=self.sampler, collate_fn=collate, drop_last=True
+        )
         recipes.note(loader, probe, tokenizer.pad_id)
-        self._dataloader = Batches(loader, probe)
+        self._dataloader = MeasuredBatches(loader, probe)
         self._model = components.instantiate(cfg.model)
-        self._model.load_state_dict(components.instantiate(cfg.checkpointer).load_checkpoint()[MODEL_KEY])
+        self._model.load_state_dict(
+            components.instantiate(cfg.checkpointer).load_checkpoint()[MODEL_KEY]
+        )
         self._optimizer = components.instantiate(cfg.optimizer, self._model.parameters())
-        self._steps_per_epoch = self.max_steps_per_epoch = min(len(loader), config.max_steps or len(loader))
+        self._steps_per_epoch = self.max_steps_per_epoch = min(
+            len(loader), config.max_steps or len(loader)
+        )
         self.epochs_run, self.total_epochs = 0, config.epochs
         steps = config.epochs * self._steps_per_epoch
         cfg.lr_scheduler.num_warmup_steps = torchtune_config.warmup_steps(config, steps)
         probe.report.content.warmup_steps = cfg.lr_scheduler.num_warmup_steps
-        self._lr_scheduler = components.instantiate(cfg.lr_scheduler, self._optimizer, num_training_steps=steps)
+        self._lr_scheduler = components.instantiate(
+            cfg.lr_scheduler, self._optimizer, num_training_steps=steps
+        )
 
     def train(self) -> None:
         for epoch in range(self.epochs_run, self.total_epochs):

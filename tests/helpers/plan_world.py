@@ -12,10 +12,10 @@ import pytest
 
 from multicard.decide.plan import carry_out, planning
 from multicard.decide.plan.carry_out import FOLDER, CarryingOut
-from multicard.decide.plan.schedule import Option, Task
+from multicard.decide.plan.schedule import GpusOption, PlanTask
 from multicard.estimate.totals import exact
 from multicard.records.journal import Journal
-from multicard.records.run_folder import Run
+from multicard.records.run_folder import RecordedRun
 from tests.helpers import records
 
 BEGAN_S = 1.7e9  # of the first command, since 1970
@@ -31,10 +31,10 @@ class FakeCell:
     folder: Path
     lasts_s: float
     ends: str = "ok"
-    result: Run | None = None
+    result: RecordedRun | None = None
     config: Any = None
 
-    def leave(self) -> Run:
+    def leave(self) -> RecordedRun:
         """Leave its record."""
         cause = None if self.ends == "ok" else {"kind": "exception", "message": f"made {self.ends}"}
         record = records.vision() | {"status": self.ends, "cause": cause}
@@ -54,7 +54,7 @@ class World:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.now_s = folder, BEGAN_S
-        self.tasks: list[Task] = []
+        self.tasks: list[PlanTask] = []
         self.cells: dict[tuple[str, int], FakeCell] = {}
         self.running: dict[str, tuple[FakeCell, float]] = {}
         self.started: list[tuple[str, int, float]] = []
@@ -68,10 +68,16 @@ class World:
         Args:
             ends: status by number of GPUs ("on1"); "ok" of others.
         """
-        options = [Option(gpus, s, exact(s), exact(s)) for gpus, s in seconds.items()]
-        self.tasks.append(Task(name, tuple(options), after, None, job or name))
+        options = [GpusOption(gpus, s, exact(s), exact(s)) for gpus, s in seconds.items()]
+        self.tasks.append(PlanTask(name, tuple(options), after, None, job or name))
         for gpus, planned_s in seconds.items():
-            cell = FakeCell(name, gpus, self.folder / f"{name}-{gpus}", planned_s * lasts, ends.get(f"on{gpus}", "ok"))
+            cell = FakeCell(
+                name,
+                gpus,
+                self.folder / f"{name}-{gpus}",
+                planned_s * lasts,
+                ends.get(f"on{gpus}", "ok"),
+            )
             cell.config = self.cells[name, gpus] = cell
 
     # ---- the executor
@@ -87,7 +93,9 @@ class World:
         return SimpleNamespace(pid=17)
 
     def collect_ended(self) -> list[FakeCell]:
-        over = [cell for cell, start_s in self.running.values() if start_s + cell.lasts_s <= self.now_s]
+        over = [
+            cell for cell, start_s in self.running.values() if start_s + cell.lasts_s <= self.now_s
+        ]
         for cell in over:
             del self.running[cell.name]
             cell.result = cell.leave()
@@ -128,7 +136,9 @@ class World:
         """Leave what a command noted that began AGO_S ago."""
         file = self.folder / FOLDER / "events.jsonl"
         file.parent.mkdir(parents=True)
-        file.write_text("".join(json.dumps(event) + "\n" for event in ({"began": self.now_s}, *events)))
+        file.write_text(
+            "".join(json.dumps(event) + "\n" for event in ({"began": self.now_s}, *events))
+        )
         self.now_s += AGO_S
 
 

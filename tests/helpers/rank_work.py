@@ -31,8 +31,8 @@ from multicard.ranks.process import Rank
 from multicard.records import rank_files
 from multicard.vision import compiling, kept_model, models, optim
 from multicard.vision.data import datasets, splits
-from multicard.vision.data.batch import Input, Source
-from multicard.vision.data.host_loader import Samples
+from multicard.vision.data.batch import Input, LoaderInput
+from multicard.vision.data.host_loader import TransformedSamples
 from multicard.vision.data.loaders import LOADERS
 from multicard.vision.loop import Loop
 from multicard.vision.precision import PRECISIONS
@@ -46,41 +46,62 @@ def save(rank: Rank, folder: Path, value: Any) -> None:
 
 
 def leaves_spins(rank: Rank, folder: Path) -> None:
-    """What libgomp found as it was loaded: the environment with which the fork server was started."""
-    variables = dict(line.split("=", 1) for line in Path("/proc/self/environ").read_text().split("\0") if "=" in line)
+    """What libgomp found as it was loaded: the environment
+    with which the fork server was started.
+    """
+    variables = dict(
+        line.split("=", 1)
+        for line in Path("/proc/self/environ").read_text().split("\0")
+        if "=" in line
+    )
     (folder / "spins.txt").write_text(variables.get("GOMP_SPINCOUNT", "libgomp's own"))
 
 
 def reads(rank: Rank, configs: list[VisionConfig], folder: Path, sizes: list[int]) -> None:
-    """For each strategy, loader and number of samples: the samples in each batch of two epochs, those trained on, and
-    the steps of an epoch."""
+    """For each strategy, loader and number of samples: the samples in each batch of two epochs,
+    those trained on, and the steps of an epoch.
+    """
     seen = {}
     for name, config, samples in product(("ddp_ds", "ddp_rr", "ddp"), configs, sizes):
         images = np.random.default_rng(0).integers(0, 256, (samples, 8, 8), np.uint8)
         numbered = splits.Split(images, np.arange(samples))
         sharded = STRATEGIES[name].shards and rank.world_size > 1
         strategy = replace(config.strategy, name=name)
-        share = STRATEGIES[name].share(nn.Linear(1, 1), samples, replace(config, strategy=strategy), rank)
+        share = STRATEGIES[name].share(
+            nn.Linear(1, 1), samples, replace(config, strategy=strategy), rank
+        )
         sampler = splits.Remaining(share.sampler, samples)
-        source = Source(numbered, sampler, config.batch_size, 0, config, torch.float32, sharded=sharded)
+        source = LoaderInput(
+            numbered, sampler, config.batch_size, 0, config, torch.float32, sharded=sharded
+        )
         loaded, epochs = LOADERS[config.loader.name].load(source), []
         for epoch in range(2):
             sampler.set_epoch(epoch)
             epochs.append([batch.labels.tolist() for batch in loaded])
-        trained = [[n for batch in epoch[share.turn :: share.batches_per_step] for n in batch] for epoch in epochs]
+        trained = [
+            [n for batch in epoch[share.turn :: share.batches_per_step] for n in batch]
+            for epoch in epochs
+        ]
         facts = {"batches": epochs, "trained": trained, "facts": loaded.facts, "steps": share.steps}
         seen[name, config.loader.name, samples] = facts
     save(rank, folder, seen)
 
 
 def feed(
-    split: splits.Split, sampler: splits.Sampler, config: VisionConfig, transfer: torch.dtype = torch.float32
+    split: splits.Split,
+    sampler: splits.RankSampler,
+    config: VisionConfig,
+    transfer: torch.dtype = torch.float32,
 ) -> Input:
-    return LOADERS[config.loader.name].load(Source(split, sampler, config.rank_batch_size, 0, config, transfer))
+    return LOADERS[config.loader.name].load(
+        LoaderInput(split, sampler, config.rank_batch_size, 0, config, transfer)
+    )
 
 
 def quiet_model(config: VisionConfig) -> nn.Module:
-    """The model with BatchNorm in evaluation mode and no dropout: a step depends on nothing but the batch."""
+    """The model with BatchNorm in evaluation mode and no
+    dropout: a step depends on nothing but the batch.
+    """
     torch.manual_seed(0)
     model = models.build(config.model, 10, config.dataset.image_size)
     model = model.to(PRECISIONS[config.precision.name].model_dtype)
@@ -91,10 +112,14 @@ def quiet_model(config: VisionConfig) -> nn.Module:
     return model
 
 
-def loop_of(rank: Rank, config: VisionConfig, folder: Path, model: nn.Module, samples: int) -> tuple[Loop, Share]:
+def loop_of(
+    rank: Rank, config: VisionConfig, folder: Path, model: nn.Module, samples: int
+) -> tuple[Loop, Share]:
     share = STRATEGIES[config.strategy.name].share(model, samples, config, rank)
     scale_loss = PRECISIONS[config.precision.name].scale_loss
-    optimisation = optim.build(share.model, config, config.epochs * share.steps, scale_loss, rank.device)
+    optimisation = optim.build(
+        share.model, config, config.epochs * share.steps, scale_loss, rank.device
+    )
     return Loop(rank, config, share, optimisation, folder), share
 
 
@@ -111,7 +136,11 @@ def train_quietly(rank: Rank, config: VisionConfig, folder: Path) -> None:
     parameters = [p.detach() for p in share.plain.parameters()]
     momentum = [state["momentum_buffer"] for state in loop.optim.optimizer.state.values()]
     scale = loop.optim.scaler.get_scale()
-    save(rank, folder, {"parameters": parameters, "momentum": momentum, "losses": losses, "scale": scale})
+    save(
+        rank,
+        folder,
+        {"parameters": parameters, "momentum": momentum, "losses": losses, "scale": scale},
+    )
 
 
 def evaluate_only(rank: Rank, config: VisionConfig, folder: Path) -> None:
@@ -133,7 +162,9 @@ def evaluate_only(rank: Rank, config: VisionConfig, folder: Path) -> None:
 def buckets(rank: Rank, config: VisionConfig, folder: Path) -> None:
     """The sizes of DDP's own buckets after a few steps."""
     content = datasets.load(config.dataset, config.seed)
-    loop, share = loop_of(rank, config, folder, models.build(config.model, 10, 32), len(content.train))
+    loop, share = loop_of(
+        rank, config, folder, models.build(config.model, 10, 32), len(content.train)
+    )
     batches = feed(content.train, share.sampler, config)
     loop.train_epoch(0, batches)
     logged = share.model._get_ddp_logging_data()  # pyright: ignore[reportCallIssue]
@@ -142,11 +173,15 @@ def buckets(rank: Rank, config: VisionConfig, folder: Path) -> None:
 
 
 class Small(nn.Module):
-    """A model with all that compiling must leave alone; torch does not compile a bare Sequential."""
+    """A model with all that compiling must leave alone;
+    torch does not compile a bare Sequential.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.features = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5), nn.Flatten())
+        self.features = nn.Sequential(
+            nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5), nn.Flatten()
+        )
         self.classifier = nn.Linear(4 * 30 * 30, 10)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
@@ -160,14 +195,18 @@ def traces(loop: Loop) -> Iterator[dict[str, bool]]:
     before, random = [value.clone() for value in plain.state_dict().values()], torch.get_rng_state()
     scale = loop.optim.scaler.state_dict()
     yield left
-    left["state"] = all(torch.equal(a, b) for a, b in zip(before, plain.state_dict().values(), strict=True))
+    left["state"] = all(
+        torch.equal(a, b) for a, b in zip(before, plain.state_dict().values(), strict=True)
+    )
     left["random"] = torch.equal(random, torch.get_rng_state())
     left["gradients"] = all(parameter.grad is None for parameter in plain.parameters())
     left["scale"] = loop.optim.scaler.state_dict() == scale
 
 
 def compile_and_compare(rank: Rank, config: VisionConfig, folder: Path) -> None:
-    """What the compiled model gives for a full and for an odd batch, and what compiling left behind."""
+    """What the compiled model gives for a full and for an odd batch,
+    and what compiling left behind.
+    """
     torch.manual_seed(0)
     model = Small()
     eager = deepcopy(model).eval()
@@ -178,20 +217,34 @@ def compile_and_compare(rank: Rank, config: VisionConfig, folder: Path) -> None:
     counted = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     model.eval()
     with torch.no_grad():
-        images = [torch.randn(size, 3, 32, 32) for size in (config.batch_size, config.batch_size - 1)]
-        differ = [(loop.outputs(model, batch) - eager(batch)).abs().max().item() for batch in images]
+        images = [
+            torch.randn(size, 3, 32, 32) for size in (config.batch_size, config.batch_size - 1)
+        ]
+        differ = [
+            (loop.outputs(model, batch) - eager(batch)).abs().max().item() for batch in images
+        ]
     again = torch._dynamo.utils.counters["stats"]["unique_graphs"] - counted
     compiled = {"compile_s": compile_s, **compiling.cuda_graphs(rank.device, config.compile)}
-    save(rank, folder, {**compiled, "left": traceless, "differ": differ, "graphs": counted, "again": again})
+    save(
+        rank,
+        folder,
+        {**compiled, "left": traceless, "differ": differ, "graphs": counted, "again": again},
+    )
 
 
-def warm_up_and_train(rank: Rank, config: VisionConfig, folder: Path, samples: int, evaluated: int) -> None:
-    """The shapes that the model is run on before training, and those of an epoch with its evaluation: the size of the
-    batch, whether the model trains, and whether autograd records it. Nothing is compiled."""
+def warm_up_and_train(
+    rank: Rank, config: VisionConfig, folder: Path, samples: int, evaluated: int
+) -> None:
+    """The shapes that the model is run on before training, and those of an epoch with its
+    evaluation: the size of the batch, whether the model trains, and whether autograd records it.
+    Nothing is compiled.
+    """
     seen: list[tuple[int, bool, bool]] = []
     model = Small()
     model.register_forward_pre_hook(
-        lambda module, inputs: seen.append((len(inputs[0]), module.training, torch.is_grad_enabled()))
+        lambda module, inputs: seen.append(
+            (len(inputs[0]), module.training, torch.is_grad_enabled())
+        )
     )
     loop, share = loop_of(rank, config, folder, model, samples)
     split = splits.Split(np.zeros((samples, 8, 8), np.uint8), np.zeros(samples, np.int64))
@@ -207,7 +260,9 @@ def warm_up_and_train(rank: Rank, config: VisionConfig, folder: Path, samples: i
 
 
 def run_as_with_cuda_graphs(rank: Rank, config: VisionConfig, folder: Path) -> None:
-    """How often the model is run before training, and how often CUDA graphs are told so. Nothing is compiled."""
+    """How often the model is run before training, and how often CUDA graphs are told so.
+    Nothing is compiled.
+    """
     model, calls = Small(), []
     model.register_forward_pre_hook(lambda *_: calls.append(1))
     loop, _ = loop_of(rank, config, folder, model, 19)
@@ -218,8 +273,12 @@ def run_as_with_cuda_graphs(rank: Rank, config: VisionConfig, folder: Path) -> N
     save(rank, folder, {**graphs, "marks": mark.call_count, "calls": len(calls)})
 
 
-def train_and_skip_cuda_graphs(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
-    """As `train`, with a CUDA graph left out in each step; what the rank reports. Nothing is compiled."""
+def train_and_skip_cuda_graphs(
+    rank: Rank, config: VisionConfig, folder: Path, workers: int
+) -> None:
+    """As `train`, with a CUDA graph left out in each step; what the rank reports.
+    Nothing is compiled.
+    """
     step, skips = Loop.step, torch._dynamo.utils.counters["inductor"]
 
     def skip_one(loop: Loop, batches: Any) -> Any:
@@ -229,13 +288,17 @@ def train_and_skip_cuda_graphs(rank: Rank, config: VisionConfig, folder: Path, w
     with mock.patch.object(compiling, "compile_model"), mock.patch.object(Loop, "step", skip_one):
         train_slowly(rank, config, folder, workers)
     (report,) = rank_files.read(folder)
-    flags = {name: value for name, value in (report.flags or {}).items() if name.startswith("inductor_")}
+    flags = {
+        name: value for name, value in (report.flags or {}).items() if name.startswith("inductor_")
+    }
     seen = {"steps": skips["cudagraph_skips"], "cuda_graphs": report.cuda_graphs}
     save(rank, folder, {**seen, "flags": flags})
 
 
 def train_on_stand_ins(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
-    """As `train`, with GPUs that are not there for DataParallel; the bytes that it copied between them."""
+    """As `train`, with GPUs that are not there for DataParallel;
+    the bytes that it copied between them.
+    """
     with stand_ins() as moved:
         train_slowly(rank, config, folder, workers)
     save(rank, folder, dict(moved))
@@ -250,7 +313,8 @@ def train_deterministically(rank: Rank, config: VisionConfig, folder: Path, work
 def lose_the_compiler(folder: Path) -> None:
     from torch._inductor import config as inductor
 
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")  # where nothing was compiled before
+    # where nothing was compiled before
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")
     inductor.cpp.cxx = ("/nowhere/g++",)  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -288,9 +352,14 @@ SLOW_S = 0.3  # the slow part of a step
 
 
 def train_slowly(*work: Any) -> None:
-    """Train a model whose own steps take some ms even on a busy machine, with few rounds of ablations."""
+    """Train a model whose own steps take some ms even on a busy machine,
+    with few rounds of ablations.
+    """
     torch.set_num_threads(1)  # threads that wait for one another are slow on a busy machine
-    with mock.patch.object(diagnosis, "ROUNDS", 3), mock.patch.object(models, "build", lambda *_: Small()):
+    with (
+        mock.patch.object(diagnosis, "ROUNDS", 3),
+        mock.patch.object(models, "build", lambda *_: Small()),
+    ):
         train(*work)
 
 
@@ -310,19 +379,22 @@ def train_with_bad_losses(
 
 def train_on_slow_data(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
     """As `train`, with SLOW_S for each batch to read."""
-    read = Samples.__getitem__
+    read = TransformedSamples.__getitem__
 
-    def read_slowly(samples: Samples, draw: int) -> tuple[torch.Tensor, int]:
+    def read_slowly(samples: TransformedSamples, draw: int) -> tuple[torch.Tensor, int]:
         time.sleep(SLOW_S / config.batch_size)
         return read(samples, draw)
 
-    with mock.patch.object(Samples, "__getitem__", read_slowly):
+    with mock.patch.object(TransformedSamples, "__getitem__", read_slowly):
         train_slowly(rank, config, folder, workers)
 
 
-def train_with_a_slow_optimiser(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
-    """As `train`, with SLOW_S for each step of the optimiser, however small the batch; no step may run uncompiled, by
-    TorchDynamo, without Inductor."""
+def train_with_a_slow_optimiser(
+    rank: Rank, config: VisionConfig, folder: Path, workers: int
+) -> None:
+    """As `train`, with SLOW_S for each step of the optimiser, however small the batch; no step may
+    run uncompiled, by TorchDynamo, without Inductor.
+    """
     build = optim.build
 
     def build_slow(*arguments: Any) -> optim.Optimisation:
@@ -373,7 +445,9 @@ def print_to_a_full_disk(_: Rank) -> None:
 
 
 def compile_in_workers(_: Rank, folder: Path) -> None:
-    """Have a process of Inductor's, as Triton's kernels are compiled in, compute; leave the CPU seconds of all."""
+    """Have a process of Inductor's, as Triton's kernels are compiled in, compute;
+    leave the CPU seconds of all.
+    """
     from torch._inductor import config
     from torch._inductor.async_compile import AsyncCompile
 
@@ -385,7 +459,9 @@ def compile_in_workers(_: Rank, folder: Path) -> None:
 
 
 def leave_listeners(rank: Rank, folder: Path) -> None:
-    """The addresses at which the controller, and all processes below it, listen while both ranks are here."""
+    """The addresses at which the controller, and all processes below it,
+    listen while both ranks are here.
+    """
     dist.barrier()
     if rank.rank == 0:
         controller = psutil.Process().parents()[1]  # the parent is the fork server
@@ -408,8 +484,9 @@ def leave_environment(_: Rank, folder: Path) -> None:
 
 @contextmanager
 def full_disk(module: Any, name: str) -> Iterator[None]:
-    """Have no file grow beyond 64 kB while a function of `module` writes: the system ends a write with an error, in the
-    middle of a file, as it does where a disk is full."""
+    """Have no file grow beyond 64 kB while a function of `module` writes: the system ends a write
+    with an error, in the middle of a file, as it does where a disk is full.
+    """
     write = getattr(module, name)
 
     def bounded(*arguments: Any) -> Any:

@@ -1,10 +1,10 @@
 """Predicted peak memory against the truth on the CPU.
 
-Each cell's steps are taken twice: with tensors that have no values, as `multicard.estimate.memory` does, and for real,
-by the project's own loop, torchtune's own recipes and TRL's own trainers, in 1 or 2 ranks with gloo. The truth is
-torch's own MemTracker; where that cannot follow (FSDP, frozen weights, NF4, TRL), our counter on the real tensors.
-Gloo's threads hold gathered weights for longer in some runs than in others: tuning on 2 ranks is measured three times,
-and the least counts.
+Each cell's steps are taken twice: with tensors that have no values, as `multicard.estimate.memory`
+does, and for real, by the project's own loop, torchtune's own recipes and TRL's own trainers, in 1
+or 2 ranks with gloo. The truth is torch's own MemTracker; where that cannot follow (FSDP, frozen
+weights, NF4, TRL), our counter on the real tensors. Gloo's threads hold gathered weights for longer
+in some runs than in others: tuning on 2 ranks is measured three times, and the least counts.
 """
 
 import itertools
@@ -55,7 +55,9 @@ Cell = tuple[int, str, tuple[str, ...]]  # GPUs, entry and words
 
 def cells() -> Iterator[Cell]:
     for gpus in (1, 2):
-        yield from ((gpus, "train_vision", ("dataset=digits", *words)) for words in vision_cells(gpus))
+        yield from (
+            (gpus, "train_vision", ("dataset=digits", *words)) for words in vision_cells(gpus)
+        )
         tuning = (*tuning_cells(gpus), *trl_cells(gpus))
         yield from ((gpus, "tune_llm", ("model=llama3_tiny", *words)) for words in tuning)
 
@@ -65,9 +67,17 @@ def vision_cells(gpus: int) -> Iterator[tuple[str, ...]]:
     strategies = ("strategy=ddp_ds",)
     if gpus > 1:
         strategies = (*strategies, "strategy=ddp_rr", "strategy=ddp")
-    grid = itertools.product(MODELS, ("fp32", "fp64", "bf16", "fp16"), strategies, ("nchw", "nhwc"), (4, 12))
+    grid = itertools.product(
+        MODELS, ("fp32", "fp64", "bf16", "fp16"), strategies, ("nchw", "nhwc"), (4, 12)
+    )
     for model, precision, strategy, layout, batch in grid:
-        yield (*MODELS[model], f"precision={precision}", strategy, f"layout={layout}", f"batch_size={batch}")
+        yield (
+            *MODELS[model],
+            f"precision={precision}",
+            strategy,
+            f"layout={layout}",
+            f"batch_size={batch}",
+        )
     for optimizer in ("adamw", "sgd optimizer.momentum=0.9"):
         yield (*MODELS["full"], *f"optimizer={optimizer}".split(), "batch_size=4")
     if gpus > 1:
@@ -76,9 +86,16 @@ def vision_cells(gpus: int) -> Iterator[tuple[str, ...]]:
 
 def tuning_cells(gpus: int) -> Iterator[tuple[str, ...]]:
     heads = "model.num_kv_heads=4"  # so that NF4's blocks divide over 2 ranks
-    grid = itertools.product(("lora", "qlora", "dpo", "qat", "full"), ("fp32", "bf16"), ("false", "true"))
+    grid = itertools.product(
+        ("lora", "qlora", "dpo", "qat", "full"), ("fp32", "bf16"), ("false", "true")
+    )
     for method, precision, again in grid:
-        yield (f"method={method}", f"precision={precision}", f"activation_checkpointing={again}", heads)
+        yield (
+            f"method={method}",
+            f"precision={precision}",
+            f"activation_checkpointing={again}",
+            heads,
+        )
     for method in ("lora", "qlora", "full"):
         yield f"method={method}", "optimizer.name=adamw_8bit", heads
     yield "method=full", "optimizer_in_bwd=true"
@@ -88,7 +105,9 @@ def tuning_cells(gpus: int) -> Iterator[tuple[str, ...]]:
 
 def trl_cells(gpus: int) -> Iterator[tuple[str, ...]]:
     shardings = ("fsdp", "ddp")[:gpus] if find_spec("trl") else ()
-    grid = itertools.product(("lora", "dpo", "full"), ("fp32", "bf16", "bf16_mixed"), ("false", "true"), shardings)
+    grid = itertools.product(
+        ("lora", "dpo", "full"), ("fp32", "bf16", "bf16_mixed"), ("false", "true"), shardings
+    )
     for method, precision, again, sharding in grid:
         words = f"method={method}", f"precision={precision}", f"activation_checkpointing={again}"
         yield ("engine=trl", f"sharding={sharding}", *words)
@@ -101,7 +120,9 @@ def trl_cells(gpus: int) -> Iterator[tuple[str, ...]]:
 
 
 class Peaks:
-    """The measured peak of a run, from `start` on: by torch's MemTracker, or by our counter on the real tensors."""
+    """The measured peak of a run, from `start` on: by torch's MemTracker,
+    or by our counter on the real tensors.
+    """
 
     def __init__(self, watches: bool = True) -> None:
         self.watches, self.most_bytes = watches, 0
@@ -133,14 +154,17 @@ def train_vision(config: VisionConfig, rank: Any, folder: Path, peaks: Peaks) ->
         share = STRATEGIES[config.strategy.name].share(model, IMAGES.train, config, rank)
         optimisation = optim.build(share.model, config, 100, precision.scale_loss, rank.device)
         if precision.scale_loss:
-            optimisation.scaler.update(1.0)  # from 65536 the first steps would overflow, and make no momentum
+            # from 65536 the first steps would overflow, and make no momentum
+            optimisation.scaler.update(1.0)
         loop = Loop(rank, config, share, optimisation, folder)
         share.model.train()
 
         def batches() -> Iterator[Batch]:
             side, channels = config.dataset.image_size, crossing_channels(config, IMAGES)
             while True:
-                images = torch.rand(share.batch_size, channels, side, side, dtype=precision.transfer_dtype)
+                images = torch.rand(
+                    share.batch_size, channels, side, side, dtype=precision.transfer_dtype
+                )
                 yield Batch(images, torch.zeros(share.batch_size, dtype=torch.int64), 0, 0)
 
         loaded = batches()
@@ -153,7 +177,9 @@ def train_vision(config: VisionConfig, rank: Any, folder: Path, peaks: Peaks) ->
 def tune(config: LlmConfig, rank: Any, folder: Path, peaks: Peaks) -> None:
     cfg = tuning_step.recipe_configuration(config, ROWS, "cpu")
     inputs = tuning_step.preflight.Inputs([{}] * 64, None, ROWS.vocabulary)
-    cfg.checkpointer = torchtune_config.torchtune_config(config, "cpu", inputs, folder)["checkpointer"]
+    cfg.checkpointer = torchtune_config.torchtune_config(config, "cpu", inputs, folder)[
+        "checkpointer"
+    ]
     cfg.max_steps_per_epoch = STEPS
     module, recipe_class = recipes.load(config.recipe_name)
     if config.distributed and not dist.is_initialized():
@@ -163,7 +189,8 @@ def tune(config: LlmConfig, rank: Any, folder: Path, peaks: Peaks) -> None:
         peaks.tracker.reset_mod_stats()
         return tuning_step.batch(config, ROWS, rank.device, Tracker("cpu"))
 
-    # it takes neither frozen weights, nor NF4, nor two forward passes a step, and counts what DTensor tries out
+    # it takes neither frozen weights, nor NF4, nor two forward passes a step,
+    # and counts what DTensor tries out
     tracks = not (methods.chosen(config).adapters or config.distributed)
     with recipes.patched(module, torch.device("cpu")), peaks.watching(tracks):
         recipe = tuning_step.stepping(recipe_class, config, STEPS, batch)(cfg=cfg)
@@ -187,7 +214,9 @@ def evaluate_images(config: VisionConfig, rank: Any, folder: Path, peaks: Peaks)
 
         def batches() -> Iterator[Batch]:
             while True:
-                images = torch.rand(share.batch_size, channels, side, side, dtype=precision.transfer_dtype)
+                images = torch.rand(
+                    share.batch_size, channels, side, side, dtype=precision.transfer_dtype
+                )
                 yield Batch(images, torch.zeros(share.batch_size, dtype=torch.int64), 0, 0)
 
         loop.step(batches())
@@ -196,13 +225,16 @@ def evaluate_images(config: VisionConfig, rank: Any, folder: Path, peaks: Peaks)
 
 
 def evaluate(config: LlmConfig, rank: Any, folder: Path, peaks: Peaks) -> None:
-    """After a step, score a batch of rows as long as the longest, as they are held out, in int4 too where the method is
-    scored so; the counter counts from the scoring on."""
+    """After a step, score a batch of rows as long as the longest, as they are held out, in int4 too
+    where the method is scored so; the counter counts from the scoring on.
+    """
     probe: Any = SimpleNamespace(config=config, pad_id=0)
 
     def score(recipe: Any, row_losses: Any, in_int4: Any) -> None:
         parts = trl_step.batch(config, ROWS, rank.device, Tracker("cpu")) if by_trl else None
-        plain = parts or tuning_step.batch(replace(config, packed=False), ROWS, rank.device, Tracker("cpu"))
+        plain = parts or tuning_step.batch(
+            replace(config, packed=False), ROWS, rank.device, Tracker("cpu")
+        )
         tokens, labels = plain if isinstance(plain, tuple) else (plain["tokens"], plain["labels"])
         groupsize = int4.groupsize(config, recipe._model)
         peaks.start()
@@ -218,14 +250,19 @@ def evaluate(config: LlmConfig, rank: Any, folder: Path, peaks: Peaks) -> None:
         from multicard.llm.trl import engine
 
         batch = partial(trl_step.batch, config, ROWS, rank.device, Tracker("cpu"))
-        with peaks.watching(tracks=False), trl_step.ready(config, ROWS, rank, folder, 1, batch) as recipe:
+        with (
+            peaks.watching(tracks=False),
+            trl_step.ready(config, ROWS, rank, folder, 1, batch) as recipe,
+        ):
             peaks.counter.note([*recipe._model.parameters(), *recipe._model.buffers()])
             recipe.train()
             score(recipe, engine.row_losses, engine.in_int4)
         return
     cfg = tuning_step.recipe_configuration(config, ROWS, "cpu")
     inputs = tuning_step.preflight.Inputs([{}] * 64, None, ROWS.vocabulary)
-    cfg.checkpointer = torchtune_config.torchtune_config(config, "cpu", inputs, folder)["checkpointer"]
+    cfg.checkpointer = torchtune_config.torchtune_config(config, "cpu", inputs, folder)[
+        "checkpointer"
+    ]
     cfg.max_steps_per_epoch = 1
     module, recipe_class = recipes.load(config.recipe_name)
     if config.distributed and not dist.is_initialized():
@@ -244,18 +281,28 @@ def tune_by_trl(config: LlmConfig, rank: Any, folder: Path, peaks: Peaks) -> Non
     def batch() -> Any:
         return trl_step.batch(config, ROWS, rank.device, Tracker("cpu"))
 
-    with peaks.watching(tracks=False), trl_step.ready(config, ROWS, rank, folder, STEPS, batch) as recipe:
-        peaks.counter.note([*recipe._model.parameters(), *recipe._model.buffers()])  # threads have loaded them
+    with (
+        peaks.watching(tracks=False),
+        trl_step.ready(config, ROWS, rank, folder, STEPS, batch) as recipe,
+    ):
+        # threads have loaded them
+        peaks.counter.note([*recipe._model.parameters(), *recipe._model.buffers()])
         peaks.counter.note(nf4_layers.scales(recipe._model))
         peaks.start()
         recipe.train()
 
 
-def real_rank(local: int, ranks: int, entry: str, words: tuple[str, ...], folder: str, evaluates: bool) -> None:
-    """The body of a rank: a cell for real; rank 0, which alone is watched, leaves its peak in `folder`."""
+def real_rank(
+    local: int, ranks: int, entry: str, words: tuple[str, ...], folder: str, evaluates: bool
+) -> None:
+    """The body of a rank: a cell for real; rank 0, which alone is watched,
+    leaves its peak in `folder`.
+    """
     torch.set_num_threads(1)
     if ranks > 1:
-        dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=local, world_size=ranks)
+        dist.init_process_group(
+            "gloo", init_method=f"file://{folder}/store", rank=local, world_size=ranks
+        )
     rank = Rank(local, local, ranks, torch.device("cpu"), "gloo", 1)
     os.environ |= {"LOCAL_RANK": str(local), "RANK": str(local), "WORLD_SIZE": str(ranks)}
     os.environ |= {"LOCAL_WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
@@ -271,9 +318,12 @@ def real_rank(local: int, ranks: int, entry: str, words: tuple[str, ...], folder
 
 
 def real(entry: str, words: tuple[str, ...], ranks: int, evaluates: bool = False) -> int:
-    """A cell's peak, of its steps or of an evaluation after them, in processes of its own: MemTracker's hooks keep each
-    model that it saw, to the process's end."""
-    multiprocessing.set_forkserver_preload(["torch._dynamo", "multicard.vision.loop", "multicard.llm.tune", "trl"])
+    """A cell's peak, of its steps or of an evaluation after them, in processes of its own:
+    MemTracker's hooks keep each model that it saw, to the process's end.
+    """
+    multiprocessing.set_forkserver_preload(
+        ["torch._dynamo", "multicard.vision.loop", "multicard.llm.tune", "trl"]
+    )
     with tempfile.TemporaryDirectory() as folder:
         Board(Path(folder), ranks, create=True)
         arguments = ranks, entry, words, folder, evaluates
@@ -286,7 +336,11 @@ def error(gpus: int, entry: str, words: tuple[str, ...]) -> float:
     words = (*words, f"gpus={gpus}", "device=cpu", "name=prediction")
     vision = entry == "train_vision"
     truth = min(real(entry, words, gpus) for _ in range(1 if vision or gpus == 1 else AGAIN))
-    return simulate(configuration(entry, *words), IMAGES if vision else ROWS, "cpu").active_bytes / truth - 1
+    return (
+        simulate(configuration(entry, *words), IMAGES if vision else ROWS, "cpu").active_bytes
+        / truth
+        - 1
+    )
 
 
 def evaluation(gpus: int, entry: str, words: tuple[str, ...]) -> float:

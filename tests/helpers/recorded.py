@@ -16,4 +16,8 @@ def steps(result: dict[str, Any], column: str, rank: int = 0) -> np.ndarray:
 
 def rows(result: dict[str, Any], group: str) -> dict[str, dict[str, Any]]:
     """The rows of a group of the profile, by their metric, summed over ranks."""
-    return {row["metric"]: row for row in result["profile"]["rows"] if row["group"] == group and row["rank"] is None}
+    return {
+        row["metric"]: row
+        for row in result["profile"]["rows"]
+        if row["group"] == group and row["rank"] is None
+    }

@@ -1,4 +1,5 @@
-"""Run folders as the entries leave them, for tests of what reads them: every key of a real record, figures as told.
+"""Run folders as the entries leave them, for tests of what reads them: every key of a real record,
+figures as told.
 
 tests/analysis/test_data.py holds these against records that were measured.
 """
@@ -22,7 +23,7 @@ from multicard.llm import summary as llm_summary
 from multicard.measure import formulas, timing
 from multicard.observe.profiles.metrics import Profile
 from multicard.records import limits, ownership, run_folder
-from multicard.records.run_folder import Run
+from multicard.records.run_folder import RecordedRun
 from multicard.records.schema import AnyRecord
 from multicard.records.schema_parts import Limit, ProfileDerived, ProfileRank, ProfileRow
 from multicard.script import summary as script_summary
@@ -41,7 +42,9 @@ def configuration(kind: str) -> dict[str, Any]:
         small = ("epochs=2", "batch_size=16", "warmup_steps=1", "dataset.image_size=32")
         return plain(typed(*words, *small))
     if kind == "script":
-        config: Any = OmegaConf.to_object(composed(*words, "script=train.py", "args.lr=0.1", entry="measure_script"))
+        config: Any = OmegaConf.to_object(
+            composed(*words, "script=train.py", "args.lr=0.1", entry="measure_script")
+        )
         return plain(config)
     return plain(typed_llm(*words, "skip_steps=1", "template=instruct"))
 
@@ -58,7 +61,8 @@ def vision(device: str = "cuda", **changes: Any) -> dict[str, Any]:
     """A training run's record.
 
     Args:
-        changes: keys of the configuration (`precision="fp16"`, `dataset__train_limit=96`) or of the record;
+        changes: keys of the configuration (`precision="fp16"`, `dataset__train_limit=96`) or of the
+            record;
             `profiled`: whether Nsight Systems recorded all of it.
     """
     return _record("vision", device, changes)
@@ -106,9 +110,18 @@ def _record(kind: str, device: str, changes: dict[str, Any]) -> dict[str, Any]:
         "total_s": 100.0,
         "non_finite_losses": 0,
         **{"vision": _trained, "llm": _tuned, "script": _measured}[kind](config),
-        "peak_memory_bytes": {"max": 5_000_000_000, "per_rank": [5_000_000_000], "kind": "cuda_allocated"},
+        "peak_memory_bytes": {
+            "max": 5_000_000_000,
+            "per_rank": [5_000_000_000],
+            "kind": "cuda_allocated",
+        },
         "transfer_bytes": {"h2d": 1_796_384, "d2h": None, "d2d": None, "source": "counted"},
-        "communication_bytes": {"all_reduce": 0, "broadcast": 0, "per": "rank", "source": "computed"},
+        "communication_bytes": {
+            "all_reduce": 0,
+            "broadcast": 0,
+            "per": "rank",
+            "source": "computed",
+        },
         "parameters": 2_236_682,
         "threads": 1,
         "segments": [segment()],
@@ -127,9 +140,11 @@ def _record(kind: str, device: str, changes: dict[str, Any]) -> dict[str, Any]:
     return record | own
 
 
-def as_run(record: dict[str, Any]) -> Run:
+def as_run(record: dict[str, Any]) -> RecordedRun:
     """A run with a record that is made here, or a part of one, in the folder that it names."""
-    return Run(Path(record.get("folder", "")), as_record(record), record.get("tracker_error"))
+    return RecordedRun(
+        Path(record.get("folder", "")), as_record(record), record.get("tracker_error")
+    )
 
 
 def as_record(record: dict[str, Any]) -> Any:
@@ -143,7 +158,9 @@ def put(folder: Path, record: dict[str, Any]) -> None:
 
 
 def put_whole(folder: Path, record: dict[str, Any]) -> None:
-    """Write it with the end of its steps, by which a measurement is known that need not be measured again."""
+    """Write it with the end of its steps, by which a measurement
+    is known that need not be measured again.
+    """
     put(folder, record)
     (folder / "steps.parquet").write_bytes(b"PAR1")
 
@@ -178,7 +195,13 @@ def _trained(config: dict[str, Any]) -> dict[str, Any]:
         "train_s": 90.0,
         "evaluate_s": 10.0,
         "epochs": [
-            {"epoch": epoch, "train_s": train_s, "ended_s": 100.0 * (epoch + 1) / epochs, **epoch_waits(epoch), **told}
+            {
+                "epoch": epoch,
+                "train_s": train_s,
+                "ended_s": 100.0 * (epoch + 1) / epochs,
+                **epoch_waits(epoch),
+                **told,
+            }
             for epoch in range(epochs)
         ],
         "step_s": formulas.statistics([0.1] * 10, 1),
@@ -198,7 +221,12 @@ def _trained(config: dict[str, Any]) -> dict[str, Any]:
 
 def accurate(share: float, images: int = 10_000) -> dict[str, Any]:
     """Fields of a record of vision, by its accuracy in a test of so many images."""
-    epoch = {"samples": 1000, "samples_trained": 1000, "test_samples": images, "test_accuracy": share}
+    epoch = {
+        "samples": 1000,
+        "samples_trained": 1000,
+        "test_samples": images,
+        "test_accuracy": share,
+    }
     epochs = [{"epoch": index, "train_s": 9.0, **epoch} for index in range(2)]
     return {"test_accuracy": share, "epochs": epochs}
 
@@ -206,7 +234,11 @@ def accurate(share: float, images: int = 10_000) -> dict[str, Any]:
 def epoch_waits(epoch: int, first_batch_s: float = 0.5) -> dict[str, Any]:
     """What an epoch's record has beside its times and answers."""
     gap_s = None if epoch == 0 else first_batch_s + 0.1
-    waits = {"first_batch_s": first_batch_s, "evaluate_first_batch_s": first_batch_s, "gap_s": gap_s}
+    waits = {
+        "first_batch_s": first_batch_s,
+        "evaluate_first_batch_s": first_batch_s,
+        "gap_s": gap_s,
+    }
     return waits | {"train_loss": 2.0 * 0.9**epoch}
 
 
@@ -214,7 +246,16 @@ def _tuned(config: dict[str, Any]) -> dict[str, Any]:
     rewards = {"chosen": 0.2, "rejected": -0.1, "accuracy": 0.9, "margin": 0.3}
     return {
         **({"rewards": rewards} if config["method"]["name"] == "dpo" else {}),
-        "epochs": [{"epoch": 0, "steps": 250, "train_s": 90.0, "ended_s": 100.0, "train_loss": 2.0, "samples": 500}],
+        "epochs": [
+            {
+                "epoch": 0,
+                "steps": 250,
+                "train_s": 90.0,
+                "ended_s": 100.0,
+                "train_loss": 2.0,
+                "samples": 500,
+            }
+        ],
         "iteration_s": formulas.statistics([0.1] * 10, config["skip_steps"]),
         "data_s": 0.001,
         "tokens": {"all": 60_000, "non_padding": 50_000, "loss_bearing": 40_000},
@@ -248,7 +289,9 @@ def _measured(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def prediction(basis: str = "scaled", error: float = 0.1, half_width: float = 0.2, **changes: Any) -> dict[str, Any]:
+def prediction(
+    basis: str = "scaled", error: float = 0.1, half_width: float = 0.2, **changes: Any
+) -> dict[str, Any]:
     """The record's `prediction`, too high by `error`, of a run of GPUs as `vision` builds it.
 
     Args:
@@ -260,17 +303,42 @@ def prediction(basis: str = "scaled", error: float = 0.1, half_width: float = 0.
         value = measured * (1 + error)
         return {"value": value, "low": value * (1 - half_width), "high": value * (1 + half_width)}
 
-    figures = {"step_s": 0.1, "total_s": 100.0, "energy_joules": 50_000.0, "allocated_bytes": 5e9, "memory_bytes": 6e9}
-    about = {"basis": basis, "runs": 2, "about": "T(1), T(2) of gpus", "memory_basis": "steps without values"}
+    figures = {
+        "step_s": 0.1,
+        "total_s": 100.0,
+        "energy_joules": 50_000.0,
+        "allocated_bytes": 5e9,
+        "memory_bytes": 6e9,
+    }
+    about = {
+        "basis": basis,
+        "runs": 2,
+        "about": "T(1), T(2) of gpus",
+        "memory_basis": "steps without values",
+    }
     return about | {name: interval(measured) for name, measured in figures.items()} | changes
 
 
 def segment(first_step: int = 0, host: str = "node1", commit: str = COMMIT) -> dict[str, Any]:
-    times = {"started_at": "2026-11-21T09:41:29Z", "ended_at": "2026-11-21T09:41:33Z", "end": "ok", "job": None}
-    return {**times, "hosts": [host], "commit": commit, "first_step": first_step, "steps": 12, "trained_s": 100.0}
+    times = {
+        "started_at": "2026-11-21T09:41:29Z",
+        "ended_at": "2026-11-21T09:41:33Z",
+        "end": "ok",
+        "job": None,
+    }
+    return {
+        **times,
+        "hosts": [host],
+        "commit": commit,
+        "first_step": first_step,
+        "steps": 12,
+        "trained_s": 100.0,
+    }
 
 
-def gpu(energy_joules: float | None = 50_000.0, sm_clock_mhz: float = 1900.0, by: str | None = None) -> dict[str, Any]:
+def gpu(
+    energy_joules: float | None = 50_000.0, sm_clock_mhz: float = 1900.0, by: str | None = None
+) -> dict[str, Any]:
     """The record's `gpu`; `by` names a process of somebody else on it."""
     clocks = {"sm_clock_mean_mhz": sm_clock_mhz, "memory_clock_mean_mhz": 2600.0}
     return {
@@ -279,7 +347,9 @@ def gpu(energy_joules: float | None = 50_000.0, sm_clock_mhz: float = 1900.0, by
         "sampling_s": 1.0,
         "parts": [],
         "devices": [{"host": "node1", "uuid": "GPU-1", "name": "NVIDIA H200", **clocks}],
-        "disturbed_by": [] if by is None else [{"host": "node1", "name": by, "pid": 7, "gpu": "GPU-1"}],
+        "disturbed_by": (
+            [] if by is None else [{"host": "node1", "name": by, "pid": 7, "gpu": "GPU-1"}]
+        ),
         "problem": None,
     }
 
@@ -297,7 +367,10 @@ def profile(
     for rank, found in enumerate(rank_rows):
         derived = ProfileDerived(0.9, 0.8, communication_s[rank], 0.1, 0.5, 0.01, 0.2)
         ranks.append(ProfileRank(rank, f"profile/r{rank:02d}.json.gz", 1.0, steps, [rank], derived))
-        rows += [ProfileRow(rank, group, name, steps, total_s, total_s) for (group, name), total_s in found.items()]
+        rows += [
+            ProfileRow(rank, group, name, steps, total_s, total_s)
+            for (group, name), total_s in found.items()
+        ]
     told = Profile("kineto", ranks, rows, ()).as_dict()
     copies = dict.fromkeys(("counted_bytes", "profiled_bytes", "disagreement", "whole_run_bytes"))
     return told | {
@@ -337,7 +410,9 @@ def steps(step_s: Any, per_epoch: int | None = None) -> dict[str, Any]:
     number, rank = (index.ravel() for index in np.indices(seconds.shape))
     epoch, step = np.divmod(number, per_epoch or max(len(seconds), 1))
     whole = {"epoch": epoch, "rank": rank, "step": step}
-    return {name: values.astype(np.int32) for name, values in whole.items()} | {"step_s": seconds.ravel()}
+    return {name: values.astype(np.int32) for name, values in whole.items()} | {
+        "step_s": seconds.ravel()
+    }
 
 
 def held_out_rows(losses: Any, tokens: Any = 10, first: int = 0) -> dict[str, np.ndarray]:
@@ -363,10 +438,21 @@ def evaluated(rows: dict[str, np.ndarray], first_loss: float | None = None) -> d
     last = float(rows["loss"].sum()) / tokens
     losses = (1.1 * last if first_loss is None else first_loss, last)
     evaluations = [
-        {"epoch": 0, "step": 125 * (at + 1), "evaluate_s": 1.0, "ended_s": 50.0 * (at + 1), "loss": loss}
+        {
+            "epoch": 0,
+            "step": 125 * (at + 1),
+            "evaluate_s": 1.0,
+            "ended_s": 50.0 * (at + 1),
+            "loss": loss,
+        }
         for at, loss in enumerate(losses)
     ]
-    held_out = {"rows": len(rows["row"]), "tokens": tokens, "also_trained": 0, "evaluations": evaluations}
+    held_out = {
+        "rows": len(rows["row"]),
+        "tokens": tokens,
+        "also_trained": 0,
+        "evaluations": evaluations,
+    }
     return {"evaluate_s": 2.0, "held_out": held_out}
 
 
@@ -380,7 +466,8 @@ def write(
     """Write a run folder; its environment is `machine`'s, or the builder's own.
 
     Args:
-        held_out: the columns of held_out.parquet; the record gets evaluations of these rows, unless it has some.
+        held_out: the columns of held_out.parquet; the record gets evaluations of these rows,
+            unless it has some.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if held_out is not None:
@@ -388,14 +475,18 @@ def write(
             record = record | evaluated(held_out)
         pq.write_table(pa.table(held_out), folder / "held_out.parquet")
     (folder / "config.yaml").write_text("")
-    (folder / "environment.json").write_text(json.dumps(environment() if machine is None else machine))
+    (folder / "environment.json").write_text(
+        json.dumps(environment() if machine is None else machine)
+    )
     if step_columns is not None:
         pq.write_table(pa.table(step_columns), folder / "steps.parquet")
     (folder / "result.json").write_text(json.dumps(record, indent=1))
     return folder
 
 
-def write_all(folder: Path, *records: dict[str, Any], step_columns: dict[str, Any] | None = None) -> Path:
+def write_all(
+    folder: Path, *records: dict[str, Any], step_columns: dict[str, Any] | None = None
+) -> Path:
     """Write run folders 00, 01, ... below a folder."""
     for index, record in enumerate(records):
         write(folder / f"{index:02d}", record, step_columns)
@@ -403,9 +494,13 @@ def write_all(folder: Path, *records: dict[str, Any], step_columns: dict[str, An
 
 
 def claim(folder: Path, **who: Any) -> Path:
-    """Claim a run folder as another process of this machine does, on a file system without locks. Returns the file."""
+    """Claim a run folder as another process of this machine does, on a file system without locks.
+    Returns the file.
+    """
     path = folder.with_name(f".{folder.name}.{len(ownership.claims(folder))}{ownership.RUNNING}")
-    told = msgspec.to_builtins(ownership._here()) | {"started": timing.start_ticks(who["pid"])} | who
+    told = (
+        msgspec.to_builtins(ownership._here()) | {"started": timing.start_ticks(who["pid"])} | who
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(msgspec.json.encode(told))
     return path
@@ -413,10 +508,14 @@ def claim(folder: Path, **who: Any) -> Path:
 
 def changed(run: AnalysedRun, columns: dict[str, Any]) -> AnalysedRun:
     """A run with other columns, and the limits that those say it has."""
-    flags = {kind.code: bool(columns[kind.column]) for kind in limits.KINDS if kind.column in columns}
+    flags = {
+        kind.code: bool(columns[kind.column]) for kind in limits.KINDS if kind.column in columns
+    }
     kept = [limit for limit in run.limits if flags.get(limit.code, True)]
     added = [kind.limit() for kind in limits.KINDS if flags.get(kind.code)]
-    return replace(run, columns=run.columns | columns, limits=tuple(limits.in_order([*kept, *added])))
+    return replace(
+        run, columns=run.columns | columns, limits=tuple(limits.in_order([*kept, *added]))
+    )
 
 
 def limited(run: AnalysedRun, *added: Limit) -> AnalysedRun:

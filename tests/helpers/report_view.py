@@ -1,4 +1,6 @@
-"""The page of `report` in a browser that is offline: where the browser is, and what tests ask of a page."""
+"""The page of `report` in a browser that is offline: where the browser is,
+and what tests ask of a page.
+"""
 
 import csv
 import re
@@ -12,8 +14,16 @@ import pytest
 from multicard.measure.timing import clock_s
 from tests.conftest import PATIENCE_S
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-ARGUMENTS = ("no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-background-networking")
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
+ARGUMENTS = (
+    "no-sandbox",
+    "disable-gpu",
+    "disable-quic",
+    "no-first-run",
+    "disable-background-networking",
+)
 ARGUMENTS = tuple(f"--{word}" for word in (*ARGUMENTS, "disable-component-update", "disable-sync"))
 LETTERS = "t => parseFloat(getComputedStyle(t).fontSize) * t.ownerSVGElement.getScreenCTM().a"
 
@@ -31,7 +41,9 @@ def launched() -> Iterator[Any]:
 class View:
     """A page, and all that it said or asked for."""
 
-    def __init__(self, browser: Any, report: Path | str, width: int = 1300, scheme: str = "light") -> None:
+    def __init__(
+        self, browser: Any, report: Path | str, width: int = 1300, scheme: str = "light"
+    ) -> None:
         self.page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
         self.width = width
         self.messages: list[str] = []
@@ -46,7 +58,9 @@ class View:
         return self.page.eval_on_selector_all("[data-grid=training] tr.run", cells)
 
     def headings(self) -> list[str]:
-        return self.page.eval_on_selector_all("[data-grid=training] .sort", "all => all.map(each => each.innerText)")
+        return self.page.eval_on_selector_all(
+            "[data-grid=training] .sort", "all => all.map(each => each.innerText)"
+        )
 
     def column(self, heading: str) -> list[str]:
         place = self.headings().index(heading) + 2  # beside what opens a row, and what ticks it
@@ -78,7 +92,9 @@ class View:
             return list(csv.DictReader(file))
 
     def draw_all(self) -> None:
-        self.page.evaluate("document.querySelectorAll('main details').forEach(each => (each.open = true))")
+        self.page.evaluate(
+            "document.querySelectorAll('main details').forEach(each => (each.open = true))"
+        )
         for figure in self.page.locator(".drawing").all():
             figure.scroll_into_view_if_needed()
         self.until(lambda: self.page.locator(".drawing:not(.done)").count() == 0)
@@ -88,12 +104,19 @@ class View:
         return self.page.eval_on_selector_all(".drawing svg text", f"all => all.map({LETTERS})")
 
     def wider_than_their_place(self, selector: str) -> list[str]:
-        wider = "all => all.filter(each => each.scrollWidth > each.clientWidth + 1).map(each => each.className)"
+        wider = (
+            "all => all.filter(each => each.scrollWidth > each.clientWidth + 1).map(each =>"
+            " each.className)"
+        )
         return self.page.eval_on_selector_all(selector, wider)
 
     def sound(self) -> None:
         """No error, no request but for the file, no script of a stranger, no sideways scrolling."""
-        assert self.messages == [] and len(self.requests) == 1 and self.requests[0].startswith("file://")
+        assert (
+            self.messages == []
+            and len(self.requests) == 1
+            and self.requests[0].startswith("file://")
+        )
         assert self.page.title() == "Runs"
         assert self.page.evaluate("document.documentElement.scrollWidth") <= self.width
         self.page.close()

@@ -14,7 +14,7 @@ from multicard.config.placement import Placement
 from multicard.config.vision import VisionConfig
 from multicard.ranks import checkpoint, elastic
 from multicard.ranks.failures import Failure
-from multicard.ranks.process import Job
+from multicard.ranks.process import RankSettings
 from multicard.records import rank_files, run_folder
 from multicard.records.progress import Board
 from multicard.vision.summary import summarise
@@ -44,9 +44,11 @@ class Case:
         self.folder.mkdir(exist_ok=True)
         board = Board(self.folder, self.world, create=True)
         board.ask_stop(stop_at)
-        job = Job(self.folder, self.device, "gloo", 1, 1, "tuned")
+        job = RankSettings(self.folder, self.device, "gloo", 1, 1, "tuned")
         try:
-            return elastic.launch(WORK, (self.config, self.folder, self.workers), self.placement, job)
+            return elastic.launch(
+                WORK, (self.config, self.folder, self.workers), self.placement, job
+            )
         finally:
             board.remove()
 
@@ -63,7 +65,9 @@ class Case:
         return msgspec.to_builtins(record, enc_hook=float)
 
     def state(self, steps: int, rank: int = 0) -> dict[str, Any]:
-        return torch.load(self.folder / f"checkpoint/s{steps:08d}/r{rank:02d}.pt", weights_only=True)
+        return torch.load(
+            self.folder / f"checkpoint/s{steps:08d}/r{rank:02d}.pt", weights_only=True
+        )
 
     def rows(self) -> dict[str, np.ndarray]:
         table = run_folder.read_steps(self.folder)
@@ -71,4 +75,9 @@ class Case:
 
 
 def case(folder: Path, *words: str, world: int = 1, workers: int = 0) -> Case:
-    return Case(folder, typed(*SMALL, "model.width=0.35", f"gpus={world}", "epochs=2", *words), world, workers)
+    return Case(
+        folder,
+        typed(*SMALL, "model.width=0.35", f"gpus={world}", "epochs=2", *words),
+        world,
+        workers,
+    )

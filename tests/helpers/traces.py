@@ -1,4 +1,6 @@
-"""What a model looks like before and after something is tried on it: weights, layouts, modes, hooks, random numbers."""
+"""What a model looks like before and after something is tried on it: weights, layouts, modes,
+hooks, random numbers.
+"""
 
 import random
 from typing import Any
@@ -13,12 +15,18 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 
 def _bytes(tensor: torch.Tensor) -> bytes:
     local = getattr(tensor, "_local_tensor", tensor).detach().cpu()
-    return local.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes() if local.numel() else b""
+    return (
+        local.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes() if local.numel() else b""
+    )
 
 
 def _tensor(tensor: torch.Tensor) -> dict[str, Any]:
     state = getattr(tensor, "quant_state", None)
-    own = {name: value for name, value in vars(state).items() if isinstance(value, PLAIN)} if state else {}
+    own = (
+        {name: value for name, value in vars(state).items() if isinstance(value, PLAIN)}
+        if state
+        else {}
+    )
     local = getattr(tensor, "_local_tensor", tensor)
     return {
         "class": type(tensor).__name__,
@@ -35,14 +43,20 @@ def _tensor(tensor: torch.Tensor) -> dict[str, Any]:
 def snapshot(model: nn.Module) -> dict[str, Any]:
     """All that a trial could leave behind, by name."""
     seen: dict[str, Any] = {
-        "random numbers": (random.getstate(), repr(np.random.get_state()), _bytes(torch.get_rng_state())),
+        "random numbers": (
+            random.getstate(),
+            repr(np.random.get_state()),
+            _bytes(torch.get_rng_state()),
+        ),
         "gradients": torch.is_grad_enabled(),
     }
     for name, module in model.named_modules():
         seen[f"{name}: mode"] = module.training
         seen[f"{name}: hooks"] = [len(getattr(module, hooks)) for hooks in HOOKS]
         seen[f"{name}: attributes"] = {
-            key: value for key, value in vars(module).items() if isinstance(value, PLAIN) and key != "training"
+            key: value
+            for key, value in vars(module).items()
+            if isinstance(value, PLAIN) and key != "training"
         }
         for key, tensor in [*module._parameters.items(), *module._buffers.items()]:
             seen[f"{name}: {key}"] = None if tensor is None else _tensor(tensor)
@@ -51,4 +65,6 @@ def snapshot(model: nn.Module) -> dict[str, Any]:
 
 def changes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     """The names of what is not as it was."""
-    return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+    return sorted(
+        name for name in before.keys() | after.keys() if before.get(name) != after.get(name)
+    )

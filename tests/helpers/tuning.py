@@ -7,7 +7,14 @@ import pytest
 
 NEEDS_TRL = pytest.mark.skipif(find_spec("trl") is None, reason="pip install -e .[trl]")
 ENGINES = ["torchtune", pytest.param("trl", marks=NEEDS_TRL)]
-SHORT = ("device=cpu", "dataset.rows=40", "template=grammar", "dataset.split=0.2", "warmup_steps=0", "max_steps=3")
+SHORT = (
+    "device=cpu",
+    "dataset.rows=40",
+    "template=grammar",
+    "dataset.split=0.2",
+    "warmup_steps=0",
+    "max_steps=3",
+)
 
 
 def losses_of(run: SimpleNamespace) -> list[float]:

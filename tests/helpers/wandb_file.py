@@ -1,4 +1,6 @@
-"""Reads an offline `.wandb` file: LevelDB's log framing around wandb's own protobufs (0.31 has no Python reader)."""
+"""Reads an offline `.wandb` file: LevelDB's log framing around
+wandb's own protobufs (0.31 has no Python reader).
+"""
 
 import json
 import struct
@@ -12,7 +14,9 @@ FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
 
 
 def messages(path: Path) -> list[bytes]:
-    """The payloads: each chunk has a header of crc32 (4 bytes), length (2) and type (1) and stays in its block."""
+    """The payloads: each chunk has a header of crc32 (4 bytes),
+    length (2) and type (1) and stays in its block.
+    """
     content = path.read_bytes()
     assert content[:4] == b":W&B"
     payloads, partial, at = [], b"", HEADER
@@ -32,10 +36,12 @@ def messages(path: Path) -> list[bytes]:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """`config`, `summary`, `history` (a list of rows), `system` (of Unix times and samples), `artifacts` (by type),
-    `axes` (of each metric), `run` and `exit_code` of the one run under `folder`.
+    """`config`, `summary`, `history` (a list of rows), `system` (of Unix times and samples),
+    `artifacts` (by type), `axes` (of each metric),
+    `run` and `exit_code` of the one run under `folder`.
 
-    W&B's own process writes the file, and may still be at its last record when the run's `finish` has returned.
+    W&B's own process writes the file, and may still be at its
+    last record when the run's `finish` has returned.
     """
     (path,) = folder.glob("wandb/offline-run-*/run-*.wandb")
     return awaited(lambda: (content := _parse(path))["exit_code"] is not None and content)
@@ -60,7 +66,9 @@ def _parse(path: Path) -> dict[str, Any]:
             case "history":
                 content["history"].append(_values(record.history.item))
             case "stats":
-                content["system"].append((record.stats.timestamp.ToMicroseconds() / 1e6, _values(record.stats.item)))
+                content["system"].append(
+                    (record.stats.timestamp.ToMicroseconds() / 1e6, _values(record.stats.item))
+                )
             case "artifact":
                 content["artifacts"][record.artifact.type] = record.artifact
             case "metric":
@@ -71,4 +79,7 @@ def _parse(path: Path) -> dict[str, Any]:
 
 
 def _values(items: Any) -> dict[str, Any]:
-    return {item.key or ".".join(getattr(item, "nested_key", ())): json.loads(item.value_json) for item in items}
+    return {
+        item.key or ".".join(getattr(item, "nested_key", ())): json.loads(item.value_json)
+        for item in items
+    }

@@ -1,4 +1,5 @@
-"""A small W&B server on this machine: it answers the few calls of an upload, and keeps what it was sent.
+"""A small W&B server on this machine: it answers the few calls of an upload,
+and keeps what it was sent.
 
 Artifacts are answered as if they were known already, so that their files are not sent; all else is.
 """
@@ -42,7 +43,8 @@ class Stored:
 class Server:
     """The server's memory.
 
-    projects: "entity/name" of those that a dashboard may go to. views: workspaces, by the server's id.
+    projects: "entity/name" of those that a dashboard may go to. views: workspaces, by the server's
+    id.
     refused_views: names of those that it does not take.
     calls: the names of the GraphQL operations, in their order.
     """
@@ -79,23 +81,46 @@ class Server:
                 run = self.runs.get(given["name"])
                 bucket = None if run is None else self.bucket(given["name"], run)
                 entity = {"id": "e", "name": "someone"}
-                return {"model": {"id": "p", "name": given["project"], "entity": entity, "bucket": bucket}}
+                return {
+                    "model": {
+                        "id": "p",
+                        "name": given["project"],
+                        "entity": entity,
+                        "bucket": bucket,
+                    }
+                }
             case "UpsertBucket":
                 inserted = given["name"] not in self.runs
                 run = self.runs.setdefault(given["name"], Stored())
                 run.variables |= {key: value for key, value in given.items() if value is not None}
-                project = {"id": "p", "name": given["project"], "entity": {"id": "e", "name": "someone"}}
+                project = {
+                    "id": "p",
+                    "name": given["project"],
+                    "entity": {"id": "e", "name": "someone"},
+                }
                 own = {"description": None, "sweepName": None, "project": project}
-                return {"upsertBucket": {"bucket": self.bucket(given["name"], run) | own, "inserted": inserted}}
+                return {
+                    "upsertBucket": {
+                        "bucket": self.bucket(given["name"], run) | own,
+                        "inserted": inserted,
+                    }
+                }
             case "CreateRunFiles":
-                files = [{"name": name, "uploadUrl": f"{self.url}/put/{name}"} for name in given["files"]]
-                return {"createRunFiles": {"runID": given["run"], "uploadHeaders": [], "files": files}}
+                files = [
+                    {"name": name, "uploadUrl": f"{self.url}/put/{name}"} for name in given["files"]
+                ]
+                return {
+                    "createRunFiles": {"runID": given["run"], "uploadHeaders": [], "files": files}
+                }
             case "ArtifactType":  # of an artifact by its name: there is none
                 return {"project": {"artifact": None}}
             case "CreateArtifact":
                 made = given.get("input") or given
                 self.artifacts.append(made)
-                name = made.get("artifactCollectionName") or (made.get("artifactCollectionNames") or [""])[0]
+                name = (
+                    made.get("artifactCollectionName")
+                    or (made.get("artifactCollectionNames") or [""])[0]
+                )
                 sequence = {"id": "s", "latestArtifact": {"id": "a", "versionIndex": 0}}
                 artifact = {"id": name, "state": "COMMITTED", "artifactSequence": sequence}
                 return {"createArtifact": {"artifact": artifact}}

@@ -15,8 +15,9 @@ from tests.llm.test_engines import tuned_here
 
 @pytest.fixture
 def alone(processes: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]:
-    """Tunes in this process on one CPU rank; the report, the steps, and the evaluator as it was after the last
-    evaluation, with a plain model of the weights that it measured."""
+    """Tunes in this process on one CPU rank; the report, the steps, and the evaluator as it was
+    after the last evaluation, with a plain model of the weights that it measured.
+    """
     monkeypatch.setenv("LOCAL_RANK", "0")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     kept = list[Evaluator]()

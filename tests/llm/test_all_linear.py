@@ -1,4 +1,6 @@
-"""`method.lora_attn_modules=all-linear`, as people write it: every linear of the layers, in both engines."""
+"""`method.lora_attn_modules=all-linear`, as people write it: every linear of the layers,
+in both engines.
+"""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,7 +23,10 @@ def test_torchtune_adapts_every_linear_of_a_layer(word: str, method: str):
     config = typed_llm(word, f"method={method}")
     preflight.refuse(config)
     assert isinstance(config.method, LoraConfig)
-    assert methods.adapted(config.method) == [*(f"attn.{name}" for name in ATTENTION), *FEED_FORWARD]
+    assert methods.adapted(config.method) == [
+        *(f"attn.{name}" for name in ATTENTION),
+        *FEED_FORWARD,
+    ]
     component = methods.model_component(config, 300)
     assert component["lora_attn_modules"] == list(ATTENTION) and component["apply_lora_to_mlp"]
     named = typed_llm(f"method.lora_attn_modules=[{','.join(ATTENTION)}]", f"method={method}")
@@ -39,13 +44,27 @@ def test_one_layer_needs_no_brackets():
         (["method.lora_attn_modules=[]"], "llm.no-adapted-layers", "method.lora_attn_modules"),
         (["method.lora_attn_modules=3"], "llm.no-adapted-layers", "method.lora_attn_modules"),
         (["method.lora_attn_modules=null"], "llm.no-adapted-layers", "method.lora_attn_modules"),
-        (["method.lora_attn_modules=[q_proj,3]"], "llm.no-adapted-layers", "method.lora_attn_modules"),
-        (["method.lora_attn_modules=[q_proj,all-linear]"], "llm.all-linear-and-others", "method.lora_attn_modules"),
-        ([ALL, "method.apply_lora_to_mlp=false"], "llm.all-linear-without-mlp", "method.apply_lora_to_mlp"),
+        (
+            ["method.lora_attn_modules=[q_proj,3]"],
+            "llm.no-adapted-layers",
+            "method.lora_attn_modules",
+        ),
+        (
+            ["method.lora_attn_modules=[q_proj,all-linear]"],
+            "llm.all-linear-and-others",
+            "method.lora_attn_modules",
+        ),
+        (
+            [ALL, "method.apply_lora_to_mlp=false"],
+            "llm.all-linear-without-mlp",
+            "method.apply_lora_to_mlp",
+        ),
         (["method.lora_attn_modules=all_linear"], "llm.unknown-layers", "method.lora_attn_modules"),
     ],
 )
-def test_what_names_no_layers_or_contradicts_itself_is_refused(words: list[str], code: str, key: str):
+def test_what_names_no_layers_or_contradicts_itself_is_refused(
+    words: list[str], code: str, key: str
+):
     with refused(code, key=key) as caught:
         preflight.refuse(typed_llm(*words))
     for remedy in remedies(caught.value):
@@ -62,6 +81,12 @@ def test_peft_adapts_every_linear_but_the_output(checkpoint: Path, kind: str, co
     from multicard.llm.trl import models
 
     model: Any = built(kind)
-    adapted = peft.get_peft_model(model, models.adapters(model, typed_llm(*words_of(checkpoint, ALL))))
-    names = {name.partition(".lora_A")[0] for name, _ in adapted.named_parameters() if ".lora_A" in name}
-    assert len(names) == 2 * count and not any("lm_head" in name or "embed_out" in name for name in names)
+    adapted = peft.get_peft_model(
+        model, models.adapters(model, typed_llm(*words_of(checkpoint, ALL)))
+    )
+    names = {
+        name.partition(".lora_A")[0] for name, _ in adapted.named_parameters() if ".lora_A" in name
+    }
+    assert len(names) == 2 * count and not any(
+        "lm_head" in name or "embed_out" in name for name in names
+    )

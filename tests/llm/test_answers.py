@@ -1,4 +1,6 @@
-"""Which part of a text is learnt as an answer: reasoning, greetings, calls and ends, in templates of public forms."""
+"""Which part of a text is learnt as an answer: reasoning, greetings, calls and ends,
+in templates of public forms.
+"""
 
 import json
 from pathlib import Path
@@ -12,7 +14,8 @@ from tests.conftest import typed_llm
 from tests.helpers.messages import refused
 from tests.llm.test_chat import written
 
-# Qwen 3.5's form: the prompt ends with empty reasoning, and earlier answers are written without theirs
+# Qwen 3.5's form: the prompt ends with empty reasoning,
+# and earlier answers are written without theirs
 EMPTY_THOUGHTS = """{%- for m in messages %}
 {{- '<|eot_id|>' + m.role + '\\n' }}
 {%- if m.role == 'assistant' %}
@@ -91,7 +94,11 @@ def read(folder: Path, template: str, *said: Any) -> dict[str, Any]:
     """A conversation's pieces, by this template."""
     (folder / "t.jinja").write_text(template)
     (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<|begin_of_text|>"}))
-    words = ("dataset=chat", written(folder / "data", {}), f"dataset.chat_template={folder / 't.jinja'}")
+    words = (
+        "dataset=chat",
+        written(folder / "data", {}),
+        f"dataset.chat_template={folder / 't.jinja'}",
+    )
     conversation = forms.conversation(forms.columns_of({"messages": list(said)}, {}))
     return chat.converted(conversation, chat.template(typed_llm(*words)), ChatLoss.answers)[0]
 
@@ -116,7 +123,11 @@ def text(row: dict[str, Any]) -> str:
         ),
         (EMPTY_THOUGHTS, [Q, A], ["Answer<|eom_id|>"]),
         (BY_THE_NEXT, [Q, THOUGHT], ["<think>Thought</think>Answer<|eot_id|>"]),
-        (BY_THE_NEXT, [Q, CALL, RESULT, A], ["<think></think>(add)<|eom_id|>", "<think></think>Answer<|eot_id|>"]),
+        (
+            BY_THE_NEXT,
+            [Q, CALL, RESULT, A],
+            ["<think></think>(add)<|eom_id|>", "<think></think>Answer<|eot_id|>"],
+        ),
         (
             BY_THE_NEXT,
             [Q, CALL | {"reasoning_content": "Thought"}, RESULT, THOUGHT],
@@ -170,27 +181,39 @@ def test_of_named_templates_conversations_with_tools_take_tool_use(form: str, tm
     plain = "{% for m in messages %}{{ '<|eot_id|>' + m.content + '<|eom_id|>' }}{% endfor %}"
     tool_use = "{% for t in tools %}{{ t.function.name }}{% endfor %}" + plain
     if form == "settings":
-        several = [{"name": "default", "template": plain}, {"name": "tool_use", "template": tool_use}]
+        several = [
+            {"name": "default", "template": plain},
+            {"name": "tool_use", "template": tool_use},
+        ]
         (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": several}))
     else:
         (tmp_path / "additional_chat_templates").mkdir()
         (tmp_path / "chat_template.jinja").write_text(plain)
         (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text(tool_use)
-    config = typed_llm("dataset=chat", written(tmp_path / "data", {}), f"dataset.chat_template={tmp_path}")
+    config = typed_llm(
+        "dataset=chat", written(tmp_path / "data", {}), f"dataset.chat_template={tmp_path}"
+    )
     template = chat.template(config)
-    rows = [{"messages": [Q, A]}, {"messages": [Q, A], "tools": [{"type": "function", "function": {"name": "add"}}]}]
+    rows = [
+        {"messages": [Q, A]},
+        {"messages": [Q, A], "tools": [{"type": "function", "function": {"name": "add"}}]},
+    ]
     texts = []
     for row in rows:
         conversation = forms.conversation(forms.columns_of(row, {}))
         texts.append(text(chat.converted(conversation, template, ChatLoss.answers)[0]))
-    assert texts == [f"{before}<|eot_id|>Question<|eom_id|><|eot_id|>Answer<|eom_id|>" for before in ("", "add")]
+    assert texts == [
+        f"{before}<|eot_id|>Question<|eom_id|><|eot_id|>Answer<|eom_id|>" for before in ("", "add")
+    ]
     assert template.text == plain + tool_use
 
 
 # Marks by `{% generation %}` that leave reasoning out, and that reach over a question
 MARKS = """{%- for m in messages %}{%- if m.role == 'user' %}{{- m.content }}
 {%- else %}{{- m.reasoning_content }}{%- generation %}{{- m.content }}{%- endgeneration %}{%- endif %}{%- endfor %}"""
-MARKS_ALL = "!{%- generation %}{%- for m in messages %}{{- m.content }}{%- endfor %}{%- endgeneration %}"
+MARKS_ALL = (
+    "!{%- generation %}{%- for m in messages %}{{- m.content }}{%- endfor %}{%- endgeneration %}"
+)
 
 
 @pytest.mark.parametrize(

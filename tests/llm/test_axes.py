@@ -58,12 +58,23 @@ def test_mixed_precision_has_weights_in_fp32_and_products_in_bf16(here: Here, me
 @NEEDS_TRL
 @pytest.mark.slow
 def test_mixed_precision_is_the_same_sharded_and_copied(tuned: Tuning):
-    """FSDP gathers weights in bf16, half of their bytes, and sums gradients in fp32, as DDP does."""
-    words = ("engine=trl", "gpus=2", "dataset.rows=40", "max_steps=3", "lr=3e-3", "model.vocab_size=1600")
+    """FSDP gathers weights in bf16, half of their bytes, and sums gradients in fp32,
+    as DDP does.
+    """
+    words = (
+        "engine=trl",
+        "gpus=2",
+        "dataset.rows=40",
+        "max_steps=3",
+        "lr=3e-3",
+        "model.vocab_size=1600",
+    )
     chosen = ([], ["precision=bf16_mixed"], ["precision=bf16_mixed", "sharding=ddp"])
     runs = [tuned(*words, *more) for more in chosen]
     assert [run["status"] for run in runs] == ["ok"] * 3
-    expected, *others = (run_folder.read_steps(Path(run["folder"]))["loss"].to_numpy() for run in runs)
+    expected, *others = (
+        run_folder.read_steps(Path(run["folder"]))["loss"].to_numpy() for run in runs
+    )
     for own in others:
         assert 0 < np.nanmax(np.abs(own - expected)) < ROUNDING["bf16"]
     whole, moved = (run["communication_bytes"] for run in runs[:2])
@@ -108,7 +119,9 @@ def test_a_norm_that_no_gradient_exceeds_changes_nothing(here: Here):
 def test_the_norm_is_that_of_all_shards(tuned: Tuning):
     words = ("gpus=2", "dataset.rows=40", "max_steps=2", "clip_grad_norm=0.5", "method=full")
     runs = [tuned(*words), tuned(*words, "engine=trl"), tuned(*words, "engine=trl", "sharding=ddp")]
-    first, *others = (run_folder.read_steps(Path(run["folder"]))["grad_norm"].to_numpy() for run in runs)
+    first, *others = (
+        run_folder.read_steps(Path(run["folder"]))["grad_norm"].to_numpy() for run in runs
+    )
     for own in others:
         np.testing.assert_allclose(own, first, rtol=1e-4)
     assert np.nanmin(first) > 0.5
@@ -150,13 +163,17 @@ def test_each_attention_takes_the_same_steps(here: Here, words: list[str]):
         (["engine=trl", "attention=flash"], "llm.flash-precision", {"precision": "fp32"}),
     ],
 )
-def test_an_attention_that_would_be_another_is_refused(words: list[str], code: str, facts: dict[str, Any]):
+def test_an_attention_that_would_be_another_is_refused(
+    words: list[str], code: str, facts: dict[str, Any]
+):
     with refused(code, key="attention", **facts):
         preflight.refuse(typed_llm(*words))
 
 
 def test_an_attention_that_this_machine_lacks_is_refused(monkeypatch: pytest.MonkeyPatch):
-    flash, flex = (typed_llm("engine=trl", "precision=bf16", f"attention={name}") for name in ("flash", "flex"))
+    flash, flex = (
+        typed_llm("engine=trl", "precision=bf16", f"attention={name}") for name in ("flash", "flex")
+    )
     on_cpu, on_gpu = Placement("cpu", "gloo", 1, False), Placement("cuda", "nccl", 1, False)
     with refused("llm.flash-cpu", key="attention"):
         axes.fits(flash, on_cpu)
@@ -173,7 +190,9 @@ def test_an_attention_that_this_machine_lacks_is_refused(monkeypatch: pytest.Mon
 
 @NEEDS_TRL
 @pytest.mark.usefixtures("processes")
-def test_an_attention_is_refused_where_the_model_or_the_gpu_has_none(monkeypatch: pytest.MonkeyPatch):
+def test_an_attention_is_refused_where_the_model_or_the_gpu_has_none(
+    monkeypatch: pytest.MonkeyPatch,
+):
     import torch
     import transformers
 
@@ -196,8 +215,12 @@ def test_an_attention_is_refused_where_the_model_or_the_gpu_has_none(monkeypatch
 
 @NEEDS_TRL
 @pytest.mark.usefixtures("processes")
-@pytest.mark.parametrize(("chosen", "name"), [("flash", "flash_attention_2"), ("flex", "flex_attention")])
-def test_transformers_is_asked_for_it_by_its_own_name(monkeypatch: pytest.MonkeyPatch, chosen: str, name: str):
+@pytest.mark.parametrize(
+    ("chosen", "name"), [("flash", "flash_attention_2"), ("flex", "flex_attention")]
+)
+def test_transformers_is_asked_for_it_by_its_own_name(
+    monkeypatch: pytest.MonkeyPatch, chosen: str, name: str
+):
     """Neither runs on CPU ranks: what the model is built with is asserted in their place."""
     import torch
 
@@ -214,7 +237,8 @@ def test_transformers_is_asked_for_it_by_its_own_name(monkeypatch: pytest.Monkey
 # ---- optimisers
 
 
-# AdamW's step of one weight does not depend on the size of its gradient: rounding of states moves a loss of 6 by 1e-3
+# AdamW's step of one weight does not depend on the size of its
+# gradient: rounding of states moves a loss of 6 by 1e-3
 EIGHT_BITS = 2e-3
 BOTH = ["torchtune", pytest.param("trl", marks=NEEDS_TRL)]
 
@@ -235,10 +259,19 @@ def test_states_of_8_bits_take_nearly_the_same_steps(here: Here, engine: str):
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["torchtune", "trl"])
 def test_each_rank_updates_its_part_in_8_bits(tuned: Tuning, engine: str):
-    words = ("gpus=2", "dataset.rows=40", "max_steps=3", "lr=3e-3", "method=full", "optimizer.name=adamw_8bit")
+    words = (
+        "gpus=2",
+        "dataset.rows=40",
+        "max_steps=3",
+        "lr=3e-3",
+        "method=full",
+        "optimizer.name=adamw_8bit",
+    )
     chosen = ([f"engine={engine}"], ["engine=trl", "sharding=ddp"])
     sharded, copied = (tuned(*words, *more) for more in chosen)
-    losses = [run_folder.read_steps(Path(run["folder"]))["loss"].to_numpy() for run in (sharded, copied)]
+    losses = [
+        run_folder.read_steps(Path(run["folder"]))["loss"].to_numpy() for run in (sharded, copied)
+    ]
     assert np.nanmax(np.abs(losses[0] - losses[1])) < EIGHT_BITS
     assert losses[0][0] - losses[0][2] > 0.1
     assert 0.9 < sharded["eight_bit_share"] < 1
@@ -250,20 +283,40 @@ def test_each_rank_updates_its_part_in_8_bits(tuned: Tuning, engine: str):
 @NEEDS_TRL
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["torchtune", "trl"])
-@pytest.mark.parametrize("more", [["method=lora"], ["method=qlora"], ["method=full", "optimizer.name=adamw_8bit"]])
-def test_shards_on_the_host_learn_as_those_on_the_device(tuned: Tuning, engine: str, more: list[str]):
-    words = ("gpus=2", "dataset.rows=40", "max_steps=3", "lr=3e-3", "clip_grad_norm=0.5", "dataset.split=0.2")
+@pytest.mark.parametrize(
+    "more", [["method=lora"], ["method=qlora"], ["method=full", "optimizer.name=adamw_8bit"]]
+)
+def test_shards_on_the_host_learn_as_those_on_the_device(
+    tuned: Tuning, engine: str, more: list[str]
+):
+    words = (
+        "gpus=2",
+        "dataset.rows=40",
+        "max_steps=3",
+        "lr=3e-3",
+        "clip_grad_norm=0.5",
+        "dataset.split=0.2",
+    )
     own = (f"engine={engine}", "model.num_kv_heads=4", *more)
-    on_device, on_host = (tuned(*words, *own, f"sharding={kind}") for kind in ("fsdp", "fsdp_offload"))
-    losses = [run_folder.read_steps(Path(run["folder"]))["loss"].to_numpy() for run in (on_device, on_host)]
+    on_device, on_host = (
+        tuned(*words, *own, f"sharding={kind}") for kind in ("fsdp", "fsdp_offload")
+    )
+    losses = [
+        run_folder.read_steps(Path(run["folder"]))["loss"].to_numpy()
+        for run in (on_device, on_host)
+    ]
     assert np.array_equal(*losses, equal_nan=True)
-    scores = [[each["loss"] for each in run["held_out"]["evaluations"]] for run in (on_device, on_host)]
+    scores = [
+        [each["loss"] for each in run["held_out"]["evaluations"]] for run in (on_device, on_host)
+    ]
     assert scores[0] == scores[1] != []
 
 
 def test_what_is_on_the_host_is_not_paged_there_too():
     with refused("llm.paged-offload", key="optimizer") as caught:
-        preflight.refuse(typed_llm("gpus=2", "sharding=fsdp_offload", "optimizer.name=paged_adamw_8bit"))
+        preflight.refuse(
+            typed_llm("gpus=2", "sharding=fsdp_offload", "optimizer.name=paged_adamw_8bit")
+        )
     assert "optimizer=adamw_8bit" in remedies(caught.value)
     with refused("llm.trl-qat-offload", key="sharding"):
         preflight.refuse(typed_llm("engine=trl", "gpus=2", "sharding=fsdp_offload", "method=qat"))
@@ -294,7 +347,9 @@ def test_a_sharded_weight_is_updated_as_its_whole(tmp_path: Path):
             sharded.grad = DTensor.from_local(gradients * (step + 1), mesh, [Shard(0)])
             for optimiser in optimisers:
                 optimiser.step()
-        assert torch.equal(sharded.full_tensor(), plain) and torch.equal(frozen.full_tensor(), values)
+        assert torch.equal(sharded.full_tensor(), plain) and torch.equal(
+            frozen.full_tensor(), values
+        )
         assert not torch.equal(plain, values)
         assert optimisers[1].param_groups[0]["params"] == [sharded, frozen]
         assert [share(optimiser) for optimiser in optimisers] == [1.0, 1.0]
@@ -305,7 +360,9 @@ def test_a_sharded_weight_is_updated_as_its_whole(tmp_path: Path):
 @pytest.mark.usefixtures("processes")
 @NEEDS_TRL
 def test_pages_are_asked_for():
-    """Not on a CPU, where bitsandbytes has none and would go on without: what it is told is asserted."""
+    """Not on a CPU, where bitsandbytes has none and would go
+    on without: what it is told is asserted.
+    """
     import torch
 
     from multicard.llm.eight_bit import AdamW8bit
@@ -324,7 +381,9 @@ def test_an_optimiser_that_this_machine_lacks_is_refused(monkeypatch: pytest.Mon
     assert remedies(caught.value) == ["optimizer=adamw_8bit"]
     axes.fits(paged, Placement("cuda", "nccl", 1, False))
     with refused("llm.eight-bit-in-bwd", key="optimizer"):
-        preflight.refuse(typed_llm("method=full", "optimizer_in_bwd=true", "optimizer.name=adamw_8bit"))
+        preflight.refuse(
+            typed_llm("method=full", "optimizer_in_bwd=true", "optimizer.name=adamw_8bit")
+        )
     monkeypatch.setattr("multicard.llm.axes.find_spec", lambda _: None)
     with refused("llm.no-bitsandbytes", key="optimizer", value="adamw_8bit"):
         preflight.refuse(typed_llm("optimizer.name=adamw_8bit"))
@@ -332,7 +391,10 @@ def test_an_optimiser_that_this_machine_lacks_is_refused(monkeypatch: pytest.Mon
 
 def test_the_optimiser_is_typed_as_it_is_named():
     words = ["optimizer=adamw_8bit", "method=full"]
-    assert command_line.switched(words, llm.WORKLOAD) == ["optimizer.name=adamw_8bit", "method=full"]
+    assert command_line.switched(words, llm.WORKLOAD) == [
+        "optimizer.name=adamw_8bit",
+        "method=full",
+    ]
     assert command_line.switched(["optimizer=adam"], vision.WORKLOAD) == ["optimizer=adam"]
     assert typed_llm("optimizer.name=adamw").identity() == typed_llm().identity()
     assert typed_llm("optimizer.name=adamw_8bit").identity() != typed_llm().identity()
@@ -360,7 +422,9 @@ def test_rank_stabilised_adapters_are_another_cell():
 
 
 @pytest.mark.parametrize("engine", BOTH)
-def test_garbage_is_collected_at_fixed_steps(here: Here, engine: str, monkeypatch: pytest.MonkeyPatch):
+def test_garbage_is_collected_at_fixed_steps(
+    here: Here, engine: str, monkeypatch: pytest.MonkeyPatch
+):
     seen: list[tuple[int, bool]] = []
     monkeypatch.setattr(garbage, "step_ended", lambda steps: seen.append((steps, gc.isenabled())))
     here(f"engine={engine}", "max_steps=3")
@@ -371,7 +435,9 @@ def test_garbage_is_collected_at_fixed_steps(here: Here, engine: str, monkeypatc
 
 
 @NEEDS_TRL
-def test_a_layer_that_torch_would_leave_uncompiled_ends_the_run(here: Here, monkeypatch: pytest.MonkeyPatch):
+def test_a_layer_that_torch_would_leave_uncompiled_ends_the_run(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+):
     import torch
 
     from multicard.llm import compiling
@@ -382,7 +448,10 @@ def test_a_layer_that_torch_would_leave_uncompiled_ends_the_run(here: Here, monk
     with pytest.raises((RuntimeError, ValueError)) as caught:
         here("engine=trl", "compile=true", "max_steps=2")
     assert find(str(caught.value), "llm.recompile-limit", key="compile", limit=1)
-    assert torch._dynamo.config.recompile_limit == 8 and not torch._dynamo.config.fail_on_recompile_limit_hit
+    assert (
+        torch._dynamo.config.recompile_limit == 8
+        and not torch._dynamo.config.fail_on_recompile_limit_hit
+    )
 
 
 @pytest.mark.usefixtures("processes")
@@ -392,7 +461,10 @@ def test_batches_are_made_with_and_without_padding_and_of_one_row_and_of_several
     from multicard.llm import compiling
 
     for padded in (True, False):
-        batch = {"tokens": torch.tensor([[5, 6, 7, 8], [5, 6, 0, 0]]), "labels": torch.full((2, 4), 3)}
+        batch = {
+            "tokens": torch.tensor([[5, 6, 7, 8], [5, 6, 0, 0]]),
+            "labels": torch.full((2, 4), 3),
+        }
         made = compiling.filled(batch, 0, padded)
         assert bool((made["tokens"] == 0).any()) is padded
         pairs = compiling.filled((batch["tokens"].clone(), batch["labels"].clone()), 0, padded)
@@ -416,7 +488,9 @@ def test_what_is_no_plain_layer_is_not_compiled_by_trl(method: str):
 
 @NEEDS_TRL
 def test_liger_is_asked_for_all_but_the_loss(here: Here, monkeypatch: pytest.MonkeyPatch):
-    """By a stand-in of the parts of liger-kernel 0.8.5 that transformers calls: its kernels need a GPU."""
+    """By a stand-in of the parts of liger-kernel 0.8.5 that
+    transformers calls: its kernels need a GPU.
+    """
     from transformers.integrations import liger
 
     calls: list[tuple[str, dict[str, Any]]] = []
@@ -435,7 +509,9 @@ def test_liger_is_asked_for_all_but_the_loss(here: Here, monkeypatch: pytest.Mon
         monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(liger, "is_liger_kernel_available", lambda: True)
     here("engine=trl", "kernels=liger", "max_steps=1")
-    assert calls == [("LlamaForCausalLM", {"cross_entropy": False, "fused_linear_cross_entropy": False})]
+    assert calls == [
+        ("LlamaForCausalLM", {"cross_entropy": False, "fused_linear_cross_entropy": False})
+    ]
     with refused("llm.liger-model", key="kernels", model="qwen2"):
         here("engine=trl", "kernels=liger", "max_steps=1", "model=qwen2_5_tiny")
 

@@ -1,7 +1,8 @@
-"""Nine families of models, tuned as a plain loop of transformers tunes them: the same tokens learnt, the same losses.
+"""Nine families of models, tuned as a plain loop of transformers
+tunes them: the same tokens learnt, the same losses.
 
-The loop knows no packing, no mask of ours and no engine: it reads each conversation by itself, in the text that stands
-here, and learns what stands here as learnt.
+The loop knows no packing, no mask of ours and no engine: it reads each conversation by itself, in
+the text that stands here, and learns what stands here as learnt.
 """
 
 import json
@@ -26,13 +27,15 @@ TRL = find_spec("trl")
 pytestmark = pytest.mark.skipif(TRL is None, reason="pip install -e .[trl]")
 
 MISTRAL = (
-    "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'user' %}[INST] {{ m['content'] }}[/INST]"
-    "{% else %} {{ m['content'] }}{{ eos_token }}{% endif %}{% endfor %}"
+    "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'user' %}[INST] {{ m['content']"
+    " }}[/INST]{% else %} {{ m['content'] }}{{ eos_token }}{% endif %}{% endfor %}"
 )
-# A template that writes an answer's thoughts in the last turn alone, as those of Qwen 3, and that TRL does not know
+# A template that writes an answer's thoughts in the last turn alone, as those of Qwen 3,
+# and that TRL does not know
 FORGETS = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if loop.last and m.role == 'assistant' %}<think></think>"
-    "{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if loop.last and m.role == 'assistant'"
+    " %}<think></think>{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}{% if"
+    " add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
 
@@ -53,9 +56,16 @@ class Family(NamedTuple):
 
 IM = ("<|im_start|>", "<|im_end|>")
 # DeepSeek's special tokens, whose bars and underscores are others than ASCII's
-ASKS, ANSWERS, ENDS = (f"<\uff5c{name}\uff5c>" for name in ("User", "Assistant", "end\u2581of\u2581sentence"))
+ASKS, ANSWERS, ENDS = (
+    f"<\uff5c{name}\uff5c>" for name in ("User", "Assistant", "end\u2581of\u2581sentence")
+)
 THOUGHT = "<think>\n\n</think>\n\n"
-EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1}
+EXPERTS = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 1,
+}
 FAMILIES = {
     "llama 3": Family(
         "llama",
@@ -71,7 +81,8 @@ FAMILIES = {
         "qwen2",
         "qwen2_5",
         IM,
-        "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n"
+        "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful"
+        " assistant.<|im_end|>\n"
         "<|im_start|>user\nOne?<|im_end|>\n<|im_start|>assistant\n«Un.<|im_end|>»\n"
         "<|im_start|>user\nTwo?<|im_end|>\n<|im_start|>assistant\n«Deux.<|im_end|>»\n",
         {},
@@ -100,7 +111,11 @@ FAMILIES = {
         {"pad_token_id": 1},
     ),
     "mistral": Family(
-        "mistral", MISTRAL, ("[INST]", "[/INST]"), "<s>[INST] One?[/INST]« Un.</s>»[INST] Two?[/INST]« Deux.</s>»", {}
+        "mistral",
+        MISTRAL,
+        ("[INST]", "[/INST]"),
+        "<s>[INST] One?[/INST]« Un.</s>»[INST] Two?[/INST]« Deux.</s>»",
+        {},
     ),
     "glm": Family(
         "glm4_moe",
@@ -123,8 +138,20 @@ FAMILIES = {
         "deepseekv3",
         (ASKS, ANSWERS),
         f"<s>{ASKS}One?{ANSWERS}«Un.{ENDS}»{ASKS}Two?{ANSWERS}«Deux.{ENDS}»",
-        {**EXPERTS, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "num_key_value_heads": 4}
-        | {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16},
+        {
+            **EXPERTS,
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+            "num_key_value_heads": 4,
+        }
+        | {
+            "q_lora_rank": 16,
+            "kv_lora_rank": 16,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 8,
+            "v_head_dim": 16,
+        },
     ),
     "one that forgets": Family(
         "llama",
@@ -141,7 +168,11 @@ GPT_OSS = ["<|channel|>final<|message|>Un.<|end|>", "<|channel|>final<|message|>
 
 def conversation(*said: str) -> dict[str, Any]:
     roles = ("user", "assistant") * len(said)
-    return {"messages": [{"role": role, "content": text} for role, text in zip(roles, said, strict=False)]}
+    return {
+        "messages": [
+            {"role": role, "content": text} for role, text in zip(roles, said, strict=False)
+        ]
+    }
 
 
 CONVERSATION = conversation("One?", "Un.", "Two?", "Deux.")
@@ -151,17 +182,29 @@ def template_of(family: Family) -> str:
     if "{" in family.template:
         return family.template
     assert TRL is not None and TRL.origin is not None
-    return (Path(TRL.origin).parent / "chat_templates" / f"{family.template}.jinja").read_text("utf-8")
+    return (Path(TRL.origin).parent / "chat_templates" / f"{family.template}.jinja").read_text(
+        "utf-8"
+    )
 
 
 def folder_of(place: Path, family: Family) -> Path:
-    """A folder with the family's template, sizes and a tokenizer of bytes with its special tokens."""
+    """A folder with the family's template, sizes and a
+    tokenizer of bytes with its special tokens.
+    """
     place.mkdir()
     end = ENDS if family.kind == "deepseek_v3" else "</s>"
     byte_tokenizer(place, "<s>", *family.special, *([end] if end != "</s>" else []))
     (place / "chat_template.jinja").write_text(template_of(family))
-    (place / "tokenizer_config.json").write_text(json.dumps(AS_WRITTEN | {"bos_token": "<s>", "eos_token": end}))
-    sizes = {"model_type": family.kind, **SIZES, "bos_token_id": 2, "eos_token_id": 3, **family.sizes}
+    (place / "tokenizer_config.json").write_text(
+        json.dumps(AS_WRITTEN | {"bos_token": "<s>", "eos_token": end})
+    )
+    sizes = {
+        "model_type": family.kind,
+        **SIZES,
+        "bos_token_id": 2,
+        "eos_token_id": 3,
+        **family.sizes,
+    }
     (place / "config.json").write_text(json.dumps(sizes))
     return place
 
@@ -171,7 +214,9 @@ def test_answers_are_learnt_to_the_token_that_ends_them_and_nothing_else(name: s
     family = FAMILIES[name]
     config = typed_llm(*words_of(folder_of(tmp_path / "model", family)))
     written = chat.template(config).pieces(CONVERSATION["messages"], None, ChatLoss.answers)
-    text = "".join(f"«{piece['content']}»" if piece["learnt"] else piece["content"] for piece in written.pieces)
+    text = "".join(
+        f"«{piece['content']}»" if piece["learnt"] else piece["content"] for piece in written.pieces
+    )
     learnt = [piece["content"] for piece in written.pieces if piece["learnt"]]
     if name == "gpt-oss":
         assert learnt == GPT_OSS and text.count("<|start|>assistant«") == 2
@@ -184,7 +229,11 @@ def test_rows_of_which_the_last_answer_alone_is_learnt_are_counted_and_said(tmp_
     """Before the start, in a line, and in the record."""
     folder = folder_of(tmp_path / "model", FAMILIES["one that forgets"])
     rows = [CONVERSATION, conversation("One?", "Un."), CONVERSATION]
-    config = typed_llm(*words_of(folder, "dataset=chat", file_of(tmp_path, *rows), "batch_size=1", "dataset.split=0"))
+    config = typed_llm(
+        *words_of(
+            folder, "dataset=chat", file_of(tmp_path, *rows), "batch_size=1", "dataset.split=0"
+        )
+    )
     inputs = preflight.prepare(config)
     assert inputs.last_alone == 2 and all(row.keys() == {"pieces"} for row in inputs.rows or [])
     (notice,) = preflight.notices(config)
@@ -192,7 +241,9 @@ def test_rows_of_which_the_last_answer_alone_is_learnt_are_counted_and_said(tmp_
 
 
 def expected(family: Family, folder: Path, said: tuple[str, ...]) -> tuple[list[int], list[bool]]:
-    """The tokens of a conversation by transformers, and which of them are learnt, by the text above."""
+    """The tokens of a conversation by transformers, and which of them are learnt,
+    by the text above.
+    """
     import transformers
 
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
@@ -200,8 +251,11 @@ def expected(family: Family, folder: Path, said: tuple[str, ...]) -> tuple[list[
     if not text:
         special = json.loads((folder / "tokenizer_config.json").read_text())
         chats = conversation(*said)["messages"]
-        text = tokenizer.apply_chat_template(chats, chat_template=template_of(family), tokenize=False, **special)
-        text = re.sub(r"(?<=Current date: )[\d-]+", "2024-07-26", str(text))  # the day that rows are written on
+        text = tokenizer.apply_chat_template(
+            chats, chat_template=template_of(family), tokenize=False, **special
+        )
+        # the day that rows are written on
+        text = re.sub(r"(?<=Current date: )[\d-]+", "2024-07-26", str(text))
         text = re.sub(r"(?<=<\|start\|>assistant)(.+?<\|(?:end|return)\|>)", r"«\1»", text)
     else:
         for own, other in zip(("One?", "Un.", "Two?", "Deux."), said, strict=True):
@@ -214,8 +268,12 @@ def expected(family: Family, folder: Path, said: tuple[str, ...]) -> tuple[list[
     return tokens, learnt
 
 
-def rows_in(batch: dict[str, torch.Tensor], known: dict[tuple[int, ...], list[bool]]) -> list[tuple[int, ...]]:
-    """The conversations of a batch, each by its tokens: padded, or one behind the other with its own positions."""
+def rows_in(
+    batch: dict[str, torch.Tensor], known: dict[tuple[int, ...], list[bool]]
+) -> list[tuple[int, ...]]:
+    """The conversations of a batch, each by its tokens: padded,
+    or one behind the other with its own positions.
+    """
     found = list[tuple[int, ...]]()
     for place, tokens in enumerate(batch["input_ids"].tolist()):
         if "position_ids" not in batch:
@@ -225,7 +283,8 @@ def rows_in(batch: dict[str, torch.Tensor], known: dict[tuple[int, ...], list[bo
         starts = [at for at, position in enumerate(positions) if position == 0]
         for begin, end in zip(starts, [*starts[1:], len(tokens)], strict=True):
             row = tuple(tokens[begin:end])
-            found.append(next(one for one in known if row[: len(one)] == one))  # behind the last one are paddings
+            # behind the last one are paddings
+            found.append(next(one for one in known if row[: len(one)] == one))
     return found
 
 
@@ -244,20 +303,42 @@ def test_a_family_takes_the_steps_of_a_plain_loop(
     family = FAMILIES[name]
     folder = folder_of(tmp_path / "model", family)
     torch.manual_seed(0)
-    model: Any = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(folder))
+    model: Any = transformers.AutoModelForCausalLM.from_config(
+        transformers.AutoConfig.from_pretrained(folder)
+    )
     for parameter in model.parameters():
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.1)
     config_json = (folder / "config.json").read_text()
     model.save_pretrained(folder)
-    assert json.loads(config_json)["model_type"] == json.loads((folder / "config.json").read_text())["model_type"]
-    said = [(f"What {i}?" * (1 + i % 3), f"That {i}." * (1 + i % 4), f"And {i}?", f"Then {i}.") for i in range(12)]
-    known = {tuple(tokens): learnt for tokens, learnt in (expected(family, folder, each) for each in said)}
+    assert (
+        json.loads(config_json)["model_type"]
+        == json.loads((folder / "config.json").read_text())["model_type"]
+    )
+    said = [
+        (f"What {i}?" * (1 + i % 3), f"That {i}." * (1 + i % 4), f"And {i}?", f"Then {i}.")
+        for i in range(12)
+    ]
+    known = {
+        tuple(tokens): learnt
+        for tokens, learnt in (expected(family, folder, each) for each in said)
+    }
     batches: list[Any] = []
-    monkeypatch.setattr(engine, "named", lambda batch, named=engine.named: batches.append(named(batch)) or batches[-1])
-    words = ["dataset=chat", file_of(tmp_path, *(conversation(*each) for each in said)), "method=full", "lr=1e-3"]
+    monkeypatch.setattr(
+        engine,
+        "named",
+        lambda batch, named=engine.named: batches.append(named(batch)) or batches[-1],
+    )
+    words = [
+        "dataset=chat",
+        file_of(tmp_path, *(conversation(*each) for each in said)),
+        "method=full",
+        "lr=1e-3",
+    ]
     longest = 2 * max(map(len, known)) + 20
-    words += ["packed=true", f"max_seq_len={longest}", "batch_size=1"] if packed else ["batch_size=2"]
+    words += (
+        ["packed=true", f"max_seq_len={longest}", "batch_size=1"] if packed else ["batch_size=2"]
+    )
     words = words_of(folder, "model.weights=own", "warmup_steps=1", *words)
     if name == "gpt-oss" and packed:  # transformers makes its masks without positions
         with refused("llm.folder-packed", key="packed"):

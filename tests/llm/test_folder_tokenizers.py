@@ -1,4 +1,6 @@
-"""What the files of a model's folder say of its tokens: rows have the tokens that transformers gives them."""
+"""What the files of a model's folder say of its tokens: rows
+have the tokens that transformers gives them.
+"""
 
 import json
 from importlib.util import find_spec
@@ -18,16 +20,26 @@ from tests.llm.test_folders import SIZES, byte_tokenizer, words_of
 pytestmark = pytest.mark.skipif(find_spec("trl") is None, reason="pip install -e .[trl]")
 
 SAID = [{"role": "user", "content": "What is it?"}, {"role": "assistant", "content": "An answer."}]
-NAMED = "{{ bos_token }}{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ eos_token }}{% endfor %}"
+NAMED = (
+    "{{ bos_token }}{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ eos_token }}{% endfor %}"
+)
 NAMED += "{% if add_generation_prompt %}<assistant>{% endif %}"
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 CHATML += "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-SPECIAL = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False, "special": True}
+SPECIAL = {
+    "lstrip": False,
+    "rstrip": False,
+    "normalized": False,
+    "single_word": False,
+    "special": True,
+}
 FIRST = 256 + len(("</s>", "<s>"))  # the next number behind those of `model`
 FAST: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
 
 
-def model(folder: Path, template: str, settings: dict[str, Any] | None = None, **files: Any) -> Path:
+def model(
+    folder: Path, template: str, settings: dict[str, Any] | None = None, **files: Any
+) -> Path:
     """A folder with a tokenizer of bytes, `<s>` and `</s>`, and these settings of it."""
     folder.mkdir(exist_ok=True)
     byte_tokenizer(folder, "<s>")
@@ -41,7 +53,9 @@ def model(folder: Path, template: str, settings: dict[str, Any] | None = None, *
 
 def written(folder: Path, *words: str) -> dict[str, Any]:
     """The pieces of the conversation, by the folder's tokenizer."""
-    config = typed_llm(*words_of(folder, "dataset=chat", f"dataset.data_files={folder / 'rows.jsonl'}", *words))
+    config = typed_llm(
+        *words_of(folder, "dataset=chat", f"dataset.data_files={folder / 'rows.jsonl'}", *words)
+    )
     conversation = forms.conversation(forms.columns_of({"messages": SAID}, {}))
     return chat.converted(conversation, chat.template(config), ChatLoss.answers)[0]
 
@@ -58,7 +72,9 @@ def theirs(folder: Path, **options: Any) -> Any:
     """The tokens by transformers."""
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(folder).apply_chat_template(SAID, return_dict=True, **options)["input_ids"]
+    return AutoTokenizer.from_pretrained(folder).apply_chat_template(
+        SAID, return_dict=True, **options
+    )["input_ids"]
 
 
 TRUNCATION = {"direction": "Right", "max_length": 8, "strategy": "LongestFirst", "stride": 0}
@@ -69,7 +85,9 @@ PADDING = {
 
 
 @pytest.mark.parametrize("own", [{"truncation": TRUNCATION}, {"padding": PADDING}], ids=str)
-def test_rows_are_neither_cut_nor_padded_by_what_tokenizer_json_holds(tmp_path: Path, own: dict[str, Any]):
+def test_rows_are_neither_cut_nor_padded_by_what_tokenizer_json_holds(
+    tmp_path: Path, own: dict[str, Any]
+):
     folder = model(tmp_path / "model", CHATML)
     plain = labelled_rows.chat_tokens(FolderTokenizer(str(folder)), written(folder))
     stored = json.loads((folder / "tokenizer.json").read_text())
@@ -82,17 +100,31 @@ def test_rows_are_neither_cut_nor_padded_by_what_tokenizer_json_holds(tmp_path: 
 @pytest.mark.parametrize(
     ("settings", "files", "expected"),
     [
-        ({"bos_token": None, "eos_token": "</s>"}, {}, "<user>What is it?</s><assistant>An answer.</s>"),
+        (
+            {"bos_token": None, "eos_token": "</s>"},
+            {},
+            "<user>What is it?</s><assistant>An answer.</s>",
+        ),
         ({"eos_token": "</s>"}, {}, "<user>What is it?</s><assistant>An answer.</s>"),
         ({}, {}, "<user>What is it?<assistant>An answer."),
         ({"bos_token": "<s>"}, {}, "<s><user>What is it?<assistant>An answer."),
         (
             {},
-            {"special_tokens_map": {"bos_token": "<s>", "eos_token": {"content": "</s>", **SPECIAL}}},
+            {
+                "special_tokens_map": {
+                    "bos_token": "<s>",
+                    "eos_token": {"content": "</s>", **SPECIAL},
+                }
+            },
             "<s><user>What is it?</s><assistant>An answer.</s>",
         ),
         (
-            {"add_bos_token": True, "add_eos_token": False, "bos_token": "<s>", "eos_token": "</s>"},
+            {
+                "add_bos_token": True,
+                "add_eos_token": False,
+                "bos_token": "<s>",
+                "eos_token": "</s>",
+            },
             {},
             "<s><user>What is it?</s><assistant>An answer.</s>",
         ),
@@ -113,19 +145,26 @@ def test_a_token_that_the_model_lacks_is_undefined_in_its_template(tmp_path: Pat
 
 
 @pytest.mark.parametrize("beside", [{}, {"bos_token": "<other>", "eos_token": "<end>"}], ids=str)
-def test_tokens_are_the_models_where_the_template_is_another_file(tmp_path: Path, beside: dict[str, str]):
+def test_tokens_are_the_models_where_the_template_is_another_file(
+    tmp_path: Path, beside: dict[str, str]
+):
     folder = model(tmp_path / "model", CHATML, {"bos_token": "<s>", "eos_token": "</s>"})
     (tmp_path / "other").mkdir()
     asked = tmp_path / "other" / "named.jinja"
     asked.write_text(NAMED)
     (tmp_path / "other" / "tokenizer_config.json").write_text(json.dumps(beside))
     row = written(folder, f"dataset.chat_template={asked}")
-    assert text(row) == "<s><user>What is it?</s><assistant>An answer.</s>" and learnt(row) == ["An answer.</s>"]
+    assert text(row) == "<s><user>What is it?</s><assistant>An answer.</s>" and learnt(row) == [
+        "An answer.</s>"
+    ]
     tokens = labelled_rows.chat_tokens(FolderTokenizer(str(folder)), row)["tokens"]
     assert tokens == theirs(folder, chat_template=NAMED)
 
 
-ADDED = {str(FIRST + place): {"content": f"<|im_{name}|>", **SPECIAL} for place, name in enumerate(("start", "end"))}
+ADDED = {
+    str(FIRST + place): {"content": f"<|im_{name}|>", **SPECIAL}
+    for place, name in enumerate(("start", "end"))
+}
 
 
 @pytest.mark.parametrize(
@@ -133,7 +172,9 @@ ADDED = {str(FIRST + place): {"content": f"<|im_{name}|>", **SPECIAL} for place,
     [({"added_tokens_decoder": ADDED}, FIRST + 1), ({"eos_token": "<|im_end|>"}, FIRST)],
     ids=["added_tokens_decoder", "eos_token"],
 )
-def test_tokens_that_tokenizer_json_lacks_are_tokens(tmp_path: Path, settings: dict[str, Any], end: int):
+def test_tokens_that_tokenizer_json_lacks_are_tokens(
+    tmp_path: Path, settings: dict[str, Any], end: int
+):
     folder = model(tmp_path / "model", CHATML, settings)
     row = labelled_rows.chat_tokens(FolderTokenizer(str(folder)), written(folder))
     assert row["tokens"] == theirs(folder) and row["tokens"].count(end) == 2
@@ -142,21 +183,33 @@ def test_tokens_that_tokenizer_json_lacks_are_tokens(tmp_path: Path, settings: d
 
 
 def test_the_class_that_a_folder_names_splits_its_text(tmp_path: Path):
-    """Llama 2's with `legacy: false` puts no space behind special tokens, whatever tokenizer.json does."""
+    """Llama 2's with `legacy: false` puts no space behind special tokens,
+    whatever tokenizer.json does.
+    """
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
-    folder = model(tmp_path / "model", NAMED, {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"})
+    folder = model(
+        tmp_path / "model", NAMED, {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    )
     letters = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁"]
     vocabulary = {letter: place for place, letter in enumerate(letters)}
-    own = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    own = Tokenizer(
+        models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True, fuse_unk=True)
+    )
     own.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])  # pyright: ignore[reportAttributeAccessIssue]
-    own.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])  # pyright: ignore[reportAttributeAccessIssue]
-    own.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in letters[:3]])
+    own.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )  # pyright: ignore[reportAttributeAccessIssue]
+    own.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in letters[:3]]
+    )
     own.save(str(folder / "tokenizer.json"))
     counts = list[int]()
     for name in ("PreTrainedTokenizerFast", "LlamaTokenizer"):
         settings = json.loads((folder / "tokenizer_config.json").read_text())
-        (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"tokenizer_class": name, "legacy": False}))
+        (folder / "tokenizer_config.json").write_text(
+            json.dumps(settings | {"tokenizer_class": name, "legacy": False})
+        )
         tokens = labelled_rows.chat_tokens(FolderTokenizer(str(folder)), written(folder))["tokens"]
         assert tokens == theirs(folder)
         counts.append(len(tokens))
@@ -167,7 +220,8 @@ def test_the_class_that_a_folder_names_splits_its_text(tmp_path: Path):
     ("kind", "settings"),
     [
         ("llama", {"added_tokens_decoder": ADDED, "eos_token": "</s>"}),
-        ("qwen2", {"tokenizer_class": "LlamaTokenizer", "eos_token": "</s>"}),  # of which config.json knows better
+        # of which config.json knows better
+        ("qwen2", {"tokenizer_class": "LlamaTokenizer", "eos_token": "</s>"}),
         ("qwen2", {"tokenizer_class": None}),
     ],
     ids=str,
@@ -179,7 +233,9 @@ def test_a_kept_tokenizer_has_the_same_tokens_without_the_models_configuration(
     (folder / "config.json").write_text(json.dumps({"model_type": kind, **SIZES}))
     words = ("dataset=chat", f"dataset.data_files={folder / 'rows.jsonl'}")
     (tmp_path / "kept").mkdir()
-    kept_tokenizer.write(typed_llm(*words_of(folder, *words)), tmp_path / "inputs", tmp_path / "kept")
+    kept_tokenizer.write(
+        typed_llm(*words_of(folder, *words)), tmp_path / "inputs", tmp_path / "kept"
+    )
     assert theirs(tmp_path / "kept") == theirs(folder)
     own, kept = (of_folder(str(place)) for place in (folder, tmp_path / "kept"))
     assert kept.special_tokens_map == own.special_tokens_map and kept.get_vocab() == own.get_vocab()
@@ -189,27 +245,43 @@ def test_the_files_that_say_which_tokens_there_are_identify_the_tokenizer(tmp_pa
     roles = {"special_tokens_map": {"eos_token": "</s>"}}
     folder = model(tmp_path / "model", NAMED, **roles)
     words = ("dataset=chat", f"dataset.data_files={folder / 'config.json'}")
-    names = [name for name, _ in preflight.data_parts(typed_llm(*words_of(folder, *words)))["tokenizer"]]
-    own = ["config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template"]
+    names = [
+        name for name, _ in preflight.data_parts(typed_llm(*words_of(folder, *words)))["tokenizer"]
+    ]
+    own = [
+        "config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "chat_template",
+    ]
     assert names == own
 
 
 def test_a_token_beyond_the_models_vocabulary_is_refused_unless_it_only_pads(tmp_path: Path):
     folder = model(tmp_path / "model", CHATML, {"pad_token": "<pad>", "eos_token": "</s>"})
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama", **SIZES, "vocab_size": FIRST}))
+    (folder / "config.json").write_text(
+        json.dumps({"model_type": "llama", **SIZES, "vocab_size": FIRST})
+    )
     options = typed_llm(*words_of(folder)).model
     assert check_folder(options).pad_token_id == FIRST  # pyright: ignore[reportArgumentType]
     model(folder, CHATML, {"pad_token": "<pad>", "eos_token": "<end>"})
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama", **SIZES, "vocab_size": FIRST}))
+    (folder / "config.json").write_text(
+        json.dumps({"model_type": "llama", **SIZES, "vocab_size": FIRST})
+    )
     with refused("llm.folder-tokens", key="model.path", vocab_size=FIRST):
         check_folder(options)  # pyright: ignore[reportArgumentType]
 
 
 def test_tokens_beside_a_template_are_a_torchtune_models_only_if_it_has_them(tmp_path: Path):
     (tmp_path / "named.jinja").write_text(NAMED)
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": "<|eot_id|>"}))
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"bos_token": "<s>", "eos_token": "<|eot_id|>"})
+    )
     words = ("dataset=chat", f"dataset.data_files={tmp_path / 'rows.jsonl'}")
     own = chat.template(typed_llm(*words, f"dataset.chat_template={tmp_path / 'named.jinja'}"))
     conversation = forms.conversation(forms.columns_of({"messages": SAID}, {}))
     row = chat.converted(conversation, own, ChatLoss.answers)[0]
-    assert text(row) == "<|begin_of_text|><user>What is it?<|eot_id|><assistant>An answer.<|eot_id|>"
+    assert (
+        text(row) == "<|begin_of_text|><user>What is it?<|eot_id|><assistant>An answer.<|eot_id|>"
+    )

@@ -1,4 +1,6 @@
-"""Half of a surrogate pair in rows, as JSON can hold it: refused with its file, row and place, of any kind of data."""
+"""Half of a surrogate pair in rows, as JSON can hold it: refused with its file, row and place,
+of any kind of data.
+"""
 
 import csv
 import json
@@ -47,7 +49,9 @@ PLACES: list[tuple[tuple[str, ...], Any, str]] = [
 
 
 @pytest.mark.parametrize(("words", "row", "place"), PLACES)
-def test_half_a_character_is_refused_with_its_place(words: tuple[str, ...], row: Any, place: str, tmp_path: Path):
+def test_half_a_character_is_refused_with_its_place(
+    words: tuple[str, ...], row: Any, place: str, tmp_path: Path
+):
     data = written(tmp_path, *[GOOD[words]] * 3, row)
     file = {"key": "dataset.data_files", "value": str(tmp_path / "chats.jsonl")}
     with refused("llm.broken-rows", **file, row=4, broken=1, rows=4) as caught:
@@ -96,7 +100,10 @@ def test_of_several_files_the_one_with_the_row_is_named(tmp_path: Path):
     written(tmp_path, GOOD[CHAT], PLACES[0][1], name="b.jsonl")
     with refused("llm.broken-rows", row=2, file=str(tmp_path / "b.jsonl"), value=str(tmp_path)):
         row_sources.load(typed_llm(*CHAT, f"dataset.data_files={tmp_path}"))
-    files = (f"dataset.data_files={tmp_path / 'a.jsonl'}", f"dataset.test_files={tmp_path / 'b.jsonl'}")
+    files = (
+        f"dataset.data_files={tmp_path / 'a.jsonl'}",
+        f"dataset.test_files={tmp_path / 'b.jsonl'}",
+    )
     named = {"row": 2, "file": str(tmp_path / "b.jsonl"), "key": "dataset.test_files"}
     with refused("llm.test-rows-unlike", **named, reason="llm.row-half-character"):
         row_sources.load(typed_llm(*CHAT, *files))

@@ -1,5 +1,6 @@
-"""The loss of held-out rows: that of a plain loop of transformers, with each engine, on one rank and several; and a
-training that goes on as if nothing had been measured."""
+"""The loss of held-out rows: that of a plain loop of transformers, with each engine, on one rank
+and several; and a training that goes on as if nothing had been measured.
+"""
 
 import json
 import math
@@ -44,12 +45,20 @@ def test_each_row_is_one_ranks_and_all_have_as_many_batches(count: int, ranks: i
 
 
 class Rows(list[Any]):
-    """Rows of so many labelled tokens, each token the row's place; in the data set they have the places 10 and more."""
+    """Rows of so many labelled tokens, each token the row's place;
+    in the data set they have the places 10 and more.
+    """
 
     def __init__(self, lengths: list[int]) -> None:
         places = range(len(lengths))
-        super().__init__({name: [place] * (lengths[place] + 1) for name in ("tokens", "labels")} for place in places)
-        self.columns = {"row": [10 + place for place in places], "is_trained": [place == 0 for place in places]}
+        super().__init__(
+            {name: [place] * (lengths[place] + 1) for name in ("tokens", "labels")}
+            for place in places
+        )
+        self.columns = {
+            "row": [10 + place for place in places],
+            "is_trained": [place == 0 for place in places],
+        }
 
     def column(self, name: str) -> list[Any]:
         return self.columns[name]
@@ -63,7 +72,9 @@ def counting(tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 def evaluator(row_losses: Any, lengths: list[int], batch: int = 2) -> Evaluator:
     rank = Rank(0, 0, 1, torch.device("cpu"), "gloo", 1)
-    engine = Engine(torch.nn.Linear(1, 1), row_losses, nullcontext, lambda _: nullcontext(), pad_id=-1)
+    engine = Engine(
+        torch.nn.Linear(1, 1), row_losses, nullcontext, lambda _: nullcontext(), pad_id=-1
+    )
     rows: Any = Rows(lengths)
     return Evaluator(rank, engine, rows, batch, ReceivedBytes())
 
@@ -92,7 +103,9 @@ def test_bytes_of_an_evaluation_are_none_of_the_trainings(tmp_path: Path):
 
 
 def report(rank: int, slower_s: float, losses: list[float | None]) -> LlmReport:
-    """Of a rank whose evaluations after 2, 4, 6 ... steps have these losses; it has ended two epochs of 4 steps."""
+    """Of a rank whose evaluations after 2, 4, 6 ... steps have these losses;
+    it has ended two epochs of 4 steps.
+    """
     evaluations = [
         Evaluation((step - 1) // 4, step, 1.0 + slower_s, 10.0 * step + slower_s, loss)
         for step, loss in zip(range(2, 100, 2), losses, strict=False)
@@ -111,9 +124,14 @@ def test_the_record_has_the_slowest_ranks_times_of_epochs_that_ended():
         (1, 6, 2.0),
         (1, 8, 1.5),
     ]
-    assert {each.evaluate_s for each in found.evaluations} == {1.5} and found.evaluations[0].ended_s == 20.5
+    assert {each.evaluate_s for each in found.evaluations} == {1.5} and found.evaluations[
+        0
+    ].ended_s == 20.5
     assert summary.held_out([report(0, 0.0, losses)], ended=1).evaluations[-1].step == 4  # pyright: ignore[reportOptionalMemberAccess]
-    assert summary.held_out([LlmReport(rank=0)], ended=1) is None and summary.held_out([], ended=0) is None
+    assert (
+        summary.held_out([LlmReport(rank=0)], ended=1) is None
+        and summary.held_out([], ended=0) is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -145,7 +163,9 @@ def test_a_held_out_loss_that_is_not_finite_is_a_divergence():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("words", [["method=lora", "lr=3e-3"], ["method=full", "lr=1e-3"]], ids=lambda w: w[0])
+@pytest.mark.parametrize(
+    "words", [["method=lora", "lr=3e-3"], ["method=full", "lr=1e-3"]], ids=lambda w: w[0]
+)
 def test_it_is_the_loss_of_a_plain_loop(alone: Callable[..., Any], engine: str, words: list[str]):
     run = alone(*words, f"engine={engine}", "epochs=2")
     assert len(run.rows) == run.report.held_out.rows == 8
@@ -163,7 +183,8 @@ def test_it_is_the_loss_of_a_plain_loop(alone: Callable[..., Any], engine: str, 
 def test_of_pairs_it_is_dpos_loss_of_a_plain_loop(alone: Callable[..., Any], engine: str):
     run = alone("method=dpo", "lr=3e-3", f"engine={engine}", "eval_steps=2")
     own, reference = (
-        plain_losses.plain_model(run.config, run.model, run.report.vocabulary, adapted) for adapted in (True, False)
+        plain_losses.plain_model(run.config, run.model, run.report.vocabulary, adapted)
+        for adapted in (True, False)
     )
     loss, right, margin = plain_losses.pairs(own, reference, run.config.method.beta, run.rows)
     last = run.report.held_out.evaluations[-1]
@@ -178,18 +199,28 @@ def test_of_pairs_it_is_dpos_loss_of_a_plain_loop(alone: Callable[..., Any], eng
 @NEEDS_TRL
 @pytest.mark.parametrize(
     ("words", "apart"),
-    [(["method=qlora"], 5e-3), (["method=qat", "warmup_steps=null"], 1e-3), (["model=qwen2_5_tiny"], ROUNDING)],
+    [
+        (["method=qlora"], 5e-3),
+        (["method=qat", "warmup_steps=null"], 1e-3),
+        (["model=qwen2_5_tiny"], ROUNDING),
+    ],
     ids=str,
 )
 def test_both_engines_measure_the_same(alone: Callable[..., Any], words: list[str], apart: float):
-    """QLoRA's bases are NF4 of two libraries; of QAT, an activation next to a boundary may round to another int8."""
-    found = [losses_of(alone(*words, *STAYS, f"engine={engine}"))[-1] for engine in ("torchtune", "trl")]
+    """QLoRA's bases are NF4 of two libraries; of QAT,
+    an activation next to a boundary may round to another int8.
+    """
+    found = [
+        losses_of(alone(*words, *STAYS, f"engine={engine}"))[-1] for engine in ("torchtune", "trl")
+    ]
     assert found[0] == pytest.approx(found[1], abs=apart)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
-def test_packed_rows_are_measured_as_they_are_without_packing(alone: Callable[..., Any], engine: str):
+def test_packed_rows_are_measured_as_they_are_without_packing(
+    alone: Callable[..., Any], engine: str
+):
     usual = ("method=full", *STAYS, f"engine={engine}", "max_seq_len=128", "max_steps=1")
     apart, packed = alone(*usual), alone(*usual, "packed=true")
     assert losses_of(packed)[-1] == pytest.approx(losses_of(apart)[-1], abs=ROUNDING)
@@ -232,13 +263,17 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
 def test_no_later_step_knows_of_an_evaluation(
     alone: Callable[..., Any], words: list[str], monkeypatch: pytest.MonkeyPatch
 ):
-    """As on a CPU with AVX512-BF16, too, for which bitsandbytes packs 4-bit weights in evaluation mode."""
+    """As on a CPU with AVX512-BF16, too, for which
+    bitsandbytes packs 4-bit weights in evaluation mode.
+    """
     if "method=qlora" in words:
         import bitsandbytes.nn.modules as quantised
 
         monkeypatch.setattr(quantised, "has_avx512bf16", lambda: True)
         monkeypatch.setattr(
-            quantised, "_convert_weight_packed_for_cpu", lambda *_: pytest.fail("weights were packed for inference")
+            quantised,
+            "_convert_weight_packed_for_cpu",
+            lambda *_: pytest.fail("weights were packed for inference"),
         )
     usual = (*words, "lr=1e-3", "epochs=2")
     with watched(monkeypatch) as changed:
@@ -250,24 +285,34 @@ def test_no_later_step_knows_of_an_evaluation(
     plain = list[Any]()
     end_epoch = Probe.end_epoch
     monkeypatch.setattr(
-        Probe, "end_epoch", lambda self: (plain.append(self.evaluator.engine.model), end_epoch(self))[1]
+        Probe,
+        "end_epoch",
+        lambda self: (plain.append(self.evaluator.engine.model), end_epoch(self))[1],
     )  # pyright: ignore[reportOptionalMemberAccess]
     without = alone(*usual)
     np.testing.assert_array_equal(measured.steps["loss"], without.steps["loss"])
     assert len(weights) > 10
     for name, weight in plain[-1].state_dict().items():
-        assert weight.numpy().tobytes() == weights[name].numpy().tobytes(), name  # NF4's bits may be no numbers
+        # NF4's bits may be no numbers
+        assert weight.numpy().tobytes() == weights[name].numpy().tobytes(), name
 
 
 @pytest.mark.slow
-def test_no_clock_of_the_steps_counts_an_evaluation(alone: Callable[..., Any], monkeypatch: pytest.MonkeyPatch):
+def test_no_clock_of_the_steps_counts_an_evaluation(
+    alone: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+):
     """Of one that takes half a second: a step takes some ten milliseconds."""
     from multicard.measure import timing
 
     evaluate = Evaluator.evaluate
     monkeypatch.setattr(Evaluator, "evaluate", lambda *a: (timing.pause(0.5), evaluate(*a))[1])
     run = alone("method=full", "eval_steps=1", "epochs=2", "max_steps=2")
-    assert [(each.epoch, each.step) for each in run.report.held_out.evaluations] == [(0, 1), (0, 2), (1, 3), (1, 4)]
+    assert [(each.epoch, each.step) for each in run.report.held_out.evaluations] == [
+        (0, 1),
+        (0, 2),
+        (1, 3),
+        (1, 4),
+    ]
     assert all(each.evaluate_s > 0.5 for each in run.report.held_out.evaluations)
     steps_s = run.steps["step_s"].sum()
     evaluated_s = sum(each.evaluate_s for each in run.report.held_out.evaluations)
@@ -281,7 +326,14 @@ def test_no_clock_of_the_steps_counts_an_evaluation(alone: Callable[..., Any], m
 
 @pytest.mark.slow
 def test_a_run_stops_at_a_held_out_loss_within_an_epoch(alone: Callable[..., Any]):
-    run = alone("method=full", "lr=3e-3", "epochs=3", "eval_steps=2", "target_loss=100", "stop_at_target=true")
+    run = alone(
+        "method=full",
+        "lr=3e-3",
+        "epochs=3",
+        "eval_steps=2",
+        "target_loss=100",
+        "stop_at_target=true",
+    )
     assert [each.step for each in run.report.held_out.evaluations] == [2]
     assert [epoch.steps for epoch in run.report.epochs] == [2] and len(run.steps["loss"]) == 2
     goes_on = alone("method=full", "epochs=2", "target_loss=1e-6", "stop_at_target=true")
@@ -309,7 +361,14 @@ def test_held_out_rows_that_are_all_cut_are_refused(alone: Callable[..., Any], t
     for place in measured:
         rows[place]["instruction"] = "Say nothing of this. " * 80
     data = f"dataset.data_files={write(tmp_path / 'rows.jsonl', rows)}"
-    words = ("dataset=chat", data, "dataset.split=0.2", "max_seq_len=100", "device=cpu", "max_steps=1")
+    words = (
+        "dataset=chat",
+        data,
+        "dataset.split=0.2",
+        "max_seq_len=100",
+        "device=cpu",
+        "max_steps=1",
+    )
     with pytest.raises(ValueError, match=r"llm.held-out-cut-off") as caught:
         alone(*words, short=())
     message = caught.value.message  # pyright: ignore[reportAttributeAccessIssue]
@@ -337,13 +396,21 @@ def test_held_out_rows_that_are_all_cut_are_refused(alone: Callable[..., Any], t
 )
 def test_two_ranks_measure_what_one_does(tuned: Tuning, words: list[str]):
     """Of an odd number of rows and batches of two, so that one rank has a batch without a row."""
-    usual = ["dataset.rows=46", "dataset.split=0.11", "template=grammar", "model.vocab_size=1600", "warmup_steps=0"]
+    usual = [
+        "dataset.rows=46",
+        "dataset.split=0.11",
+        "template=grammar",
+        "model.vocab_size=1600",
+        "warmup_steps=0",
+    ]
     alone = [word for word in words if not word.startswith(("sharding", "custom"))]
     one, two = ok(tuned(*usual, *STAYS, *alone)), ok(tuned(*usual, *STAYS, *words, "gpus=2"))
     assert one["held_out"]["rows"] == two["held_out"]["rows"] == 5
     found = [run["held_out"]["evaluations"][-1]["loss"] for run in (one, two)]
     assert found[1] == pytest.approx(found[0], abs=ROUNDING)
-    tables = [pq.read_table(Path(run["folder"]) / held_out.LOSSES).to_pydict() for run in (one, two)]
+    tables = [
+        pq.read_table(Path(run["folder"]) / held_out.LOSSES).to_pydict() for run in (one, two)
+    ]
     assert tables[0]["row"] == tables[1]["row"] and tables[0]["tokens"] == tables[1]["tokens"]
     np.testing.assert_allclose(tables[1]["loss"], tables[0]["loss"], rtol=ROUNDING)
     assert two["evaluate_s"] > 0 and two["total_s"] > two["evaluate_s"]
@@ -354,10 +421,22 @@ def test_two_ranks_measure_what_one_does(tuned: Tuning, words: list[str]):
 @pytest.mark.slow
 @NEEDS_TRL
 def test_two_ranks_of_both_engines_measure_the_same_after_some_steps(tuned: Tuning):
-    usual = ["dataset.rows=40", "dataset.split=0.2", "gpus=2", "model.vocab_size=1600", "lr=1e-3", "method=full"]
-    found = [ok(tuned(*usual, *words)) for words in ([], ["engine=trl"], ["engine=trl", "sharding=ddp"])]
+    usual = [
+        "dataset.rows=40",
+        "dataset.split=0.2",
+        "gpus=2",
+        "model.vocab_size=1600",
+        "lr=1e-3",
+        "method=full",
+    ]
+    found = [
+        ok(tuned(*usual, *words)) for words in ([], ["engine=trl"], ["engine=trl", "sharding=ddp"])
+    ]
     losses = [run["held_out"]["evaluations"][-1]["loss"] for run in found]
-    assert losses[1:] == pytest.approx([losses[0]] * 2, abs=1e-4) and losses[0] < found[0]["loss"]["first"] - 0.05
+    assert (
+        losses[1:] == pytest.approx([losses[0]] * 2, abs=1e-4)
+        and losses[0] < found[0]["loss"]["first"] - 0.05
+    )
 
 
 @pytest.mark.slow
@@ -380,7 +459,15 @@ def test_a_resumed_sweep_measures_as_its_records(called: Called, tmp_path: Path)
     from tests.llm.test_held_out_rows import answers, write
 
     data = f"dataset.data_files={write(tmp_path / 'rows.jsonl', answers(40))}"
-    words = ["-m", "dataset=alpaca_cleaned", data, "max_steps=2", "skip_steps=0", "device=cpu", "tracker.mode=disabled"]
+    words = [
+        "-m",
+        "dataset=alpaca_cleaned",
+        data,
+        "max_steps=2",
+        "skip_steps=0",
+        "device=cpu",
+        "tracker.mode=disabled",
+    ]
     words += [f"hydra.sweep.dir={tmp_path / 'sweep'}", "order=typed"]
     code, printed = called(*words, "dataset.split=0", "lr=1e-4", entry="tune_llm.py")
     assert code == 0 and not says(printed, "llm.held-out"), printed
@@ -391,7 +478,9 @@ def test_a_resumed_sweep_measures_as_its_records(called: Called, tmp_path: Path)
     file.write_text(json.dumps(older))
     code, printed = called(*words, "lr=1e-4,1e-3", entry="tune_llm.py")
     assert code == 0, printed
-    assert find(printed, "sweep.as-before", key="dataset.split") and says(printed, "sweep.as-before")
+    assert find(printed, "sweep.as-before", key="dataset.split") and says(
+        printed, "sweep.as-before"
+    )
     found = [json.loads(path.read_text()) for path in (tmp_path / "sweep").glob("*/result.json")]
     assert len(found) == 2 and [each.get("held_out") for each in found] == [None, None]
     code, printed = called(*words, "lr=1e-2", "dataset.split=0.1", entry="tune_llm.py")

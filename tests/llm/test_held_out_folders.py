@@ -1,5 +1,6 @@
-"""The loss of held-out rows with `model=hf`: that of the kept model, which transformers and PEFT load, over exactly
-these rows, in a loop that shares nothing with multicard."""
+"""The loss of held-out rows with `model=hf`: that of the kept model, which transformers and PEFT
+load, over exactly these rows, in a loop that shares nothing with multicard.
+"""
 
 import json
 from importlib.util import find_spec
@@ -33,10 +34,13 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
     place = tmp_path / "checkpoint"
     torch.manual_seed(5)
-    kind: Any = transformers.AutoConfig.for_model(request.param, **SIZES, tie_word_embeddings=request.param == "qwen2")
+    kind: Any = transformers.AutoConfig.for_model(
+        request.param, **SIZES, tie_word_embeddings=request.param == "qwen2"
+    )
     model = transformers.AutoModelForCausalLM.from_config(kind)
     for parameter in model.parameters():
-        if parameter.dim() > 1:  # weights as transformers draws them hardly change what embeddings say
+        # weights as transformers draws them hardly change what embeddings say
+        if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.15)
     model.save_pretrained(place)
     byte_tokenizer(place)
@@ -88,13 +92,27 @@ def loaded(run: Path, base: Path, method: str) -> tuple[Any, Any]:
     indirect=["folder"],
     ids=lambda value: " ".join(value) if isinstance(value, list) else value,
 )
-def test_it_is_the_loss_of_the_kept_model(tuned: Tuning, tmp_path: Path, folder: Path, method: str, words: list[str]):
-    """Of nine rows in batches of two, so that ranks have batches without a row, after steps that changed it."""
-    rows = [{"instruction": question, "output": answer} for question, answer in zip(QUESTIONS, ANSWERS, strict=True)]
+def test_it_is_the_loss_of_the_kept_model(
+    tuned: Tuning, tmp_path: Path, folder: Path, method: str, words: list[str]
+):
+    """Of nine rows in batches of two, so that ranks have batches without a row,
+    after steps that changed it.
+    """
+    rows = [
+        {"instruction": question, "output": answer}
+        for question, answer in zip(QUESTIONS, ANSWERS, strict=True)
+    ]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    data = ["dataset=chat", f"dataset.data_files={tmp_path / 'rows.jsonl'}", "dataset.split=0.2", "eval_steps=1"]
+    data = [
+        "dataset=chat",
+        f"dataset.data_files={tmp_path / 'rows.jsonl'}",
+        "dataset.split=0.2",
+        "eval_steps=1",
+    ]
     form = "model" if method == "full" else "adapter"
-    usual = words_of(folder, "model.weights=own", f"method={method}", f"save={form}", "lr=1e-2", "warmup_steps=0")
+    usual = words_of(
+        folder, "model.weights=own", f"method={method}", f"save={form}", "lr=1e-2", "warmup_steps=0"
+    )
     run = ok(tuned(*usual, *data, "max_steps=2", *words))
     table = pq.read_table(Path(run["folder"]) / held_out.LOSSES).to_pydict()
     assert run["held_out"]["rows"] == len(table["row"]) == len({*table["row"]}) == 9
@@ -103,4 +121,6 @@ def test_it_is_the_loss_of_the_kept_model(tuned: Tuning, tmp_path: Path, folder:
     kept, tokenizer = loaded(Path(run["folder"]), folder, method)
     assert measured[-1] == pytest.approx(plain_loss(kept, tokenizer, table["row"]), abs=ROUNDING)
     for number, nats, count in zip(table["row"], table["loss"], table["tokens"], strict=True):
-        assert nats / count == pytest.approx(plain_loss(kept, tokenizer, [number]), abs=ROUNDING), number
+        assert nats / count == pytest.approx(plain_loss(kept, tokenizer, [number]), abs=ROUNDING), (
+            number
+        )

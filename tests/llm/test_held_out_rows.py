@@ -35,7 +35,9 @@ def write(path: Path, rows: list[Any]) -> str:
 
 
 def answers(count: int, first: int = 0) -> list[dict[str, str]]:
-    return [{"instruction": f"Say {n}.", "output": f"It is {n}."} for n in range(first, first + count)]
+    return [
+        {"instruction": f"Say {n}.", "output": f"It is {n}."} for n in range(first, first + count)
+    ]
 
 
 @pytest.fixture
@@ -83,7 +85,9 @@ def test_rows_are_trained_on_or_held_out_and_no_row_is_lost(data: str):
     assert found.held_out is not None and found.rows is not None
     texts = [row["output"] for row in (*found.rows, *found.held_out.rows)]
     assert sorted(texts) == sorted(row["output"] for row in answers(ROWS))
-    assert [row["output"] for row in found.held_out.rows] == [f"It is {n}." for n in found.held_out.numbers]
+    assert [row["output"] for row in found.held_out.rows] == [
+        f"It is {n}." for n in found.held_out.numbers
+    ]
 
 
 def test_a_part_of_the_rows_holds_out_some_of_those_that_all_hold_out(data: str):
@@ -98,11 +102,14 @@ def test_no_row_is_drawn_twice_and_more_rows_hold_the_others():
     found = [held_out_rows.drawn(1000, count) for count in (0, 10, 900, 1000)]
     assert [len(each) for each in found] == [0, 10, 900, 1000]
     assert found[1] < found[2] < found[3] == {*range(1000)}
-    assert max(held_out_rows.drawn(10**12, 3)) > 10**10  # it takes no memory for those that are not drawn
+    # it takes no memory for those that are not drawn
+    assert max(held_out_rows.drawn(10**12, 3)) > 10**10
 
 
 def test_generated_rows_are_held_out_by_a_seed_of_their_own():
-    first, second = (inputs("dataset.rows=40", "dataset.split=0.1", f"seed={seed}") for seed in (0, 1))
+    first, second = (
+        inputs("dataset.rows=40", "dataset.split=0.1", f"seed={seed}") for seed in (0, 1)
+    )
     assert first.held_out is not None and second.held_out is not None
     assert first.held_out == second.held_out and len(first.held_out.rows) == 4
     assert first.rows is not None and second.rows is not None
@@ -119,7 +126,9 @@ def test_rows_that_are_equal_to_trained_ones_are_counted_and_said(tmp_path: Path
 
 
 def test_the_embedded_tokenizer_is_as_without_a_split(data: str):
-    with_split, without = (inputs("dataset=alpaca_cleaned", data, f"dataset.split={share}") for share in (0.2, 0))
+    with_split, without = (
+        inputs("dataset=alpaca_cleaned", data, f"dataset.split={share}") for share in (0.2, 0)
+    )
     assert with_split.vocabulary == without.vocabulary
     assert {*(with_split.token_ranks or [])} == {*(without.token_ranks or [])}
 
@@ -158,7 +167,9 @@ def test_a_tenth_of_ones_own_rows_is_held_out(words: list[str], share: float | N
 
 
 @pytest.mark.parametrize(("words", "identity"), BEFORE.items(), ids=str)
-def test_a_run_that_holds_nothing_out_has_the_identity_that_it_had(words: tuple[str, ...], identity: str):
+def test_a_run_that_holds_nothing_out_has_the_identity_that_it_had(
+    words: tuple[str, ...], identity: str
+):
     assert typed_llm(*words, "dataset.split=0").identity() == identity
     shares = {typed_llm(*words, f"dataset.split={share}").identity() for share in (0.1, 0.2)}
     assert len(shares | {identity}) == 3
@@ -169,7 +180,9 @@ def record(folder: Path, words: tuple[str, ...], older: bool) -> None:
     dataset = {"name": "chat", "data_files": "x.jsonl", "rows": None}
     config = {"dataset": dataset if older else dataset | {"split": 0.1, "test_files": None}}
     folder.mkdir(parents=True)
-    (folder / "result.json").write_text(json.dumps({"kind": "llm", "status": "ok", "config": config}))
+    (folder / "result.json").write_text(
+        json.dumps({"kind": "llm", "status": "ok", "config": config})
+    )
 
 
 @pytest.mark.parametrize("older", [True, False])
@@ -178,14 +191,18 @@ def test_a_sweep_whose_records_hold_nothing_out_goes_on_so(tmp_path: Path, older
     record(tmp_path / "sweep" / "lr=1-12345678", words, older)
     assert as_before.trains_on_all_rows(typed_llm(*words), tmp_path / "sweep") is older
     assert not as_before.trains_on_all_rows(typed_llm(*words), tmp_path / "other")
-    assert not as_before.trains_on_all_rows(typed_llm(*words, "dataset.split=0.1"), tmp_path / "sweep")
+    assert not as_before.trains_on_all_rows(
+        typed_llm(*words, "dataset.split=0.1"), tmp_path / "sweep"
+    )
     assert not as_before.trains_on_all_rows(typed_llm(), tmp_path / "sweep")
     cfg = composed(*words, entry="tune_llm")
     as_before.leave_split_out(cfg)
     assert prepare.typed(llm.WORKLOAD, cfg).identity() == BEFORE[words]
 
 
-@pytest.mark.parametrize("words", [["dataset.rows=4"], ["dataset.rows=10", "batch_size=10"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "words", [["dataset.rows=4"], ["dataset.rows=10", "batch_size=10"]], ids=" ".join
+)
 def test_of_too_few_rows_none_is_held_out_by_default(data: str, words: list[str]):
     usual = ("dataset=alpaca_cleaned", data, *words)
     found = inputs(*usual)
@@ -203,11 +220,19 @@ def test_of_too_few_rows_none_is_held_out_by_default(data: str, words: list[str]
         (["dataset.split=-0.1"], "config.text-split", "dataset.split"),
         (["dataset.split=nan"], "config.text-split", "dataset.split"),
         (["dataset.split=many"], "config.text-split", "dataset.split"),
-        (["dataset=chat", "dataset.split=0.1", "dataset.test_files=x"], "config.split-and-test-files", "dataset.split"),
+        (
+            ["dataset=chat", "dataset.split=0.1", "dataset.test_files=x"],
+            "config.split-and-test-files",
+            "dataset.split",
+        ),
         (["dataset=chat", "dataset.test_files=[]"], "config.data-files", "dataset.test_files"),
         (["eval_steps=4"], "config.nothing-held-out", "eval_steps"),
         (["target_loss=2.0"], "config.nothing-held-out", "target_loss"),
-        (["dataset.split=0.1", "stop_at_target=true"], "config.target-loss-missing", "stop_at_target"),
+        (
+            ["dataset.split=0.1", "stop_at_target=true"],
+            "config.target-loss-missing",
+            "stop_at_target",
+        ),
         (["dataset.split=0.1", "target_loss=0"], "config.above", "target_loss"),
         (["dataset.split=0.1", "eval_steps=0"], "config.least", "eval_steps"),
     ],
@@ -247,9 +272,20 @@ def test_files_to_measure_on_hold_out_their_rows_alone(tmp_path: Path, data: str
     tests = write(tmp_path / "tests.jsonl", answers(3, first=100))
     words = ("dataset=alpaca_cleaned", data, f"dataset.test_files={tests}")
     found = inputs(*words, "dataset.rows=20")
-    assert found.held_out is not None and found.held_out.numbers == [0, 1, 2] and len(found.rows or ()) == 20
-    assert [row["output"] for row in found.held_out.rows] == ["It is 100.", "It is 101.", "It is 102."]
-    names = [[name for name, _ in preflight.data_parts(typed_llm(*own))["dataset"]] for own in (words, words[:2])]
+    assert (
+        found.held_out is not None
+        and found.held_out.numbers == [0, 1, 2]
+        and len(found.rows or ()) == 20
+    )
+    assert [row["output"] for row in found.held_out.rows] == [
+        "It is 100.",
+        "It is 101.",
+        "It is 102.",
+    ]
+    names = [
+        [name for name, _ in preflight.data_parts(typed_llm(*own))["dataset"]]
+        for own in (words, words[:2])
+    ]
     assert names == [["rows", "test_rows"], ["rows"]]
 
 
@@ -297,8 +333,12 @@ def test_what_is_written_for_the_ranks(tmp_path: Path, data: str):
     config = typed_llm("dataset=alpaca_cleaned", data, "dataset.split=0.2")
     cfg = torchtune_config.write(config, place(config, 0), tmp_path / "run")
     lines = torchtune_config.held_out_file(tmp_path / "run").read_text().splitlines()
-    assert [json.loads(line)["row"] for line in lines] == numbers("dataset=alpaca_cleaned", data, "dataset.split=0.2")
+    assert [json.loads(line)["row"] for line in lines] == numbers(
+        "dataset=alpaca_cleaned", data, "dataset.split=0.2"
+    )
     assert len((tmp_path / "run" / "inputs" / "rows.jsonl").read_text().splitlines()) == ROWS - 8
     assert "held_out" not in (tmp_path / "run" / "torchtune.yaml").read_text()
-    own = torchtune_config.held_out_rows(cfg | {"dataset": {**cfg["dataset"], "packed": True}}, tmp_path / "run")
+    own = torchtune_config.held_out_rows(
+        cfg | {"dataset": {**cfg["dataset"], "packed": True}}, tmp_path / "run"
+    )
     assert own["packed"] is False and own["builder"] == cfg["dataset"]["builder"]

@@ -1,4 +1,6 @@
-"""Held-out rows with the model as it is once quantised: the loss of the model that torchao converts."""
+"""Held-out rows with the model as it is once quantised: the
+loss of the model that torchao converts.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,7 +27,9 @@ from tests.helpers.tuning import ENGINES, NEEDS_TRL, losses_of
 CLOSE = 1e-3  # an activation next to a boundary may round to another int8
 
 
-@pytest.mark.parametrize(("groupsize", "at_once"), [(32, int4.AT_ONCE), (64, int4.AT_ONCE), (64, 3 * 128)])
+@pytest.mark.parametrize(
+    ("groupsize", "at_once"), [(32, int4.AT_ONCE), (64, int4.AT_ONCE), (64, 3 * 128)]
+)
 def test_a_layer_computes_as_torchaos_converted_one_and_is_left_as_it_was(
     groupsize: int, at_once: int, monkeypatch: pytest.MonkeyPatch
 ):
@@ -38,7 +42,9 @@ def test_a_layer_computes_as_torchaos_converted_one_and_is_left_as_it_was(
     plain = model(inputs)
     with int4.computing(int4.linears(model), groupsize):
         found = model(inputs)
-    assert torch.equal(model(inputs), plain) and not any("forward" in vars(layer) for layer in model)
+    assert torch.equal(model(inputs), plain) and not any(
+        "forward" in vars(layer) for layer in model
+    )
     converted = Int8DynActInt4WeightQuantizer(groupsize).quantize(model)
     torch.testing.assert_close(found, converted(inputs))
     assert not torch.allclose(found, plain, rtol=1e-3)
@@ -59,13 +65,20 @@ def test_a_layer_computes_as_torchaos_converted_one_and_is_left_as_it_was(
 def test_full_tuning_has_the_groups_of_qat_where_they_divide_its_widths(
     words: list[str], width: int, groupsize: int | None
 ):
-    assert int4.groupsize(typed_llm("device=cpu", *words), nn.Sequential(nn.Linear(width, 4))) == groupsize
+    assert (
+        int4.groupsize(typed_llm("device=cpu", *words), nn.Sequential(nn.Linear(width, 4)))
+        == groupsize
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("words", [["method=full"], ["method=qat", "warmup_steps=null"]], ids=lambda words: words[0])
-def test_it_is_the_loss_of_the_converted_model(alone: Callable[..., Any], engine: str, words: list[str]):
+@pytest.mark.parametrize(
+    "words", [["method=full"], ["method=qat", "warmup_steps=null"]], ids=lambda words: words[0]
+)
+def test_it_is_the_loss_of_the_converted_model(
+    alone: Callable[..., Any], engine: str, words: list[str]
+):
     from torchao.quantization.linear_quant_modules import Int8DynActInt4WeightQuantizer
 
     run = alone(*words, "lr=1e-3", f"engine={engine}")
@@ -78,7 +91,8 @@ def test_it_is_the_loss_of_the_converted_model(alone: Callable[..., Any], engine
     converted = Int8DynActInt4WeightQuantizer(measured.groupsize).quantize(plain)
     assert measured.loss == pytest.approx(plain_losses.loss(converted, run.rows), abs=CLOSE)
     expected = unquantised if run.config.method.name == "full" else measured.loss
-    assert losses_of(run)[-1] == pytest.approx(expected, abs=CLOSE)  # of QAT, the quantisation that was simulated
+    # of QAT, the quantisation that was simulated
+    assert losses_of(run)[-1] == pytest.approx(expected, abs=CLOSE)
 
 
 @pytest.mark.slow
@@ -121,7 +135,9 @@ def test_a_rank_that_ends_in_int4_had_trained(tmp_path: Path):
     assert not int4_missing.explains(tmp_path, Failure("timeout", "the job reached its time limit"))
     assert int4_missing.explains(tmp_path, Failure("signal", "rank 1 was killed", rank=1))
     merged = summary.held_out(rank_files.read(tmp_path), ended=0)
-    assert merged is not None and find(str(merged.int4_problem), "llm.int4-failed", rank=1, reason="rank 1 was killed")
+    assert merged is not None and find(
+        str(merged.int4_problem), "llm.int4-failed", rank=1, reason="rank 1 was killed"
+    )
     assert not int4_missing.explains(tmp_path, Failure("signal", "rank 1 was killed", rank=1))
 
 
@@ -135,8 +151,22 @@ def test_a_rank_that_ends_before_had_not(tmp_path: Path):
 def test_a_model_that_is_sharded_trains_on_once_it_was_scored_and_saved(tuned: Tuning):
     """TRL's loss does not call the output, for whose call FSDP waits."""
     rows = ["dataset.rows=40", "dataset.split=0.3", "max_steps=2", "model.num_layers=2"]
-    run = ok(tuned("method=full", "engine=trl", "gpus=2", *rows, "save=model", "diagnose=true", "eval_steps=1"))
-    assert run["held_out"]["in_int4"]["loss"] > 0 and run["saved"]["folder"] == "model" and run["diagnosis"]
+    run = ok(
+        tuned(
+            "method=full",
+            "engine=trl",
+            "gpus=2",
+            *rows,
+            "save=model",
+            "diagnose=true",
+            "eval_steps=1",
+        )
+    )
+    assert (
+        run["held_out"]["in_int4"]["loss"] > 0
+        and run["saved"]["folder"] == "model"
+        and run["diagnosis"]
+    )
 
 
 @pytest.mark.slow
@@ -180,7 +210,13 @@ def test_a_failure_of_one_rank_of_two_leaves_the_run_as_it_was_measured(
     monkeypatch.setattr(llm, "WORKLOAD", replace(llm.WORKLOAD, work=work))
     (tuned.folder / "sweep").mkdir()
     (tuned.folder / "sweep/fault").write_text(fault)
-    rows = ["dataset.rows=40", "dataset.split=0.3", "max_steps=2", "model.num_layers=2", "save=model"]
+    rows = [
+        "dataset.rows=40",
+        "dataset.split=0.3",
+        "max_steps=2",
+        "model.num_layers=2",
+        "save=model",
+    ]
     run = ok(tuned("method=full", *rows, *words, "gpus=2"))
     assert run["held_out"]["in_int4"] is None
     assert find(run["held_out"]["int4_problem"], "llm.int4-failed", rank=1)
@@ -192,7 +228,9 @@ def test_a_failure_of_one_rank_of_two_leaves_the_run_as_it_was_measured(
 
 
 @pytest.mark.slow
-def test_a_failure_before_the_training_ended_is_the_runs(tuned: Tuning, monkeypatch: pytest.MonkeyPatch):
+def test_a_failure_before_the_training_ended_is_the_runs(
+    tuned: Tuning, monkeypatch: pytest.MonkeyPatch
+):
     work = "tests.helpers.rank_work_llm:tune_and_fail_in_the_evaluation"
     monkeypatch.setattr(llm, "WORKLOAD", replace(llm.WORKLOAD, work=work))
     run = tuned("method=full", "dataset.rows=40", "dataset.split=0.3", "max_steps=2", "gpus=2")

@@ -1,4 +1,6 @@
-"""Messages that stand as JSON texts, and which answers of a row with a prompt of messages are learnt."""
+"""Messages that stand as JSON texts, and which answers of a
+row with a prompt of messages are learnt.
+"""
 
 import csv
 import json
@@ -15,7 +17,20 @@ from multicard.llm.data.forms import Conversation
 from tests.conftest import typed_llm
 from tests.helpers.messages import refused
 from tests.llm.test_chat import written
-from tests.llm.test_row_forms import ASKED, CHAT, GPT, PREFERENCE, SLIMORCA, A, B, Q, S, loaded, pieces, said_by
+from tests.llm.test_row_forms import (
+    ASKED,
+    CHAT,
+    GPT,
+    PREFERENCE,
+    SLIMORCA,
+    A,
+    B,
+    Q,
+    S,
+    loaded,
+    pieces,
+    said_by,
+)
 
 U2, A2 = {"role": "user", "content": "Q2"}, {"role": "assistant", "content": "A2"}
 
@@ -27,8 +42,14 @@ def as_json(*messages: Any) -> list[str]:
 # By form: the row, and what it says
 CONVERSATIONS: dict[str, tuple[Any, str]] = {
     "a list of JSON texts": ({"messages": as_json(S, Q, A)}, "system: S | user: Q | assistant: A"),
-    "a list of JSON texts as JSON": ({"messages": json.dumps(as_json(Q, A))}, "user: Q | assistant: A"),
-    "sharegpt's turns as JSON texts": ({"conversations": as_json(ASKED, GPT)}, "user: Q | assistant: A"),
+    "a list of JSON texts as JSON": (
+        {"messages": json.dumps(as_json(Q, A))},
+        "user: Q | assistant: A",
+    ),
+    "sharegpt's turns as JSON texts": (
+        {"conversations": as_json(ASKED, GPT)},
+        "user: Q | assistant: A",
+    ),
     "questions and answers as JSON texts": (
         {"conversation": as_json({"input": "Q", "output": "A"})},
         "user: Q | assistant: A",
@@ -45,8 +66,14 @@ CONVERSATIONS: dict[str, tuple[Any, str]] = {
         {"prompt": as_json(S, Q), "completion": as_json(A)},
         "system: S | user: Q | assistant: A",
     ),
-    "an answer that is a message as JSON": ({"question": "Q", "answer": json.dumps(A)}, "user: Q | assistant: A"),
-    "a prompt in brackets": ({"prompt": "[INST] Q", "completion": "[1, 2]"}, "user: [INST] Q | assistant: [1, 2]"),
+    "an answer that is a message as JSON": (
+        {"question": "Q", "answer": json.dumps(A)},
+        "user: Q | assistant: A",
+    ),
+    "a prompt in brackets": (
+        {"prompt": "[INST] Q", "completion": "[1, 2]"},
+        "user: [INST] Q | assistant: [1, 2]",
+    ),
     "an answer with another role": (
         {"prompt": "Q", "completion": '{"role": "Engineer", "content": "A"}'},
         'user: Q | assistant: {"role": "Engineer", "content": "A"}',
@@ -59,7 +86,10 @@ CONVERSATIONS: dict[str, tuple[Any, str]] = {
         {"instruction": "Sum up.", "input": json.dumps([Q, A]), "output": "B"},
         f"user: Sum up.\n{json.dumps([Q, A])} | assistant: B",
     ),
-    "texts by turns that begin as JSON does": ({"messages": ["[Q", "{A"]}, "user: [Q | assistant: {A"),
+    "texts by turns that begin as JSON does": (
+        {"messages": ["[Q", "{A"]},
+        "user: [Q | assistant: {A",
+    ),
     "a list for each key": (
         {"conversations": {"from": ["human", "gpt"], "value": ["Q", "A"]}},
         "user: Q | assistant: A",
@@ -69,14 +99,24 @@ CONVERSATIONS: dict[str, tuple[Any, str]] = {
         "system: S | user: Q | assistant: A",
     ),
     "a list for each key, with nulls": (
-        {"messages": {"role": ["user", "assistant"], "content": ["Q", "A"], "tool_calls": [None, None], "name": None}},
+        {
+            "messages": {
+                "role": ["user", "assistant"],
+                "content": ["Q", "A"],
+                "tool_calls": [None, None],
+                "name": None,
+            }
+        },
         "user: Q | assistant: A",
     ),
     "an answer beside messages": (
         {"messages": [Q, A, U2], "completion": "A2"},
         "user: Q | assistant: A | user: Q2 | assistant: A2",
     ),
-    "an answer as a message beside messages": ({"messages": [Q], "response": [A]}, "user: Q | assistant: A"),
+    "an answer as a message beside messages": (
+        {"messages": [Q], "response": [A]},
+        "user: Q | assistant: A",
+    ),
 }
 
 
@@ -91,15 +131,31 @@ def test_json_texts_are_messages_where_these_are_expected_and_else_what_somebody
 # By form: a pair; each says "user: Q | assistant: A" against "B"
 PAIRS: dict[str, Any] = {
     "lists of JSON texts": {"chosen": as_json(Q, A), "rejected": as_json(Q, B)},
-    "lists of JSON texts beside a prompt": {"prompt": "Q", "chosen": as_json(A), "rejected": as_json(B)},
-    "JSON texts beside a prompt": {"prompt": "Q", "chosen": json.dumps([A]), "rejected": json.dumps([B])},
-    "messages as JSON beside a prompt": {"prompt": "Q", "chosen": json.dumps(A), "rejected": json.dumps(B)},
+    "lists of JSON texts beside a prompt": {
+        "prompt": "Q",
+        "chosen": as_json(A),
+        "rejected": as_json(B),
+    },
+    "JSON texts beside a prompt": {
+        "prompt": "Q",
+        "chosen": json.dumps([A]),
+        "rejected": json.dumps([B]),
+    },
+    "messages as JSON beside a prompt": {
+        "prompt": "Q",
+        "chosen": json.dumps(A),
+        "rejected": json.dumps(B),
+    },
     "conversations as JSON beside a prompt": {
         "prompt": "Q",
         "chosen": json.dumps([Q, A]),
         "rejected": json.dumps([Q, B]),
     },
-    "all as JSON": {"prompt": json.dumps([Q]), "chosen": json.dumps([A]), "rejected": json.dumps([B])},
+    "all as JSON": {
+        "prompt": json.dumps([Q]),
+        "chosen": json.dumps([A]),
+        "rejected": json.dumps([B]),
+    },
 }
 
 
@@ -139,7 +195,10 @@ ANSWERED: dict[str, Any] = {
     "messages and messages": {"prompt": [Q, A, U2], "completion": [A2]},
     "messages and a text": {"prompt": [Q, A, U2], "response": "A2"},
     "a system's text beside them": {"system": "S", "prompt": [Q, A, U2], "completion": [A2]},
-    "a flat dialogue": {"prompt": "\n\nHuman: Q\n\nAssistant: A\n\nHuman: Q2\n\nAssistant:", "response": " A2"},
+    "a flat dialogue": {
+        "prompt": "\n\nHuman: Q\n\nAssistant: A\n\nHuman: Q2\n\nAssistant:",
+        "response": " A2",
+    },
 }
 
 
@@ -157,7 +216,9 @@ def test_answers_of_a_prompt_are_learnt_on_request_and_those_of_a_history_as_bef
     history = {"system": "S", "history": [["h", "i"]], "prompt": [Q, A, U2], "completion": [A2]}
     (row,) = loaded(tmp_path, [history], *CHAT).rows or []
     assert [text for text, learnt in pieces(row) if learnt] == ["i<|eot_id|>", "A2<|eot_id|>"]
-    (row,) = loaded(tmp_path, [ANSWERED["messages and messages"]], *CHAT, "dataset.loss=all").rows or []
+    (row,) = (
+        loaded(tmp_path, [ANSWERED["messages and messages"]], *CHAT, "dataset.loss=all").rows or []
+    )
     assert [learnt for _, learnt in pieces(row)] == [True]
 
 
@@ -168,14 +229,24 @@ def test_a_form_that_would_learn_the_answers_of_a_prompt_refuses_them(tmp_path: 
 
 
 def test_texts_without_roles_are_read_in_turn_which_is_said(tmp_path: Path):
-    rows = [{"messages": ["Q", "A"]}, {"conversations": json.dumps(["Q", "A"])}, {"messages": as_json(Q, A)}]
+    rows = [
+        {"messages": ["Q", "A"]},
+        {"conversations": json.dumps(["Q", "A"])},
+        {"messages": as_json(Q, A)},
+    ]
     config = typed_llm(written(tmp_path, *rows), "batch_size=1", *CHAT)
     preflight.prepare(config)
-    assert [each.facts for each in preflight.notices(config) if each.code == "llm.turns-by-place"] == [{"rows": 2}]
+    assert [
+        each.facts for each in preflight.notices(config) if each.code == "llm.turns-by-place"
+    ] == [{"rows": 2}]
 
 
 def test_pairs_keep_their_history_with_prompts_of_messages(tmp_path: Path):
-    pair = {"prompt": json.dumps([Q, A, U2]), "chosen": json.dumps([A2]), "rejected": json.dumps([B])}
+    pair = {
+        "prompt": json.dumps([Q, A, U2]),
+        "chosen": json.dumps([A2]),
+        "rejected": json.dumps([B]),
+    }
     (row,) = loaded(tmp_path, [pair], *PREFERENCE).rows or []
     assert [each["content"] for each in row["chosen"]] == ["Q", "A", "Q2", "A2"]
     assert row["chosen"][:-1] == row["rejected"][:-1]

@@ -1,4 +1,6 @@
-"""`save=int4`: the converted model, which transformers loads with torchao alone, has the loss in int4 of the record."""
+"""`save=int4`: the converted model, which transformers loads with torchao alone,
+has the loss in int4 of the record.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +12,7 @@ from torch import nn
 
 import multicard
 from multicard.llm import int4_file, kept_model, preflight
-from multicard.llm.parts import Part, Trained
+from multicard.llm.parts import TensorPart, TrainedParts
 from tests.conftest import Tuning, ok, typed_llm
 from tests.helpers import plain_losses
 from tests.helpers.messages import find, refused, remedies
@@ -25,10 +27,16 @@ WIDE, GROUP = 64, 32
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
     "words",
-    [["method=full"], ["method=qat", "method.groupsize=32", "warmup_steps=null"], ["method=full", "model.tied=true"]],
+    [
+        ["method=full"],
+        ["method=qat", "method.groupsize=32", "warmup_steps=null"],
+        ["method=full", "model.tied=true"],
+    ],
     ids=" ".join,
 )
-def test_what_is_kept_has_the_loss_in_int4(alone: Callable[..., Any], engine: str, words: list[str]):
+def test_what_is_kept_has_the_loss_in_int4(
+    alone: Callable[..., Any], engine: str, words: list[str]
+):
     import transformers
 
     run = alone(*words, "lr=1e-3", f"engine={engine}", "save=int4")
@@ -52,7 +60,9 @@ def test_what_is_kept_has_the_loss_in_int4(alone: Callable[..., Any], engine: st
 
 @NEEDS_TRL
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [[], ["engine=trl"], ["engine=trl", "sharding=ddp"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "words", [[], ["engine=trl"], ["engine=trl", "sharding=ddp"]], ids=" ".join
+)
 def test_two_ranks_keep_what_they_measured(tuned: Tuning, words: list[str]):
     import transformers
 
@@ -64,7 +74,9 @@ def test_two_ranks_keep_what_they_measured(tuned: Tuning, words: list[str]):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_weight_is_stored_as_torchao_quantises_it(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch):
+def test_a_weight_is_stored_as_torchao_quantises_it(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+):
     """Some rows at a time; the file says what torchao says of such a tensor."""
     from torchao.prototype.safetensors.safetensors_support import unflatten_tensor_state_dict
     from torchao.quantization.linear_quant_modules import Int8DynActInt4WeightQuantizer
@@ -72,23 +84,35 @@ def test_a_weight_is_stored_as_torchao_quantises_it(dtype: torch.dtype, monkeypa
     monkeypatch.setattr(int4_file, "AT_ONCE", 3 * WIDE)
     torch.manual_seed(2)
     layer = nn.Linear(WIDE, 8, bias=False, dtype=dtype)
-    parts = {"a.weight": Part(layer.weight.detach()), "norm.weight": Part(torch.ones(4))}
-    trained = Trained(parts, {}, None, tied=False, linears=frozenset({"a.weight"}), groupsize=GROUP)
+    parts = {
+        "a.weight": TensorPart(layer.weight.detach()),
+        "norm.weight": TensorPart(torch.ones(4)),
+    }
+    trained = TrainedParts(
+        parts, {}, None, tied=False, linears=frozenset({"a.weight"}), groupsize=GROUP
+    )
     made = int4_file.parts(trained)
     written: dict[str, torch.Tensor] = {}
     for name, part in made.items():
         written |= part.written(name, part.whole())
-        stored = {key: (tensor.dtype, tuple(tensor.shape)) for key, tensor in part.written(name, part.whole()).items()}
+        stored = {
+            key: (tensor.dtype, tuple(tensor.shape))
+            for key, tensor in part.written(name, part.whole()).items()
+        }
         assert stored == part.stored(name)
     again, _ = unflatten_tensor_state_dict(written, int4_file.metadata(made))
     inputs = torch.randn(5, WIDE, dtype=dtype)
-    expected = Int8DynActInt4WeightQuantizer(GROUP, precision=dtype).quantize(nn.Sequential(layer))(inputs)
-    torch.testing.assert_close(nn.functional.linear(inputs, again["a.weight"]), expected, atol=0.02, rtol=0.02)
+    expected = Int8DynActInt4WeightQuantizer(GROUP, precision=dtype).quantize(nn.Sequential(layer))(
+        inputs
+    )
+    torch.testing.assert_close(
+        nn.functional.linear(inputs, again["a.weight"]), expected, atol=0.02, rtol=0.02
+    )
     assert torch.equal(again["norm.weight"], torch.ones(4))
 
 
 def test_widths_without_groups_are_not_kept():
-    trained = Trained({}, {}, None, tied=False)
+    trained = TrainedParts({}, {}, None, tied=False)
     with pytest.raises(ValueError, match="groups"):
         int4_file.parts(trained)
 
@@ -102,7 +126,14 @@ def test_adapters_are_not_kept_so(method: str):
 
 @pytest.mark.slow
 def test_a_layer_that_has_no_groups_leaves_the_run(alone: Callable[..., Any]):
-    sizes = ("model.embed_dim=72", "model.num_heads=2", "model.num_kv_heads=2", "model.intermediate_dim=96")
+    sizes = (
+        "model.embed_dim=72",
+        "model.num_heads=2",
+        "model.num_kv_heads=2",
+        "model.intermediate_dim=96",
+    )
     run = alone("method=full", *sizes, "save=int4")
-    assert run.report.saved.folder is None and find(run.report.saved.problem, "save.failed-tuned", form="int4")
+    assert run.report.saved.folder is None and find(
+        run.report.saved.problem, "save.failed-tuned", form="int4"
+    )
     assert not (run.folder / "int4").exists() and run.report.held_out.in_int4 is None

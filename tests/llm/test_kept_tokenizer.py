@@ -56,7 +56,10 @@ def test_the_embedded_tokenizer_is_kept(tmp_path: Path):
     ids = kept_tokenizer.special_ids(typed_llm(), tmp_path / "inputs")
     kept = Tokenizer.from_file(str(tmp_path / "kept/tokenizer.json"))
     assert kept.encode("a").ids[0] == ids["bos_token_id"]
-    assert [kept.id_to_token(number) for number in ids["eos_token_id"]] == ["<|eot_id|>", "<|end_of_text|>"]
+    assert [kept.id_to_token(number) for number in ids["eos_token_id"]] == [
+        "<|eot_id|>",
+        "<|end_of_text|>",
+    ]
 
 
 @pytest.mark.slow  # 128,000 tokens, most of them never met
@@ -87,7 +90,10 @@ def test_qwens_own_tokenizer_is_kept(tmp_path: Path):
     vocabulary |= {f"unmet {place}": place for place in range(len(words), tokenizer.QWEN25_TOKENS)}
     (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
     (tmp_path / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n")
-    files = [f"tokenizer.path={tmp_path / 'vocab.json'}", f"tokenizer.merges_file={tmp_path / 'merges.txt'}"]
+    files = [
+        f"tokenizer.path={tmp_path / 'vocab.json'}",
+        f"tokenizer.merges_file={tmp_path / 'merges.txt'}",
+    ]
     config = typed_llm("model=qwen2_5_tiny", "tokenizer=qwen2_5", *files)
     check(config, tmp_path, tmp_path / "kept")
 
@@ -130,7 +136,11 @@ def with_model(folder: Path, form: Callable[[Path], None]) -> Path:
 
 @pytest.mark.parametrize("form", [in_a_list, in_files])
 def test_all_named_chat_templates_are_kept(form: Callable[[Path], None], tmp_path: Path):
-    asked, embedding, place = with_model(tmp_path / "asked", form), tmp_path / "inputs", tmp_path / "kept"
+    asked, embedding, place = (
+        with_model(tmp_path / "asked", form),
+        tmp_path / "inputs",
+        tmp_path / "kept",
+    )
     embedded(embedding, tokenizer.train(["a b c"], 300))
     place.mkdir()
     config = typed_llm("dataset=chat", "dataset.data_files=x", f"dataset.chat_template={asked}")
@@ -139,13 +149,25 @@ def test_all_named_chat_templates_are_kept(form: Callable[[Path], None], tmp_pat
 
 
 @pytest.mark.parametrize("form", [in_a_list, in_files])
-def test_all_named_chat_templates_of_a_folder_are_kept(form: Callable[[Path], None], tmp_path: Path):
+def test_all_named_chat_templates_of_a_folder_are_kept(
+    form: Callable[[Path], None], tmp_path: Path
+):
     model = with_model(tmp_path / "model", form)
-    sizes = {"num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 8, "intermediate_size": 8}
-    (model / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 9, **sizes}))
+    sizes = {
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "hidden_size": 8,
+        "intermediate_size": 8,
+    }
+    (model / "config.json").write_text(
+        json.dumps({"model_type": "llama", "vocab_size": 9, **sizes})
+    )
     words = ("engine=trl", "model=hf", f"model.path={model}", "model.weights=random")
     words += ("dataset=chat", "dataset.data_files=x")
-    for name, other, expected in (("own", [], NAMED), ("other", [f"dataset.chat_template={model / 'a.jinja'}"], "A")):
+    for name, other, expected in (
+        ("own", [], NAMED),
+        ("other", [f"dataset.chat_template={model / 'a.jinja'}"], "A"),
+    ):
         (model / "a.jinja").write_text("A")
         (tmp_path / name).mkdir()
         kept_tokenizer.write(typed_llm(*words, *other), tmp_path, tmp_path / name)

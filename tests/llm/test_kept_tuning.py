@@ -1,4 +1,6 @@
-"""`save=adapter` and `save=model` of tuning: what is kept computes what was tuned, read by transformers and PEFT."""
+"""`save=adapter` and `save=model` of tuning: what is kept computes what was tuned,
+read by transformers and PEFT.
+"""
 
 import errno
 import json
@@ -21,7 +23,7 @@ import multicard
 from multicard.config.llm import LlmConfig
 from multicard.llm import kept_model, model_writer, preflight
 from multicard.llm import workload as llm
-from multicard.llm.model_writer import Part, write_weights
+from multicard.llm.model_writer import TensorPart, write_weights
 from multicard.records import kept, run_folder
 from multicard.records.schema_parts import SavedModel
 from multicard.run import outcome
@@ -32,7 +34,8 @@ from tests.llm.test_folders import SIZES, TEMPLATE, built, byte_tokenizer, linea
 
 needs_trl = pytest.mark.skipif(find_spec("trl") is None, reason="pip install -e .[trl]")
 TOKENS = torch.arange(3, 43).reshape(2, 20)
-# Of logits of about 1: rounding; in bf16 the engines round products otherwise than transformers does
+# Of logits of about 1: rounding; in bf16 the engines round
+# products otherwise than transformers does
 CLOSE = {"fp32": 1e-5, "bf16": 0.02}
 
 
@@ -58,7 +61,9 @@ Kept = Callable[..., torch.Tensor]
 
 @pytest.fixture
 def tuned_and_kept(processes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kept:
-    """Tune with some words and keep it, on one rank in this process; returns the logits of the tuned model."""
+    """Tune with some words and keep it, on one rank in this process;
+    returns the logits of the tuned model.
+    """
     from multicard.llm import recipes
     from multicard.llm.trl import engine
 
@@ -108,7 +113,13 @@ WHOLE = {
     "qwen": ["method=full", "model=qwen2_5_tiny"],
     "tied": ["method=full", "model.tied=true", "activation_checkpointing=true"],
     "tied qwen": ["method=full", "model=qwen2_5_tiny", "model.tied=true"],
-    "llama 3.1": ["method=full", "model=llama3_1_8b", "model.num_layers=2", "model.embed_dim=64", "model.num_heads=4"],
+    "llama 3.1": [
+        "method=full",
+        "model=llama3_1_8b",
+        "model.num_layers=2",
+        "model.embed_dim=64",
+        "model.num_heads=4",
+    ],
 }
 WHOLE["llama 3.1"] += ["model.num_kv_heads=2", "model.intermediate_dim=96", "model.vocab_size=null"]
 QUICK = [("torchtune", "lora"), ("torchtune", "qwen"), ("trl", "lora")]
@@ -123,7 +134,9 @@ QUICK = [("torchtune", "lora"), ("torchtune", "qwen"), ("trl", "lora")]
         for name in ADAPTERS
     ],
 )
-def test_a_kept_adapter_computes_what_was_tuned(tuned_and_kept: Kept, tmp_path: Path, engine: str, name: str):
+def test_a_kept_adapter_computes_what_was_tuned(
+    tuned_and_kept: Kept, tmp_path: Path, engine: str, name: str
+):
     words = ADAPTERS[name]
     expected = tuned_and_kept(f"engine={engine}", "save=adapter", *words)
     close = CLOSE["bf16" if "precision=bf16" in words else "fp32"]
@@ -165,7 +178,9 @@ def test_both_engines_keep_the_same_adapters(tuned_and_kept: Kept, tmp_path: Pat
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["torchtune", "trl"])
 @pytest.mark.parametrize("name", WHOLE)
-def test_a_kept_model_computes_what_was_tuned(tuned_and_kept: Kept, tmp_path: Path, engine: str, name: str):
+def test_a_kept_model_computes_what_was_tuned(
+    tuned_and_kept: Kept, tmp_path: Path, engine: str, name: str
+):
     expected = tuned_and_kept(f"engine={engine}", "save=model", *WHOLE[name])
     named = by_its_lines(tmp_path / "run")
     assert (logits(named["model"]) - expected).abs().max() < CLOSE["fp32"]
@@ -177,7 +192,9 @@ def test_a_kept_model_computes_what_was_tuned(tuned_and_kept: Kept, tmp_path: Pa
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["torchtune", "trl"])
 def test_qlora_is_loaded_on_a_base_in_nf4(tuned_and_kept: Kept, tmp_path: Path, engine: str):
-    """bitsandbytes' NF4 and torchao's differ a little, and so does what bitsandbytes computes of it for inference."""
+    """bitsandbytes' NF4 and torchao's differ a little,
+    and so does what bitsandbytes computes of it for inference.
+    """
     expected = tuned_and_kept(f"engine={engine}", "save=adapter", "method=qlora")
     named = by_its_lines(tmp_path / "run")
     for model in (named["model"], multicard.load_model(tmp_path / "run")):
@@ -187,11 +204,21 @@ def test_qlora_is_loaded_on_a_base_in_nf4(tuned_and_kept: Kept, tmp_path: Path, 
 
 @needs_trl
 @pytest.mark.slow
-@pytest.mark.parametrize(("engine", "tied"), [("torchtune", "false"), ("trl", "false"), ("trl", "true")])
-def test_qat_is_loaded_as_the_quantised_model(tuned_and_kept: Kept, tmp_path: Path, engine: str, tied: str):
+@pytest.mark.parametrize(
+    ("engine", "tied"), [("torchtune", "false"), ("trl", "false"), ("trl", "true")]
+)
+def test_qat_is_loaded_as_the_quantised_model(
+    tuned_and_kept: Kept, tmp_path: Path, engine: str, tied: str
+):
     import transformers
 
-    words = ("save=model", "method=qat", "method.groupsize=32", "warmup_steps=null", f"model.tied={tied}")
+    words = (
+        "save=model",
+        "method=qat",
+        "method.groupsize=32",
+        "warmup_steps=null",
+        f"model.tied={tied}",
+    )
     expected = tuned_and_kept(f"engine={engine}", *words)
     quantised = logits(multicard.load_model(tmp_path / "run"))
     plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "run/model")
@@ -215,7 +242,10 @@ def test_a_model_of_a_folder_is_kept(tuned_and_kept: Kept, tmp_path: Path, kind:
     form = "adapter" if method == "lora" else "model"
     words = words_of(folder, "model.weights=own", f"method={method}", f"save={form}")
     if method == "lora":
-        words += [f"method.lora_attn_modules=[{linears_of(model)}]", "method.apply_lora_to_mlp=false"]
+        words += [
+            f"method.lora_attn_modules=[{linears_of(model)}]",
+            "method.apply_lora_to_mlp=false",
+        ]
     expected = tuned_and_kept(*words)
     place = tmp_path / "run" / form
     named = by_its_lines(tmp_path / "run")
@@ -223,18 +253,24 @@ def test_a_model_of_a_folder_is_kept(tuned_and_kept: Kept, tmp_path: Path, kind:
     assert (logits(model) - expected).abs().max() > 1e-3 * expected.abs().max()
     assert named["tokenizer"].chat_template == TEMPLATE
     if method == "lora":
-        assert json.loads((place / "adapter_config.json").read_text())["base_model_name_or_path"] == str(folder)
+        assert json.loads((place / "adapter_config.json").read_text())[
+            "base_model_name_or_path"
+        ] == str(folder)
         assert not (tmp_path / "run/base").exists()
 
 
 @needs_trl
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "form"), [("lora", "adapter"), ("full", "model")])
-def test_a_model_that_reads_images_too_is_kept_whole(tuned_and_kept: Kept, tmp_path: Path, method: str, form: str):
+def test_a_model_that_reads_images_too_is_kept_whole(
+    tuned_and_kept: Kept, tmp_path: Path, method: str, form: str
+):
     from tests.llm.test_text_part import written
 
     folder = written(tmp_path / "model", "gemma3")
-    expected = tuned_and_kept(*words_of(folder, "model.weights=own", f"method={method}", f"save={form}"))
+    expected = tuned_and_kept(
+        *words_of(folder, "model.weights=own", f"method={method}", f"save={form}")
+    )
     again = by_its_lines(tmp_path / "run")["model"]
     assert (logits(again) - expected).abs().max() < 1e-4 * expected.abs().max()
 
@@ -260,7 +296,9 @@ def test_the_lines_need_nothing_of_multicard(tuned_and_kept: Kept, tmp_path: Pat
 
 @needs_trl
 @pytest.mark.slow
-def test_peft_alone_puts_adapters_of_a_mixture_of_experts_where_they_were(tuned_and_kept: Kept, tmp_path: Path):
+def test_peft_alone_puts_adapters_of_a_mixture_of_experts_where_they_were(
+    tuned_and_kept: Kept, tmp_path: Path
+):
     """It converts the names of layers that older models of the kind have."""
     folder = tmp_path / "checkpoint"
     model = built("mixtral")
@@ -278,12 +316,20 @@ def _apart(folder: Path, expected: torch.Tensor) -> float:
     check = [
         "import sys, torch",
         f"said = model.eval()(input_ids=torch.tensor({TOKENS.tolist()})).logits",
-        "print(said.double().abs().sum().item(), 'multicard' in sys.modules, 'torchtune' in sys.modules)",
+        (
+            "print(said.double().abs().sum().item(), 'multicard' in sys.modules, 'torchtune' in"
+            " sys.modules)"
+        ),
     ]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     script = "\n".join([*lines, *check])
     ended = subprocess.run(
-        [sys.executable, "-c", script], cwd=folder, env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-c", script],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     total, *others = ended.stdout.split()
     assert others == ["False", "False"]
@@ -310,7 +356,10 @@ def test_two_ranks_keep_what_one_rank_keeps(tuned: Tuning, words: list[str]):
 
     common = ("dataset.rows=40", "max_steps=3", "lr=1e-3", "warmup_steps=0")
     alone = [word for word in words if not word.startswith("sharding=")]
-    runs = [tuned(*common, *alone, "batch_size=2"), tuned(*common, *words, "gpus=2", "batch_size=1")]
+    runs = [
+        tuned(*common, *alone, "batch_size=2"),
+        tuned(*common, *words, "gpus=2", "batch_size=1"),
+    ]
     states = []
     for run in runs:
         assert run["status"] == "ok", run["cause"]
@@ -326,14 +375,23 @@ def test_two_ranks_keep_what_one_rank_keeps(tuned: Tuning, words: list[str]):
 
 
 @needs_trl
-def test_a_full_disk_leaves_the_run_and_nothing_else(processes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_full_disk_leaves_the_run_and_nothing_else(
+    processes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("LOCAL_RANK", "0")
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1 << 20))
     report, steps = tuned_here(tmp_path / "run", "save=adapter")
     assert report.saved is not None and report.saved.folder is None and len(steps["loss"]) == 3
-    assert find(str(report.saved.problem), "save.failed-tuned", form="adapter", reason=os.strerror(errno.ENOSPC))
-    assert not {"adapter", "base"} & {path.name.partition(".")[0] for path in (tmp_path / "run").iterdir()}
+    assert find(
+        str(report.saved.problem),
+        "save.failed-tuned",
+        form="adapter",
+        reason=os.strerror(errno.ENOSPC),
+    )
+    assert not {"adapter", "base"} & {
+        path.name.partition(".")[0] for path in (tmp_path / "run").iterdir()
+    }
 
 
 @needs_trl
@@ -347,8 +405,14 @@ def test_a_write_that_fails_leaves_the_run_and_nothing_else(
 
     monkeypatch.setattr(model_writer.WeightFile, "add", fails)
     report, _ = tuned_here(tmp_path / "run", "save=adapter")
-    assert report.saved is not None and report.saved.folder is None and report.saved.problem is not None
-    assert not {"adapter", "base"} & {path.name.partition(".")[0] for path in (tmp_path / "run").iterdir()}
+    assert (
+        report.saved is not None
+        and report.saved.folder is None
+        and report.saved.problem is not None
+    )
+    assert not {"adapter", "base"} & {
+        path.name.partition(".")[0] for path in (tmp_path / "run").iterdir()
+    }
 
 
 @needs_trl
@@ -366,15 +430,30 @@ def test_a_write_that_fails_leaves_the_run_and_nothing_else(
 def test_a_disk_that_fills_up_under_two_ranks_leaves_the_run_and_nothing_else(
     tuned: Tuning, words: list[str], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(llm, "WORKLOAD", replace(llm.WORKLOAD, work="tests.helpers.rank_work_llm:tune_on_a_full_disk"))
+    monkeypatch.setattr(
+        llm,
+        "WORKLOAD",
+        replace(llm.WORKLOAD, work="tests.helpers.rank_work_llm:tune_on_a_full_disk"),
+    )
     run = ok(tuned(*words, "dataset.rows=40", "max_steps=2", "model.num_layers=2", "gpus=2"))
-    form, folder = words[-1 if "ddp" not in words[-1] else -2].partition("=")[2], Path(run["folder"])
+    form, folder = (
+        words[-1 if "ddp" not in words[-1] else -2].partition("=")[2],
+        Path(run["folder"]),
+    )
     assert run["saved"]["folder"] is None and run["saved"]["form"] == form
-    assert find(run["saved"]["problem"], "save.failed-tuned", form=form, reason=os.strerror(errno.EFBIG))
+    assert find(
+        run["saved"]["problem"], "save.failed-tuned", form=form, reason=os.strerror(errno.EFBIG)
+    )
     left = {path.name for path in folder.iterdir()}
-    assert left <= {"config.yaml", "environment.json", "inputs", "logs", "ranks", "result.json", "steps.parquet"} | {
-        "torchtune.yaml"
-    }
+    assert left <= {
+        "config.yaml",
+        "environment.json",
+        "inputs",
+        "logs",
+        "ranks",
+        "result.json",
+        "steps.parquet",
+    } | {"torchtune.yaml"}
     assert run["loss"]["first"] > 0 and len(run["epochs"]) == 1
     read = run_folder.read(folder)
     assert read is not None and find(str(outcome.line(read)), "save.failed-tuned", form=form)
@@ -382,7 +461,9 @@ def test_a_disk_that_fills_up_under_two_ranks_leaves_the_run_and_nothing_else(
 
 @needs_trl
 @pytest.mark.slow
-def test_what_cannot_be_named_leaves_the_run(processes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_what_cannot_be_named_leaves_the_run(
+    processes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     from multicard.llm import recipes
 
     monkeypatch.setenv("LOCAL_RANK", "0")
@@ -396,7 +477,7 @@ def test_what_cannot_be_named_leaves_the_run(processes: None, tmp_path: Path, mo
     assert find(str(report.saved.problem), "save.failed-tuned", form="adapter")
 
 
-class Watched(Part):
+class Watched(TensorPart):
     """A part that notes how many whole tensors of its kind are alive when it is read."""
 
     alive: weakref.WeakSet[Any]
@@ -417,7 +498,12 @@ def test_tensors_are_gathered_one_by_one_also_where_the_writer_fails(
     from safetensors.torch import load_file
 
     Watched.alive, Watched.most = weakref.WeakSet(), []
-    tensors = {"a": torch.rand(3, 4), "b": torch.tensor(2.0), "c": torch.arange(5), "d": torch.rand(7).bfloat16()}
+    tensors = {
+        "a": torch.rand(3, 4),
+        "b": torch.tensor(2.0),
+        "c": torch.arange(5),
+        "d": torch.rand(7).bfloat16(),
+    }
     parts = {name: Watched(tensor) for name, tensor in tensors.items()}
     add, written = model_writer.WeightFile.add, []
 
@@ -444,7 +530,7 @@ def test_a_rank_that_cannot_take_a_tensor_gathers_the_others(tmp_path: Path):
     """The writer waits for it in the next collective; it deletes nothing that the writer wrote."""
     taken = list[str]()
 
-    class Failing(Part):
+    class Failing(TensorPart):
         def whole(self) -> torch.Tensor:
             taken.append("taken")
             raise MemoryError("no room")
@@ -456,9 +542,13 @@ def test_a_rank_that_cannot_take_a_tensor_gathers_the_others(tmp_path: Path):
 
 
 @needs_trl
-def test_what_diverged_is_not_kept(processes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_what_diverged_is_not_kept(
+    processes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("LOCAL_RANK", "0")
-    report, _ = tuned_here(tmp_path / "run", "method=full", "lr=1e30", "warmup_steps=0", "save=model")
+    report, _ = tuned_here(
+        tmp_path / "run", "method=full", "lr=1e30", "warmup_steps=0", "save=model"
+    )
     assert report.saved is not None and find(str(report.saved.problem), "save.diverged", key="save")
     assert not (tmp_path / "run/model").exists()
 
@@ -499,7 +589,9 @@ def test_keeping_is_no_part_of_the_identity():
 @pytest.mark.slow
 @needs_trl
 @pytest.mark.usefixtures("processes")
-def test_a_cell_that_was_measured_without_is_trained_again_only_when_asked(tmp_path: Path, called: Called):
+def test_a_cell_that_was_measured_without_is_trained_again_only_when_asked(
+    tmp_path: Path, called: Called
+):
     words = ["dataset.rows=40", "max_steps=3", "device=cpu", f"hydra.run.dir={tmp_path}/run"]
     tune: Any = lambda *more: called(*words, *more, entry="tune_llm")  # noqa: E731
     assert tune()[0] == 0

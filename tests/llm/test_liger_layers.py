@@ -1,4 +1,5 @@
-"""Liger's layers give what transformers' give: one by one in Triton's interpreter, as no kernel runs without a GPU.
+"""Liger's layers give what transformers' give: one by one in Triton's interpreter,
+as no kernel runs without a GPU.
 
 The interpreter has no bfloat16, so float32 alone is compared.
 """
@@ -22,7 +23,9 @@ def test_outputs_and_gradients_of_ligers_layers_are_those_of_transformers():
     root = Path(__file__).parents[2]
     variables = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", MODULE]
-    ran = subprocess.run(command, cwd=root, env=variables, capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        command, cwd=root, env=variables, capture_output=True, text=True, check=False
+    )
     assert ran.returncode == 0, ran.stderr
     differences = json.loads(ran.stdout.splitlines()[-1])
     assert differences.keys() == {"norm", "gated layer", "rotary embedding"}

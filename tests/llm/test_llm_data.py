@@ -24,7 +24,11 @@ from tests.helpers.messages import find, refused, remedies
 from tests.helpers.recorded import steps
 
 # Tokens and bytes of the 500-row extracts of 2505.22905, section 5.4.3
-PAPER = {"instruct": (59_330, 374_000), "summarize": (83_544, 341_000), "grammar": (28_683, 135_000)}
+PAPER = {
+    "instruct": (59_330, 374_000),
+    "summarize": (83_544, 341_000),
+    "grammar": (28_683, 135_000),
+}
 
 
 def read(folder: Path, *words: str) -> tuple[Any, Any]:
@@ -32,9 +36,13 @@ def read(folder: Path, *words: str) -> tuple[Any, Any]:
     from omegaconf import OmegaConf
     from torchtune import config as torchtune_config
 
-    cfg = OmegaConf.create(torchtune_config_of(typed_llm(*words), Placement("cpu", "gloo", 1, False), folder))
+    cfg = OmegaConf.create(
+        torchtune_config_of(typed_llm(*words), Placement("cpu", "gloo", 1, False), folder)
+    )
     tokenizer = torchtune_config.instantiate(cfg.tokenizer)
-    return tokenizer, torchtune_config.instantiate(cfg.dataset, tokenizer, cache_dir=str(folder / "cache"))
+    return tokenizer, torchtune_config.instantiate(
+        cfg.dataset, tokenizer, cache_dir=str(folder / "cache")
+    )
 
 
 def lengths(folder: Path, *words: str) -> np.ndarray:
@@ -50,7 +58,9 @@ def test_synthetic_rows_have_the_papers_tokens_and_bytes(template: str, seed: in
     own = lengths(tmp_path / "own", *words)
     assert own.sum() == pytest.approx(tokens, rel=0.01)
     assert np.percentile(own, 95) > 1.6 * np.percentile(own, 5)  # spread as real rows are
-    assert (tmp_path / "own" / "inputs" / "rows.jsonl").stat().st_size == pytest.approx(size, rel=0.05)
+    assert (tmp_path / "own" / "inputs" / "rows.jsonl").stat().st_size == pytest.approx(
+        size, rel=0.05
+    )
     path = shared("tokenizer") / "tokenizer.model"
     real = lengths(tmp_path / "real", *words, "tokenizer=llama3", f"tokenizer.path={path}")
     assert real.sum() == pytest.approx(tokens, rel=0.01)
@@ -76,7 +86,9 @@ def test_synthetic_answers_follow_from_their_prompts():
                 assert sentence.rstrip(".").split()[4] in row.prompt
     adding = [row for row in examples("instruct", 300, 0) if row.prompt.startswith("Add")]
     for row in adding:
-        numbers = [int(word.rstrip(",")) for word in row.prompt.split() if word.rstrip(",").isdigit()]
+        numbers = [
+            int(word.rstrip(",")) for word in row.prompt.split() if word.rstrip(",").isdigit()
+        ]
         assert row.right.endswith(f"The sum is {sum(numbers)}.")
     assert len(adding) == 30  # 2 of each 20
     assert {bool(row.columns["input"]) for row in examples("instruct", 50, 0)} == {True, False}
@@ -96,8 +108,11 @@ def test_files_of_each_form_give_the_same_rows(tmp_path: Path):
         return row_sources.load(typed_llm("dataset=grammar", *words))[0] or []
 
     rows = sampled("r.jsonl")
-    assert rows == sampled("r.json") == sampled("r.parquet") != sampled("r.json", seed=0)  # another sample
-    assert len({row["input"] for row in rows}) == 4 and all(row.keys() == {"input", "output"} for row in rows)
+    # another sample
+    assert rows == sampled("r.json") == sampled("r.parquet") != sampled("r.json", seed=0)
+    assert len({row["input"] for row in rows}) == 4 and all(
+        row.keys() == {"input", "output"} for row in rows
+    )
 
 
 def test_flat_pairs_become_torchtunes_chats(tmp_path: Path):
@@ -114,13 +129,17 @@ def test_flat_pairs_become_torchtunes_chats(tmp_path: Path):
         (chat, [("user", "Q"), ("assistant", "chosen")]),
     ):
         (tmp_path / "p.json").write_text(json.dumps([row]))
-        config = typed_llm("dataset=preference", "method=dpo", f"dataset.data_files={tmp_path / 'p.json'}")
+        config = typed_llm(
+            "dataset=preference", "method=dpo", f"dataset.data_files={tmp_path / 'p.json'}"
+        )
         (pair,) = row_sources.load(config)[0] or []
         assert [(turn["role"], turn["content"]) for turn in pair["chosen"]] == expected
         assert pair["rejected"][:-1] == pair["chosen"][:-1]
 
 
-@pytest.mark.parametrize("who", ["system human gpt", "human gpt human gpt", "gpt human", "human", "human human"])
+@pytest.mark.parametrize(
+    "who", ["system human gpt", "human gpt human gpt", "gpt human", "human", "human human"]
+)
 def test_a_conversation_must_take_turns(who: str, tmp_path: Path):
     row = {"conversations": [{"from": name, "value": "x"} for name in who.split()]}
     (tmp_path / "c.json").write_text(json.dumps([row]))
@@ -128,7 +147,9 @@ def test_a_conversation_must_take_turns(who: str, tmp_path: Path):
     if "human gpt" in who and not who.startswith("gpt"):
         assert row_sources.load(config)[0] == [row]
     else:
-        with refused("llm.broken-rows", key="dataset.data_files", value=str(tmp_path / "c.json"), row=1) as caught:
+        with refused(
+            "llm.broken-rows", key="dataset.data_files", value=str(tmp_path / "c.json"), row=1
+        ) as caught:
             row_sources.load(config)
         assert find(str(caught.value), "llm.row-no-conversation")
 
@@ -153,7 +174,9 @@ def test_the_embedded_tokenizer_is_byte_level_repeatable_and_gives_text_back(tmp
 def test_sequences_are_padded_to_as_many_chunks_as_the_loss_takes():
     rows = torch.arange(1, 42)
     batch = batches.evened(lambda _: {"tokens": rows[None], "labels": rows[None]}, 8, pad_id=0)([])
-    assert batch["tokens"].tolist() == [[*range(1, 42), 0, 0]] and batch["labels"][0, 41:].tolist() == [-100, -100]
+    assert batch["tokens"].tolist() == [[*range(1, 42), 0, 0]] and batch["labels"][
+        0, 41:
+    ].tolist() == [-100, -100]
     for length in range(1, 200):
         padded = batches.least_length(length, 8)
         counts = [len(torch.empty(each).chunk(8)) for each in range(length, padded + 1)]
@@ -170,7 +193,11 @@ def cut_rows(folder: Path, *words: str) -> Any:
 
 def parts(row: dict[str, Any]) -> list[tuple[list[int], list[int]]]:
     """Tokens and labels of a row, or of a pair's two."""
-    names = [("tokens", "labels")] if "tokens" in row else [(f"{n}_input_ids", f"{n}_labels") for n in pairs.CHOICES]
+    names = (
+        [("tokens", "labels")]
+        if "tokens" in row
+        else [(f"{n}_input_ids", f"{n}_labels") for n in pairs.CHOICES]
+    )
     return [(list(row[tokens]), [int(label) for label in row[labels]]) for tokens, labels in names]
 
 
@@ -178,16 +205,30 @@ def parts(row: dict[str, Any]) -> list[tuple[list[int], list[int]]]:
 def test_rows_without_a_label_are_left_out(words: list[str], tmp_path: Path):
     whole = [parts(row) for row in cut_rows(tmp_path / "whole", *words)]
     lengths = [max(len(tokens) for tokens, _ in row) for row in whole]
-    prompts = [next(i for i, label in enumerate(labels[1:]) if label != IGNORED) for row in whole for _, labels in row]
+    prompts = [
+        next(i for i, label in enumerate(labels[1:]) if label != IGNORED)
+        for row in whole
+        for _, labels in row
+    ]
     learns_prompts = words == ["template=instruct"]
     assert len(whole) == ROWS
-    # at the longest row's length all are whole; little above a median prompt's, longer prompts lose their answers
+    # at the longest row's length all are whole; little above a median prompt's,
+    # longer prompts lose their answers
     for limit in (max(lengths), int(np.median(lengths if learns_prompts else prompts)) + 4):
-        # by hand: of a longer row the first tokens remain, the last of which becomes the end, without a label
-        cut = [[labels[: limit - 1] if len(tokens) > limit else labels for tokens, labels in row] for row in whole]
-        expected = [all(any(label != IGNORED for label in labels[1:]) for labels in row) for row in cut]
-        for place, row in enumerate(whole):  # of a pair whose answers are the same now, no preference is left
-            answers = {tuple(tokens[: limit - 1] if len(tokens) > limit else tokens) for tokens, _ in row}
+        # by hand: of a longer row the first tokens remain, the last of which becomes the end,
+        # without a label
+        cut = [
+            [labels[: limit - 1] if len(tokens) > limit else labels for tokens, labels in row]
+            for row in whole
+        ]
+        expected = [
+            all(any(label != IGNORED for label in labels[1:]) for labels in row) for row in cut
+        ]
+        # of a pair whose answers are the same now, no preference is left
+        for place, row in enumerate(whole):
+            answers = {
+                tuple(tokens[: limit - 1] if len(tokens) > limit else tokens) for tokens, _ in row
+            }
             expected[place] &= not (len(row) == 2 and len(answers) == 1 and lengths[place] > limit)
         rows = cut_rows(tmp_path / str(limit), *words, f"max_seq_len={limit}")
         too_long = sum(length > limit for length in lengths)
@@ -209,13 +250,23 @@ def test_rows_without_a_label_are_left_out(words: list[str], tmp_path: Path):
     assert too_long > 0 and (counts["left_out"] > 0) is not learns_prompts
 
 
-def test_no_row_has_more_tokens_than_its_bound_and_short_ones_are_not_tokenized(tmp_path: Path, monkeypatch):
+def test_no_row_has_more_tokens_than_its_bound_and_short_ones_are_not_tokenized(
+    tmp_path: Path, monkeypatch
+):
     for words in CASES:
         rows = cut_rows(tmp_path / words[0], *words)
         for bound, row in zip(labelled_rows.most_tokens(rows._rows._data), rows, strict=True):
             assert max(len(tokens) for tokens, _ in parts(row)) <= bound
     monkeypatch.setattr(labelled_rows, "labels", lambda _: pytest.fail("tokenized"))
-    whole = {"read": ROWS, "cut": 0, "left_out": 0, "broken": None, "equal": None, "last_alone": 0, "sequences": None}
+    whole = {
+        "read": ROWS,
+        "cut": 0,
+        "left_out": 0,
+        "broken": None,
+        "equal": None,
+        "last_alone": 0,
+        "sequences": None,
+    }
     assert labelled_rows.counts(cut_rows(tmp_path / "again")) == whole
 
 
@@ -226,19 +277,34 @@ def test_packs_hold_no_row_without_a_label(tmp_path: Path):
     assert labelled_rows.counts(packs) == labelled_rows.counts(rows) | {"sequences": len(packs)}
     assert 0 < labelled_rows.counts(packs)["left_out"] < ROWS
     packed = [int(label) for pack in packs for label in pack["labels"] if label != IGNORED]
-    assert packed == [label for row in rows for _, labels in parts(row) for label in labels if label != IGNORED]
+    assert packed == [
+        label for row in rows for _, labels in parts(row) for label in labels if label != IGNORED
+    ]
 
 
 def test_pairs_that_are_cut_until_both_answers_are_equal_are_left_out(tmp_path: Path):
     """Of such a pair the loss is 0.693147 whatever the model says."""
-    same, other = {"prompt": "Why?", "chosen": "So " * 40 + "yes", "rejected": "So " * 40 + "no"}, {"prompt": "Why?"}
+    same, other = (
+        {"prompt": "Why?", "chosen": "So " * 40 + "yes", "rejected": "So " * 40 + "no"},
+        {"prompt": "Why?"},
+    )
     other |= {"chosen": "Yes " * 40, "rejected": "No " * 40}
-    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (same, other, other)))
+    (tmp_path / "p.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in (same, other, other))
+    )
     words = ("dataset=preference", "method=dpo", f"dataset.data_files={tmp_path / 'p.jsonl'}")
     whole = read(tmp_path / "whole", *words)[1]
     assert (len(whole), labelled_rows.counts(whole)["left_out"]) == (3, 0)
     cut = read(tmp_path / "cut", *words, "max_seq_len=30")[1]
-    counts = {"read": 3, "cut": 3, "left_out": 1, "broken": None, "equal": 0, "last_alone": 0, "sequences": None}
+    counts = {
+        "read": 3,
+        "cut": 3,
+        "left_out": 1,
+        "broken": None,
+        "equal": 0,
+        "last_alone": 0,
+        "sequences": None,
+    }
     assert labelled_rows.counts(cut) == counts and len(cut) == 2
     assert all(row["chosen_input_ids"] != row["rejected_input_ids"] for row in cut)
     with refused("llm.answers-cut-off", rows=1):
@@ -251,7 +317,11 @@ def test_the_length_that_is_offered_leaves_an_answer_and_null_is_not_offered_whe
     is_pair: bool, tmp_path: Path
 ):
     asked = "Why is it so? " * 40
-    row = {"prompt": asked, "chosen": "Yes", "rejected": "No"} if is_pair else {"input": asked, "output": "Yes"}
+    row = (
+        {"prompt": asked, "chosen": "Yes", "rejected": "No"}
+        if is_pair
+        else {"input": asked, "output": "Yes"}
+    )
     (tmp_path / "p.jsonl").write_text(json.dumps(row) + "\n")
     words = ["dataset=preference", "method=dpo"] if is_pair else ["dataset=grammar"]
     words += [f"dataset.data_files={tmp_path / 'p.jsonl'}", "dataset.split=0", "batch_size=1"]
@@ -277,7 +347,9 @@ def test_the_length_that_is_offered_leaves_an_answer_and_null_is_not_offered_whe
         ),
     ],
 )
-def test_too_little_to_tune_on_ends_in_a_line(tuned: Measured, words: list[str], code: str, facts: dict[str, Any]):
+def test_too_little_to_tune_on_ends_in_a_line(
+    tuned: Measured, words: list[str], code: str, facts: dict[str, Any]
+):
     record = tuned("template=grammar", "dataset.rows=10", *words)
     assert record["status"] == "failed" and record["cause"]["rank"] == 0, record["cause"]
     assert find(record["cause"]["message"], code, key="max_seq_len", **facts)
@@ -287,10 +359,19 @@ def test_bytes_of_all_text_of_a_row_whatever_its_columns():
     import datasets
 
     turns = [[{"from": "human", "value": "é?"}], [], None]
-    rows = datasets.Dataset.from_dict({"id": [1, 2, 3], "text": ["abc", "", None], "conversations": turns})
+    rows = datasets.Dataset.from_dict(
+        {"id": [1, 2, 3], "text": ["abc", "", None], "conversations": turns}
+    )
     around, each = labelled_rows.AROUND_ROW, labelled_rows.AROUND_TEXT
-    assert labelled_rows.most_tokens(rows).tolist() == [around + 3 + 3 * each + 5 + 3, around + each, around]
-    assert labelled_rows.most_tokens(rows.select([2, 0])).tolist() == [around, around + 3 + 3 * each + 5 + 3]
+    assert labelled_rows.most_tokens(rows).tolist() == [
+        around + 3 + 3 * each + 5 + 3,
+        around + each,
+        around,
+    ]
+    assert labelled_rows.most_tokens(rows.select([2, 0])).tolist() == [
+        around,
+        around + 3 + 3 * each + 5 + 3,
+    ]
     assert labelled_rows.most_tokens(rows.select([])).tolist() == []
 
 
@@ -299,11 +380,14 @@ PACKS = [[5, 4, 3], [7, 9], [2, 6]]  # rows' lengths; 4, 0 and 8 tokens of paddi
 
 
 def packed(mask: Any = None) -> PackedBatch:
-    """The three sequences above as torchtune packs and collates them; `mask` in place of its own."""
+    """The three sequences above as torchtune packs and collates them;
+    `mask` in place of its own.
+    """
     from torchtune.data import padded_collate_packed
     from torchtune.datasets import PackedDataset
 
-    rows = [{"tokens": [0] * size, "labels": [1] * size} for pack in PACKS for size in pack]  # token 0 is real
+    # token 0 is real
+    rows = [{"tokens": [0] * size, "labels": [1] * size} for pack in PACKS for size in pack]
     sequences = list(PackedDataset(rows, max_seq_len=LENGTH))  # pyright: ignore[reportArgumentType]
     batch = counted(padded_collate_packed)(sequences)  # pyright: ignore[reportArgumentType]
     if mask is not None:
@@ -317,7 +401,8 @@ def counts(batch: PackedBatch, device: str) -> dict[str, int]:
 
 def test_attention_is_within_each_row():
     batch = counts(packed(), "cpu")
-    squares = 25 + 16 + 9 + 4 * 4 + 49 + 81 + 4 + 36 + 8 * 8  # padding attends to itself, as torchtune masks it
+    # padding attends to itself, as torchtune masks it
+    squares = 25 + 16 + 9 + 4 * 4 + 49 + 81 + 4 + 36 + 8 * 8
     assert batch["attended"] == squares
     assert (batch["tokens"], batch["non_padding"], batch["samples"]) == (48, 36, 3)
     mask = packed()["mask"]  # lower triangles of S_d (S_d + 1) / 2
@@ -331,7 +416,10 @@ def test_the_work_of_packed_rows_follows_from_their_lengths():
     ranks = [LlmReport(rank=0, vocabulary=100)]
     record = records.as_record(records.llm(tokens_per_s={"all": 1.0}))
     flops_per_token, _ = summary._work(record, config, ranks, table)
-    alone = [models.flops_per_token(config.model, 100, size, None, 0) * size for size in (5, 4, 3, 4, 7, 9, 2, 6, 8)]
+    alone = [
+        models.flops_per_token(config.model, 100, size, None, 0) * size
+        for size in (5, 4, 3, 4, 7, 9, 2, 6, 8)
+    ]
     assert flops_per_token == pytest.approx(sum(alone) / 48)
 
 
@@ -349,8 +437,13 @@ def test_the_work_without_padding_is_that_of_rows_as_they_are(monkeypatch: pytes
     table = {name: torch.tensor([value]).numpy() for name, value in batch.items()}
     ranks = [LlmReport(rank=0, vocabulary=100)]
     record = records.as_record(records.llm(tokens_per_s={"all": 48.0, "non_padding": 36.0}))
-    alone = [models.flops_per_token(config.model, 100, size, None, 0) * size for size in (5, 4, 3, 7, 9, 2, 6)]
-    assert summary._mfu_non_padding(record, config, ranks, table) == pytest.approx(sum(alone) / 1e12)
+    alone = [
+        models.flops_per_token(config.model, 100, size, None, 0) * size
+        for size in (5, 4, 3, 7, 9, 2, 6)
+    ]
+    assert summary._mfu_non_padding(record, config, ranks, table) == pytest.approx(
+        sum(alone) / 1e12
+    )
     _, with_padding = summary._work(record, config, ranks, table)
     assert with_padding is not None and with_padding > sum(alone) / 1e12
     del table["attended_non_padding"]  # as in older records
@@ -361,8 +454,10 @@ def test_bytes_are_those_that_cross_to_a_gpu():
     tokens = 3 * LENGTH
     with_rows = 8 * tokens * 4  # tokens, labels, positions and each token's row number
     assert counts(packed(), "cpu")["h2d_bytes"] == with_rows
-    assert counts(packed(mask=object()), "cuda")["h2d_bytes"] == with_rows  # flex attention's mask is made there
-    assert counts(packed(), "cuda")["h2d_bytes"] == 8 * tokens * 3 + 3 * LENGTH * LENGTH  # before capability 7.5
+    # flex attention's mask is made there
+    assert counts(packed(mask=object()), "cuda")["h2d_bytes"] == with_rows
+    # before capability 7.5
+    assert counts(packed(), "cuda")["h2d_bytes"] == 8 * tokens * 3 + 3 * LENGTH * LENGTH
 
 
 def test_half_a_mask_of_flex_attention_masks_the_same():
@@ -370,21 +465,31 @@ def test_half_a_mask_of_flex_attention_masks_the_same():
 
     dense = packed()["mask"]
 
-    def within_rows(b: torch.Tensor, _: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    def within_rows(
+        b: torch.Tensor, _: torch.Tensor, q: torch.Tensor, k: torch.Tensor
+    ) -> torch.Tensor:
         return dense[b, q, k]
 
     whole = create_block_mask(within_rows, 3, None, LENGTH, LENGTH, device="cpu", BLOCK_SIZE=8)
     half = half_mask(whole, 2)
     assert half.shape == (2, 1, LENGTH, LENGTH)
-    assert torch.equal(create_mask(half.mask_mod, 2, None, LENGTH, LENGTH, device="cpu")[:, 0], dense[:2])
+    assert torch.equal(
+        create_mask(half.mask_mod, 2, None, LENGTH, LENGTH, device="cpu")[:, 0], dense[:2]
+    )
     assert torch.equal(half.kv_num_blocks, whole.kv_num_blocks[:2])
     assert torch.equal(half_mask(dense, 2), dense[:2])
 
 
-def test_packing_changes_neither_the_tokens_nor_their_attention(tuned: Callable[..., dict[str, Any]]):
+def test_packing_changes_neither_the_tokens_nor_their_attention(
+    tuned: Callable[..., dict[str, Any]],
+):
     words = ("dataset.rows=24", "max_steps=null", "max_seq_len=256", "batch_size=1", "skip_steps=0")
     rows, sequences = ok(tuned(*words)), ok(tuned(*words, "packed=true"))
-    assert sequences["tokens"]["non_padding"] == rows["tokens"]["non_padding"] < sequences["tokens"]["all"]
+    assert (
+        sequences["tokens"]["non_padding"]
+        == rows["tokens"]["non_padding"]
+        < sequences["tokens"]["all"]
+    )
     padding = steps(sequences, "tokens") - steps(sequences, "non_padding")
     assert steps(sequences, "attended").sum() == steps(rows, "attended").sum() + (padding**2).sum()
     without = steps(sequences, "attended_non_padding").sum()
@@ -392,6 +497,8 @@ def test_packing_changes_neither_the_tokens_nor_their_attention(tuned: Callable[
     assert 0 < sequences["tokens_per_s"]["non_padding"] < sequences["tokens_per_s"]["all"]
     assert sequences["transfer_bytes"]["h2d"] == 4 * 8 * sequences["tokens"]["all"]
     assert set(steps(sequences, "tokens")) == {256}
-    assert sequences["tokens"]["non_padding"] / sequences["tokens"]["all"] > 0.6  # rows are not split over sequences
+    # rows are not split over sequences
+    assert sequences["tokens"]["non_padding"] / sequences["tokens"]["all"] > 0.6
     yaml = (Path(sequences["folder"]) / "torchtune.yaml").read_text()
-    assert f"num_warmup_steps: {sequences['warmup_steps']}" in yaml  # which only torchtune knows beforehand
+    # which only torchtune knows beforehand
+    assert f"num_warmup_steps: {sequences['warmup_steps']}" in yaml

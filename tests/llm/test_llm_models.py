@@ -1,4 +1,6 @@
-"""Models of tuning: sizes and work in closed form, random weights alike on every rank, and what recipes build."""
+"""Models of tuning: sizes and work in closed form, random weights alike on every rank,
+and what recipes build.
+"""
 
 import importlib
 import math
@@ -22,7 +24,13 @@ from multicard.config.placement import Placement
 from multicard.estimate.memory import torch_internals
 from multicard.estimate.memory.facts import TextFacts
 from multicard.llm import methods, models, torchtune_config
-from multicard.llm.torchtune_components import CALL, STD, RandomCheckpointer, RandomWeight, random_weights
+from multicard.llm.torchtune_components import (
+    CALL,
+    STD,
+    RandomCheckpointer,
+    RandomWeight,
+    random_weights,
+)
 from multicard.machine import gpu_models
 from multicard.ranks.process import Rank
 from tests.conftest import typed_llm, warm_up
@@ -32,7 +40,9 @@ from tests.llm.test_llm_run import ALL_ADAPTED, QWEN
 
 def built(words: list[str], vocabulary: int) -> torch.nn.Module:
     with torch.device("meta"):
-        return config.instantiate(OmegaConf.create(methods.model_component(typed_llm(*words), vocabulary)))
+        return config.instantiate(
+            OmegaConf.create(methods.model_component(typed_llm(*words), vocabulary))
+        )
 
 
 # Parameters as the models' cards on the Hugging Face hub have them
@@ -55,24 +65,43 @@ def test_sizes_are_those_of_torchtunes_own_models(name: str, builder: str, param
     assert vocabulary is not None
     ours = built([f"model={name}", "method=full"], vocabulary)
     assert str(ours) == str(theirs)
-    assert {k: v.shape for k, v in ours.state_dict().items()} == {k: v.shape for k, v in theirs.state_dict().items()}
+    assert {k: v.shape for k, v in ours.state_dict().items()} == {
+        k: v.shape for k, v in theirs.state_dict().items()
+    }
     assert sum(parameter.numel() for parameter in ours.parameters()) == parameters
     rope = [(module.base, module.dim) for module in ours.modules() if hasattr(module, "base")]
-    assert rope == [(module.base, module.dim) for module in theirs.modules() if hasattr(module, "base")]
-    eps = [{module.eps for module in each.modules() if hasattr(module, "eps")} for each in (ours, theirs)]
+    assert rope == [
+        (module.base, module.dim) for module in theirs.modules() if hasattr(module, "base")
+    ]
+    eps = [
+        {module.eps for module in each.modules() if hasattr(module, "eps")}
+        for each in (ours, theirs)
+    ]
     assert eps[0] == eps[1]
 
 
 SMALL = (
     *("model.num_layers=2", "model.num_heads=4", "model.num_kv_heads=2", "model.embed_dim=256"),
-    *("model.intermediate_dim=512", "model.max_seq_len=4096", "model.vocab_size=500", "method=full"),
+    *(
+        "model.intermediate_dim=512",
+        "model.max_seq_len=4096",
+        "model.vocab_size=500",
+        "method=full",
+    ),
 )
-PARTS = {"llama3_8b": {}, "llama3_1_8b": {"factor": 8.0}, "llama3_2_1b": {"factor": 32.0}, "qwen2_5_0_5b": {}}
+PARTS = {
+    "llama3_8b": {},
+    "llama3_1_8b": {"factor": 8.0},
+    "llama3_2_1b": {"factor": 32.0},
+    "qwen2_5_0_5b": {},
+}
 
 
 @pytest.mark.parametrize("name", PARTS)
 def test_logits_are_those_of_transformers(name: str, tmp_path: Path):
-    """The same weights in the classes that the published checkpoints are for, which write config.json by themselves."""
+    """The same weights in the classes that the published checkpoints are for,
+    which write config.json by themselves.
+    """
     from safetensors.torch import load_file
     from torchtune import config as torchtune_config
     from torchtune.models.convert_weights import hf_to_tune
@@ -84,11 +113,24 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path):
     if PARTS[name]:
         rope |= {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
         rope["original_max_position_embeddings"] = 8192
-    sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 256}
+    sizes = {
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "hidden_size": 256,
+    }
     sizes |= {"intermediate_size": 512, "vocab_size": 500, "max_position_embeddings": 4096}
-    settings = sizes | {"rms_norm_eps": 1e-6 if qwen else 1e-5, "tie_word_embeddings": tied, "rope_parameters": rope}
+    settings = sizes | {
+        "rms_norm_eps": 1e-6 if qwen else 1e-5,
+        "tie_word_embeddings": tied,
+        "rope_parameters": rope,
+    }
     torch.manual_seed(0)
-    theirs = (Qwen2ForCausalLM(Qwen2Config(**settings)) if qwen else LlamaForCausalLM(LlamaConfig(**settings))).eval()
+    theirs = (
+        Qwen2ForCausalLM(Qwen2Config(**settings))
+        if qwen
+        else LlamaForCausalLM(LlamaConfig(**settings))
+    ).eval()
     for parameter in theirs.parameters():  # beyond what normalisation evens out
         parameter.data += 0.05 * torch.randn_like(parameter)
     theirs.save_pretrained(tmp_path)
@@ -97,11 +139,18 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path):
     models.check_weights(config.model, 500)
     state = load_file(tmp_path / "model.safetensors")
     shape = {"num_heads": 4, "num_kv_heads": 2, "dim": 256}
-    state = qwen2_hf_to_tune(state, **shape, tie_word_embeddings=tied) if qwen else hf_to_tune(state, **shape)
+    state = (
+        qwen2_hf_to_tune(state, **shape, tie_word_embeddings=tied)
+        if qwen
+        else hf_to_tune(state, **shape)
+    )
     tokens = torch.randint(500, (1, 2000))
     found = {}
     for built_as in PARTS:
-        if built_as.startswith("qwen") == qwen and (built_as in ("llama3_2_1b", "qwen2_5_0_5b")) == tied:
+        if (
+            built_as.startswith("qwen") == qwen
+            and (built_as in ("llama3_2_1b", "qwen2_5_0_5b")) == tied
+        ):
             component = methods.model_component(typed_llm(f"model={built_as}", *SMALL), 500)
             ours = torchtune_config.instantiate(OmegaConf.create(component)).eval()
             ours.load_state_dict(state)
@@ -115,16 +164,26 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path):
 def test_tensors_are_those_of_torchtunes_model(name: str):
     model = typed_llm(f"model={name}").model
     vocabulary = model.vocab_size or 1234
-    expected, module = models.tensors(model, vocabulary), built([f"model={name}", "method=full"], vocabulary)
+    expected, module = (
+        models.tensors(model, vocabulary),
+        built([f"model={name}", "method=full"], vocabulary),
+    )
     assert {key: tuple(value.shape) for key, value in module.state_dict().items()} == expected
-    # 6 operations a weight: of all but the embedding, which is looked up unless it is the output too
-    weights = sum(math.prod(shape) for key, shape in expected.items() if key.endswith("weight") and len(shape) == 2)
+    # 6 operations a weight: of all but the embedding,
+    # which is looked up unless it is the output too
+    weights = sum(
+        math.prod(shape)
+        for key, shape in expected.items()
+        if key.endswith("weight") and len(shape) == 2
+    )
     looked_up = 0 if model.tied else vocabulary * model.embed_dim
     assert models.flops_per_token(model, vocabulary, 0, None, 0) == 6 * (weights - looked_up)
 
 
 @pytest.mark.parametrize("model", ["llama3_tiny", "qwen2_5_tiny"])
-@pytest.mark.parametrize("words", [[], ["method.apply_lora_to_mlp=false"], ["method.apply_lora_to_output=true"]])
+@pytest.mark.parametrize(
+    "words", [[], ["method.apply_lora_to_mlp=false"], ["method.apply_lora_to_output=true"]]
+)
 def test_adapter_parameters(words: list[str], model: str):
     words = [f"model={model}", "model.tied=false", *words]
     module = built(words, 1000)
@@ -133,9 +192,12 @@ def test_adapter_parameters(words: list[str], model: str):
 
 
 def test_flops_per_token_in_closed_form():
-    config = typed_llm("model.num_layers=1", "model.embed_dim=8", "model.num_heads=2", "model.num_kv_heads=1")
+    config = typed_llm(
+        "model.num_layers=1", "model.embed_dim=8", "model.num_heads=2", "model.num_kv_heads=1"
+    )
     config.model.intermediate_dim = 16
-    weights = 8 * 8 + 2 * 4 * 8 + 8 * 8 + 3 * 8 * 16 + 10 * 8  # q, k and v, output, feed-forward, vocabulary
+    # q, k and v, output, feed-forward, vocabulary
+    weights = 8 * 8 + 2 * 4 * 8 + 8 * 8 + 3 * 8 * 16 + 10 * 8
     forward = 2 * weights + 4 * 8 * 16  # and attention: 2 d s for the scores, 2 d s for the values
 
     def count(adapters: int | None, reference_passes: int = 0) -> float:
@@ -176,9 +238,11 @@ def test_values_follow_from_seed_and_name():
     values = weight("layers.0.mlp.w1.weight", 500, 300).to("cpu")
     assert type(values) is torch.Tensor and values.mean().abs() < 1e-3
     assert values.std() == pytest.approx(STD, rel=0.01)
-    assert torch.equal(values, weight("layers.0.mlp.w1.weight", 500, 300) + 0)  # any operation reads the same
+    # any operation reads the same
+    assert torch.equal(values, weight("layers.0.mlp.w1.weight", 500, 300) + 0)
     assert not torch.equal(values, weight("layers.1.mlp.w1.weight", 500, 300).to("cpu"))
-    assert values.numel() > 2 * CALL and values.unique().numel() > 0.9 * values.numel()  # no call repeats another's
+    # no call repeats another's
+    assert values.numel() > 2 * CALL and values.unique().numel() > 0.9 * values.numel()
     into = torch.empty(500, 300, dtype=torch.bfloat16)
     into.copy_(weight("layers.0.mlp.w1.weight", 500, 300, dtype=torch.bfloat16))
     assert torch.equal(into, values.bfloat16())  # a type rounds the same numbers
@@ -189,7 +253,9 @@ def test_each_kind_of_weight_begins_as_it_does_in_training():
     assert not weight("layers.0.attn.q_proj.bias", 9).to("cpu").any()
     assert not weight("layers.0.attn.q_proj.lora_b.weight", 9, 4).to("cpu").any()
     uniform = weight("layers.0.attn.q_proj.lora_a.weight", 64, 100).to("cpu")
-    assert 0.09 < uniform.abs().max() <= 0.1 and uniform.var() == pytest.approx(0.1**2 / 3, rel=0.05)
+    assert 0.09 < uniform.abs().max() <= 0.1 and uniform.var() == pytest.approx(
+        0.1**2 / 3, rel=0.05
+    )
 
 
 @contextmanager
@@ -206,7 +272,9 @@ def address_space(more_bytes: int) -> Iterator[None]:
 @pytest.mark.parametrize(("method", "precision"), [("qlora", "bf16"), ("full", "fp32")])
 def test_loading_takes_no_memory_beside_the_model(method: str, precision: str):
     warm_up()
-    child = multiprocessing.get_context("forkserver").Process(target=load_in_little_memory, args=(method, precision))
+    child = multiprocessing.get_context("forkserver").Process(
+        target=load_in_little_memory, args=(method, precision)
+    )
     child.start()
     child.join()
     assert child.exitcode == 0  # its error is printed
@@ -214,7 +282,12 @@ def test_loading_takes_no_memory_beside_the_model(method: str, precision: str):
 
 def load_in_little_memory(method: str, precision: str) -> None:
     """In a process of its own: what other tests freed would be room beside the limit."""
-    words = [f"method={method}", "model.embed_dim=512", "model.intermediate_dim=1024", "model.num_layers=4"]
+    words = [
+        f"method={method}",
+        "model.embed_dim=512",
+        "model.intermediate_dim=1024",
+        "model.num_layers=4",
+    ]
     component = methods.model_component(typed_llm(*words, "model.num_heads=8"), VOCABULARY)
     dtype = training.get_dtype(precision, CPU)
     with training.set_default_dtype(dtype):
@@ -231,7 +304,12 @@ def load_in_little_memory(method: str, precision: str) -> None:
         _ = [weight.to("cpu") for weight in state.values()]  # all at once do not fit
 
 
-LARGE = ("model.embed_dim=512", "model.intermediate_dim=2048", "model.num_layers=8", "model.vocab_size=2304")
+LARGE = (
+    "model.embed_dim=512",
+    "model.intermediate_dim=2048",
+    "model.num_layers=8",
+    "model.vocab_size=2304",
+)
 
 
 @pytest.mark.slow
@@ -240,31 +318,55 @@ LARGE = ("model.embed_dim=512", "model.intermediate_dim=2048", "model.num_layers
 def test_a_rank_of_trl_reads_its_shards_of_a_folder_without_the_whole_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Of a folder in bf16 a model in float32: weights in the files' own type would stay where the files are mapped."""
+    """Of a folder in bf16 a model in float32: weights in the files'
+    own type would stay where the files are mapped.
+    """
     import transformers
 
     sizes = models.hugging_face_config(typed_llm(*LARGE).model, 2304)
-    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**sizes))
+    model = transformers.AutoModelForCausalLM.from_config(
+        transformers.AutoConfig.for_model(**sizes)
+    )
     model.bfloat16().save_pretrained(tmp_path / "weights", max_shard_size="8MB")
     arguments = tmp_path, model.num_parameters()
-    # what is freed goes back to the system, and further threads, each with 64 MiB of its own, load nothing
-    for setting in ("MALLOC_MMAP_THRESHOLD_=65536", "MALLOC_ARENA_MAX=1", "HF_DEACTIVATE_ASYNC_LOAD=1"):
+    # what is freed goes back to the system, and further threads, each with 64 MiB of its own,
+    # load nothing
+    for setting in (
+        "MALLOC_MMAP_THRESHOLD_=65536",
+        "MALLOC_ARENA_MAX=1",
+        "HF_DEACTIVATE_ASYNC_LOAD=1",
+    ):
         monkeypatch.setenv(*setting.split("="))
-    child = multiprocessing.get_context("spawn").Process(target=read_in_little_memory, args=arguments)
+    child = multiprocessing.get_context("spawn").Process(
+        target=read_in_little_memory, args=arguments
+    )
     child.start()
     child.join()
     assert child.exitcode == 0  # its error is printed
 
 
 def read_in_little_memory(folder: Path, parameters: int) -> None:
-    """As rank 0 of eight. In a process that was not forked: what others freed would be room beside the limit."""
+    """As rank 0 of eight. In a process that was not forked: what
+    others freed would be room beside the limit.
+    """
     from multicard.estimate.memory import trl_step
     from multicard.llm.trl import models as trl_models
 
     torch.set_num_threads(1)
-    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8", "OMP_NUM_THREADS": "1"}
+    os.environ |= {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "8",
+        "LOCAL_WORLD_SIZE": "8",
+        "OMP_NUM_THREADS": "1",
+    }
     options: Any = typed_llm(
-        "engine=trl", "method=full", "gpus=8", "device=cpu", *LARGE, f"model.weights={folder}/weights"
+        "engine=trl",
+        "method=full",
+        "gpus=8",
+        "device=cpu",
+        *LARGE,
+        f"model.weights={folder}/weights",
     )
     rank, facts = Rank(0, 0, 8, CPU, "gloo", 1), TextFacts(2304, 96)
     mapped_bytes, shard_bytes, whole_bytes = 2 * parameters, 4 * parameters // 8, 4 * parameters
@@ -273,7 +375,9 @@ def read_in_little_memory(folder: Path, parameters: int) -> None:
     ready = trl_step.ready(options, facts, rank, folder, 1, mock.Mock())
     with torch_internals.fake_ranks(8, CPU), address_space(room_bytes), ready as recipe:
         parts: Any = [parameter.to_local() for parameter in recipe._model.parameters()]
-    assert sum(part.numel() for part in parts) == parameters // 8 and all(part.isfinite().all() for part in parts)
+    assert sum(part.numel() for part in parts) == parameters // 8 and all(
+        part.isfinite().all() for part in parts
+    )
     with address_space(room_bytes), pytest.raises(RuntimeError, match="can't allocate memory"):
         trl_models.stored(options.model, {"dtype": torch.float32})
 
@@ -299,10 +403,15 @@ BUILT = {
 def test_ranks_build_what_the_method_says_with_the_weights_of_one(name: str, tmp_path: Path):
     method, words = name.split(maxsplit=1)[0], BUILT[name]
     words = [f"method={method}", "dataset.rows=20", "model.vocab_size=1600", *words]
-    (alone,), ranks = built_on_ranks(words, 1, tmp_path / "1"), built_on_ranks(words, 2, tmp_path / "2")
+    (alone,), ranks = (
+        built_on_ranks(words, 1, tmp_path / "1"),
+        built_on_ranks(words, 2, tmp_path / "2"),
+    )
     assert len(alone["weights"]) > 20
     for weight_name, whole in alone["weights"].items():
-        assert torch.equal(torch.cat([rank["weights"][weight_name] for rank in ranks]), whole), weight_name
+        assert torch.equal(torch.cat([rank["weights"][weight_name] for rank in ranks]), whole), (
+            weight_name
+        )
     for rank in (alone, *ranks):
         assert rank["pin_memory"] is typed_llm(*words).pin_memory
         for weight_name, (kind, _, trained) in rank["kinds"].items():

@@ -1,4 +1,6 @@
-"""A checkpoint whose weights are quantised already is never tuned under the name of a method that it is not."""
+"""A checkpoint whose weights are quantised already is never tuned
+under the name of a method that it is not.
+"""
 
 import json
 from pathlib import Path
@@ -13,15 +15,27 @@ from tests.conftest import typed_llm
 from tests.helpers.messages import refused, remedies
 from tests.llm.test_folders import checkpoint, words_of  # noqa: F401  (a fixture)
 
-PLAIN = {"model.embed_tokens.weight": np.zeros((300, 64), np.float32), "h.attn.bias": np.zeros((4, 4), np.uint8)}
+PLAIN = {
+    "model.embed_tokens.weight": np.zeros((300, 64), np.float32),
+    "h.attn.bias": np.zeros((4, 4), np.uint8),
+}
 # What config.json says, and the kind of the refusal
 KINDS: dict[str, tuple[dict[str, Any], str]] = {
-    "bitsandbytes": ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}, "4 bits"),
-    "eight bits": ({"quantization_config": {"quant_method": "bitsandbytes", "_load_in_8bit": True}}, "8 bits"),
+    "bitsandbytes": (
+        {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}},
+        "4 bits",
+    ),
+    "eight bits": (
+        {"quantization_config": {"quant_method": "bitsandbytes", "_load_in_8bit": True}},
+        "8 bits",
+    ),
     "GPTQ": ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "gptq, 4 bits"),
     "MXFP4": ({"quantization_config": {"quant_method": "mxfp4"}}, "mxfp4"),
     "of the text part": ({"text_config": {"quantization_config": {"quant_method": "fp8"}}}, "fp8"),
-    "compressed tensors": ({"compression_config": {"quant_method": "compressed-tensors"}}, "compressed-tensors"),
+    "compressed tensors": (
+        {"compression_config": {"quant_method": "compressed-tensors"}},
+        "compressed-tensors",
+    ),
 }
 
 
@@ -39,7 +53,9 @@ def test_it_is_refused_by_what_it_is(checkpoint: Path, name: str, method: str): 
     own = words_of(checkpoint, "model.weights=own", f"method={method}")
     quantised.check(typed_llm(*own))
     add(checkpoint, values)
-    with refused("llm.weights-quantised", key="model.path", value=str(checkpoint), method=method) as caught:
+    with refused(
+        "llm.weights-quantised", key="model.path", value=str(checkpoint), method=method
+    ) as caught:
         preflight.check(typed_llm(*own))
     assert kind in caught.value.facts["kind"]
     assert remedies(caught.value) == []  # with this folder no method is what it says
@@ -65,5 +81,7 @@ def test_a_folder_of_a_decoder_of_torchtune_is_refused_likewise(checkpoint: Path
     """Before its tensors are called those of another model."""
     save_file(PLAIN, checkpoint / "model.safetensors")
     add(checkpoint, KINDS["bitsandbytes"][0])
-    with refused("llm.weights-quantised", key="model.weights", value=str(checkpoint), method="lora"):
+    with refused(
+        "llm.weights-quantised", key="model.weights", value=str(checkpoint), method="lora"
+    ):
         preflight.check(typed_llm(f"model.weights={checkpoint}"))

@@ -40,16 +40,31 @@ def texts(folder: Path, template: str, *rows: Any) -> list[str]:
     """What the template writes of each row, with marks around what is learnt."""
     (folder / "chat_template.jinja").write_text(template)
     data = written(folder, *rows)
-    words = ("dataset=chat", data, f"dataset.chat_template={folder / 'chat_template.jinja'}", "dataset.split=0")
-    pieces = [row["pieces"] for row in row_sources.load(typed_llm(*words, "batch_size=1")).rows or []]
-    return ["".join(f"[{each['content']}]" if each["learnt"] else each["content"] for each in one) for one in pieces]
+    words = (
+        "dataset=chat",
+        data,
+        f"dataset.chat_template={folder / 'chat_template.jinja'}",
+        "dataset.split=0",
+    )
+    pieces = [
+        row["pieces"] for row in row_sources.load(typed_llm(*words, "batch_size=1")).rows or []
+    ]
+    return [
+        "".join(f"[{each['content']}]" if each["learnt"] else each["content"] for each in one)
+        for one in pieces
+    ]
 
 
 @pytest.mark.parametrize("results", [1, 2])
 @pytest.mark.parametrize("role", ["function", "ipython", "observation", "function_response"])
-def test_a_result_is_read_as_one_of_the_role_that_the_template_knows(role: str, results: int, tmp_path: Path):
+def test_a_result_is_read_as_one_of_the_role_that_the_template_knows(
+    role: str, results: int, tmp_path: Path
+):
     (expected,) = texts(tmp_path, QWEN, row("tool", results))
-    assert "<tool_response>\n02 it is\n</tool_response>" in expected and "[It is 42 then.<|eot_id|>]" in expected
+    assert (
+        "<tool_response>\n02 it is\n</tool_response>" in expected
+        and "[It is 42 then.<|eot_id|>]" in expected
+    )
     assert texts(tmp_path, QWEN, row(role, results)) == [expected]
 
 

@@ -1,4 +1,6 @@
-"""Files of rows in each form, alone, several, in folders: read whole, or refused; what is no row is counted."""
+"""Files of rows in each form, alone, several, in folders: read whole, or refused;
+what is no row is counted.
+"""
 
 import bz2
 import gzip
@@ -76,7 +78,9 @@ def test_the_same_rows_are_read_of_each_form_of_file(name: str, tmp_path: Path):
     held = FORMS[name]
     (tmp_path / name).write_bytes(held if isinstance(held, bytes) else held(tmp_path))
     found = files.read_file(str(tmp_path / name))
-    assert found.rows == [{key: text.replace("\r\n", "\n") for key, text in row.items()} for row in ROWS]
+    assert found.rows == [
+        {key: text.replace("\r\n", "\n") for key, text in row.items()} for row in ROWS
+    ]
     assert found.ignored == ({"version": 1} if name == "key.json" else {})
 
 
@@ -93,7 +97,9 @@ def test_the_same_rows_are_read_of_each_form_of_file(name: str, tmp_path: Path):
         ("a.json", '[{"input": "a", "input": "b"}]', "llm.json-key-twice"),
     ],
 )
-def test_a_file_that_holds_something_else_is_refused(name: str, text: Any, code: str, tmp_path: Path):
+def test_a_file_that_holds_something_else_is_refused(
+    name: str, text: Any, code: str, tmp_path: Path
+):
     (tmp_path / name).write_text(text if isinstance(text, str) else json.dumps(text))
     with refused("llm.data-file-unread", value=str(tmp_path / name)) as caught:
         files.read_file(str(tmp_path / name))
@@ -118,7 +124,9 @@ def test_an_encoding_that_a_file_does_not_tell_is_refused_with_the_line(
 
 def test_a_column_without_a_name_is_called_so(tmp_path: Path):
     (tmp_path / "a.csv").write_text(",instruction,output\n0,a,b\n1,c,d\n")
-    ignored = preflight.prepare(typed_llm("dataset=chat", f"dataset.data_files={tmp_path / 'a.csv'}")).ignored
+    ignored = preflight.prepare(
+        typed_llm("dataset=chat", f"dataset.data_files={tmp_path / 'a.csv'}")
+    ).ignored
     assert ignored == {columns.UNNAMED: 2}
 
 
@@ -152,9 +160,13 @@ def test_rows_that_would_be_swallowed_are_refused_with_their_line(
         ("a.csv", 'input,output,,\n5" pipe,b,,\n\n', [('5" pipe', "b")]),
     ],
 )
-def test_quotes_are_read_as_they_are_meant(name: str, text: str, cells: list[tuple[str, str]], tmp_path: Path):
+def test_quotes_are_read_as_they_are_meant(
+    name: str, text: str, cells: list[tuple[str, str]], tmp_path: Path
+):
     (tmp_path / name).write_text(text)
-    assert [(row["input"], row["output"]) for row in files.read_file(str(tmp_path / name)).rows] == cells
+    assert [
+        (row["input"], row["output"]) for row in files.read_file(str(tmp_path / name)).rows
+    ] == cells
 
 
 def test_an_object_alone_is_a_row_whatever_lists_it_has(tmp_path: Path):
@@ -181,7 +193,9 @@ def folder_of(folder: Path, *names: str) -> Path:
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         row = {"input": name, "output": "b"}
-        (folder / name).write_bytes(arrow([row], stream=True) if name.endswith(".arrow") else json.dumps(row).encode())
+        (folder / name).write_bytes(
+            arrow([row], stream=True) if name.endswith(".arrow") else json.dumps(row).encode()
+        )
     return folder
 
 
@@ -202,7 +216,9 @@ def test_a_folder_a_pattern_and_a_list_are_all_of_their_files(tmp_path: Path):
         "b/e.json",
         "a.jsonl",
     ]
-    config = typed_llm("dataset=grammar", f"dataset.data_files=[{tmp_path}/a.jsonl,{tmp_path}/b]", "dataset.rows=3")
+    config = typed_llm(
+        "dataset=grammar", f"dataset.data_files=[{tmp_path}/a.jsonl,{tmp_path}/b]", "dataset.rows=3"
+    )
     inputs = preflight.prepare(config)
     assert len(inputs.rows or []) == 3 and plain(config)["dataset"]["data_files"] == [
         f"{tmp_path}/a.jsonl",
@@ -213,14 +229,22 @@ def test_a_folder_a_pattern_and_a_list_are_all_of_their_files(tmp_path: Path):
 @pytest.mark.parametrize(
     ("names", "read", "ignored"),
     [
-        (["train.jsonl", "test.jsonl", "validation.jsonl"], ["train.jsonl"], ["test.jsonl", "validation.jsonl"]),
+        (
+            ["train.jsonl", "test.jsonl", "validation.jsonl"],
+            ["train.jsonl"],
+            ["test.jsonl", "validation.jsonl"],
+        ),
         (
             ["data/train-0-of-2.json", "data/train-1-of-2.json", "data/test-0-of-1.json"],
             ["data/train-0-of-2.json", "data/train-1-of-2.json"],
             ["data/test-0-of-1.json"],
         ),
         (["Training/a.jsonl", "Testing/a.jsonl"], ["Training/a.jsonl"], ["Testing/a.jsonl"]),
-        (["my_data_train.jsonl", "my_data_val.jsonl"], ["my_data_train.jsonl"], ["my_data_val.jsonl"]),
+        (
+            ["my_data_train.jsonl", "my_data_val.jsonl"],
+            ["my_data_train.jsonl"],
+            ["my_data_val.jsonl"],
+        ),
         (["part.jsonl", "dev.jsonl"], ["part.jsonl"], ["dev.jsonl"]),
         (["latest.jsonl", "contest.jsonl"], ["contest.jsonl", "latest.jsonl"], []),
         (
@@ -229,13 +253,23 @@ def test_a_folder_a_pattern_and_a_list_are_all_of_their_files(tmp_path: Path):
             ["test2024.jsonl", "val2024.jsonl"],
         ),
         (["wiki.train.jsonl", "wiki.test.jsonl"], ["wiki.train.jsonl"], ["wiki.test.jsonl"]),
-        (["squad_train_v1.json", "squad_dev_v1.json"], ["squad_train_v1.json"], ["squad_dev_v1.json"]),
+        (
+            ["squad_train_v1.json", "squad_dev_v1.json"],
+            ["squad_train_v1.json"],
+            ["squad_dev_v1.json"],
+        ),
         (["trainset.jsonl", "testset.jsonl"], ["trainset.jsonl"], ["testset.jsonl"]),
         (["TrainData.jsonl", "TestData.jsonl"], ["TrainData.jsonl"], ["TestData.jsonl"]),
         (["a_dev_kit.jsonl", "b_test_kit.jsonl"], ["a_dev_kit.jsonl", "b_test_kit.jsonl"], []),
         (
-            ["train-00000-of-00002-a09b74b3ef9c3b56.json", "train-00001-of-00002-b09b74b3ef9c3b57.json"],
-            ["train-00000-of-00002-a09b74b3ef9c3b56.json", "train-00001-of-00002-b09b74b3ef9c3b57.json"],
+            [
+                "train-00000-of-00002-a09b74b3ef9c3b56.json",
+                "train-00001-of-00002-b09b74b3ef9c3b57.json",
+            ],
+            [
+                "train-00000-of-00002-a09b74b3ef9c3b56.json",
+                "train-00001-of-00002-b09b74b3ef9c3b57.json",
+            ],
             [],
         ),
     ],
@@ -256,7 +290,11 @@ def test_of_a_folder_of_splits_the_training_split_is_read_and_the_others_are_nam
             ["train_prefs-0.json", "train_sft-0.json"],
             ["train_prefs-0.json", "train_prefs-1.json"],
         ),
-        (["main/train.json", "socratic/train.json"], ["main/train.json", "socratic/train.json"], ["main/train.json"]),
+        (
+            ["main/train.json", "socratic/train.json"],
+            ["main/train.json", "socratic/train.json"],
+            ["main/train.json"],
+        ),
         (
             ["a/train/0000.json", "a/train/0001.json", "a/test/0000.json", "b/train/0000.json"],
             ["a/train/", "b/train/"],
@@ -283,11 +321,16 @@ def test_several_training_splits_are_refused_with_the_files_of_one(
     ("names", "read"),
     [
         (["default/train/0000.json", "default/test/0000.json"], "default/train/0000.json"),
-        (["data/train-00000-of-00001.json", "data/test-00000-of-00001.json"], "data/train-00000-of-00001.json"),
+        (
+            ["data/train-00000-of-00001.json", "data/test-00000-of-00001.json"],
+            "data/train-00000-of-00001.json",
+        ),
         (["plain_text/train-0.json", "plain_text/validation-0.json"], "plain_text/train-0.json"),
     ],
 )
-def test_the_layouts_of_the_hub_are_read_by_their_folder(names: list[str], read: str, tmp_path: Path):
+def test_the_layouts_of_the_hub_are_read_by_their_folder(
+    names: list[str], read: str, tmp_path: Path
+):
     folder_of(tmp_path, *names)
     assert read_names(str(tmp_path)) == [read]
     assert files.read_file(str(tmp_path)).ignored == {names[1]: 1}
@@ -317,7 +360,9 @@ def test_a_file_is_read_once_and_links_and_hidden_files_are_named(tmp_path: Path
     (tmp_path / "data" / "more").symlink_to(tmp_path / "other")
     found = files.read_file(str(tmp_path / "data"))
     assert [row["input"] for row in found.rows] == ["a.jsonl"]
-    assert found.ignored == dict.fromkeys(["A.jsonl", "hard.jsonl", ".b.jsonl", "gone.jsonl", "more/"], 1)
+    assert found.ignored == dict.fromkeys(
+        ["A.jsonl", "hard.jsonl", ".b.jsonl", "gone.jsonl", "more/"], 1
+    )
 
 
 def test_a_folder_without_a_training_split_is_refused_with_a_file_to_name(tmp_path: Path):
@@ -333,7 +378,12 @@ def test_a_folder_without_a_training_split_is_refused_with_a_file_to_name(tmp_pa
 
 
 def test_of_a_folder_that_datasets_wrote_its_listed_files_alone_are_read(tmp_path: Path):
-    folder_of(tmp_path, "train/data-00000-of-00001.arrow", "train/cache-1a2b.arrow", "test/data-00000-of-00001.arrow")
+    folder_of(
+        tmp_path,
+        "train/data-00000-of-00001.arrow",
+        "train/cache-1a2b.arrow",
+        "test/data-00000-of-00001.arrow",
+    )
     for split in ("train", "test"):
         listed = {"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}
         (tmp_path / split / "state.json").write_text(json.dumps(listed))
@@ -353,12 +403,16 @@ def test_several_files_are_identified_by_all_of_them_and_one_as_before(tmp_path:
         ).parts
 
     both = parts(str(tmp_path))
-    assert both == parts(f"[{tmp_path}/a.jsonl,{tmp_path}/b/c.jsonl]") != parts(f"{tmp_path}/a.jsonl")
+    assert (
+        both == parts(f"[{tmp_path}/a.jsonl,{tmp_path}/b/c.jsonl]") != parts(f"{tmp_path}/a.jsonl")
+    )
     (tmp_path / "b" / "c.jsonl").write_text("{}")
     assert parts(str(tmp_path)) != both
     assert [
         name
-        for name, _ in files.identified(typed_llm("dataset=grammar", f"dataset.data_files={tmp_path}/a.jsonl").dataset)
+        for name, _ in files.identified(
+            typed_llm("dataset=grammar", f"dataset.data_files={tmp_path}/a.jsonl").dataset
+        )
     ] == ["rows"]
 
 
@@ -378,9 +432,15 @@ def test_nulls_of_arrows_union_of_columns_reach_no_text(tmp_path: Path):
         call = {"type": "function", "function": {"name": name, "arguments": arguments}}
         tool = {
             "type": "function",
-            "function": {"name": name, "parameters": {"properties": {key: {"type": "string"} for key in arguments}}},
+            "function": {
+                "name": name,
+                "parameters": {"properties": {key: {"type": "string"} for key in arguments}},
+            },
         }
-        turns = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+        turns = [
+            {"role": "user", "content": "Q"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+        ]
         return {"messages": turns, "tools": [tool]}
 
     rows = [row("a", {"x": "1"}), row("b", {"y": "2", "z": "3"})]
@@ -392,7 +452,11 @@ def test_nulls_of_arrows_union_of_columns_reach_no_text(tmp_path: Path):
     )
 
     def texts(name: str) -> Any:
-        words = ("dataset=chat", f"dataset.data_files={tmp_path / name}", f"dataset.chat_template={tmp_path}/t.jinja")
+        words = (
+            "dataset=chat",
+            f"dataset.data_files={tmp_path / name}",
+            f"dataset.chat_template={tmp_path}/t.jinja",
+        )
         return row_sources.load(typed_llm(*words, "dataset.loss=all")).rows
 
     assert texts("r.parquet") == texts("r.jsonl") and "null" not in json.dumps(texts("r.parquet"))

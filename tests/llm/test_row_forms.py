@@ -1,4 +1,6 @@
-"""Public forms of rows: the smallest row of each, and the messages that it becomes, or why it is refused."""
+"""Public forms of rows: the smallest row of each, and the messages that it becomes,
+or why it is refused.
+"""
 
 import json
 import shlex
@@ -26,14 +28,24 @@ CALLED = {"role": "assistant", "content": "", "tool_calls": [CALL]}
 # By form: the row, what it says as "user: Q | assistant: A", and the columns that nobody reads
 CONVERSATIONS: dict[str, tuple[Any, str, list[str]]] = {
     "openai": ({"messages": [S, Q, A]}, "system: S | user: Q | assistant: A", []),
-    "ultrachat_200k": ({"prompt": "Q", "prompt_id": "x", "messages": [Q, A]}, "user: Q | assistant: A", ["prompt_id"]),
+    "ultrachat_200k": (
+        {"prompt": "Q", "prompt_id": "x", "messages": [Q, A]},
+        "user: Q | assistant: A",
+        ["prompt_id"],
+    ),
     "no_robots": (
         {"prompt": "Q", "prompt_id": "x", "messages": [S, Q, A], "category": "Chat"},
         "system: S | user: Q | assistant: A",
         ["prompt_id", "category"],
     ),
     "ultrafeedback's sft": (
-        {"prompt": "Q", "messages": [Q, A], "chosen": [Q, A], "rejected": [Q, B], "score_chosen": 7.0},
+        {
+            "prompt": "Q",
+            "messages": [Q, A],
+            "chosen": [Q, A],
+            "rejected": [Q, B],
+            "score_chosen": 7.0,
+        },
         "user: Q | assistant: A",
         ["chosen", "rejected", "score_chosen"],
     ),
@@ -43,7 +55,11 @@ CONVERSATIONS: dict[str, tuple[Any, str, list[str]]] = {
         ["source"],
     ),
     "sharegpt": ({"id": "x", "conversations": [ASKED, GPT]}, "user: Q | assistant: A", ["id"]),
-    "sharegpt with system": ({"system": "S", "conversations": [ASKED, GPT]}, "system: S | user: Q | assistant: A", []),
+    "sharegpt with system": (
+        {"system": "S", "conversations": [ASKED, GPT]},
+        "system: S | user: Q | assistant: A",
+        [],
+    ),
     "pygmalion": (
         {"conversations": [{"role": "human", "value": "Q"}, {"role": "bot", "value": "A"}]},
         "user: Q | assistant: A",
@@ -56,12 +72,19 @@ CONVERSATIONS: dict[str, tuple[Any, str, list[str]]] = {
         [],
     ),
     "capybara": (
-        {"source": "x", "conversation": [{"input": "Q", "output": "A"}, {"input": "Q", "output": "B"}]},
+        {
+            "source": "x",
+            "conversation": [{"input": "Q", "output": "A"}, {"input": "Q", "output": "B"}],
+        },
         "user: Q | assistant: A | user: Q | assistant: B",
         ["source"],
     ),
     "lima": ({"conversations": ["Q", "A"], "source": "x"}, "user: Q | assistant: A", ["source"]),
-    "ultrachat": ({"id": "0", "data": ["Q", "A", "Q", "B"]}, "user: Q | assistant: A | user: Q | assistant: B", ["id"]),
+    "ultrachat": (
+        {"id": "0", "data": ["Q", "A", "Q", "B"]},
+        "user: Q | assistant: A | user: Q | assistant: B",
+        ["id"],
+    ),
     "as JSON in a cell": ({"messages": json.dumps([Q, A])}, "user: Q | assistant: A", []),
     "a list of messages": ([Q, A], "user: Q | assistant: A", []),
     "oasst as messages": (
@@ -79,7 +102,11 @@ CONVERSATIONS: dict[str, tuple[Any, str, list[str]]] = {
         "user: Q | assistant: A",
         ["text"],
     ),
-    "alpaca with input": ({"instruction": "Q", "input": "I", "output": "A"}, "user: Q\nI | assistant: A", []),
+    "alpaca with input": (
+        {"instruction": "Q", "input": "I", "output": "A"},
+        "user: Q\nI | assistant: A",
+        [],
+    ),
     "alpaca of llama-factory": (
         {"instruction": "Q", "input": "", "output": "A", "system": "S", "history": [["q", "a"]]},
         "system: S | user: q | assistant: a | user: Q | assistant: A",
@@ -108,7 +135,11 @@ CONVERSATIONS: dict[str, tuple[Any, str, list[str]]] = {
     ),
     "oasst of axolotl": ({"INSTRUCTION": "Q", "RESPONSE": "A"}, "user: Q | assistant: A", []),
     "trl": ({"prompt": "Q", "completion": "A"}, "user: Q | assistant: A", []),
-    "trl, conversational": ({"prompt": [S, Q], "completion": [A]}, "system: S | user: Q | assistant: A", []),
+    "trl, conversational": (
+        {"prompt": [S, Q], "completion": [A]},
+        "system: S | user: Q | assistant: A",
+        [],
+    ),
     "gpteacher": ({"instruction": "Q", "input": "", "response": "A"}, "user: Q | assistant: A", []),
     "input and output": ({"input": "Q", "output": "A"}, "user: Q | assistant: A", []),
     "hh, to be completed": (
@@ -159,10 +190,19 @@ CALLS: dict[str, Any] = {
         {"role": "tool_response", "content": "1"},
         A,
     ],
-    "openai": [Q, {"role": "assistant", "content": "", "tool_calls": [CALL]}, {"role": "tool", "content": "1"}, A],
+    "openai": [
+        Q,
+        {"role": "assistant", "content": "", "tool_calls": [CALL]},
+        {"role": "tool", "content": "1"},
+        A,
+    ],
     "openai's earlier": [
         Q,
-        {"role": "assistant", "content": None, "function_call": {"name": "add", "arguments": '{"a": 1}'}},
+        {
+            "role": "assistant",
+            "content": None,
+            "function_call": {"name": "add", "arguments": '{"a": 1}'},
+        },
         {"role": "tool", "content": "1"},
         A,
     ],
@@ -171,7 +211,9 @@ CALLS: dict[str, Any] = {
 
 @pytest.mark.parametrize("form", CALLS)
 def test_calls_of_tools_in_each_form_are_those_that_templates_read(form: str):
-    found = forms.conversation(forms.columns_of({"messages": CALLS[form], "functions": [{"name": "add"}]}, {}))
+    found = forms.conversation(
+        forms.columns_of({"messages": CALLS[form], "functions": [{"name": "add"}]}, {})
+    )
     assert found.tools == [TOOL]
     assert [each["role"] for each in found.messages] == ["user", "assistant", "tool", "assistant"]
     assert found.messages[1]["tool_calls"] == [CALL]
@@ -180,9 +222,18 @@ def test_calls_of_tools_in_each_form_are_those_that_templates_read(form: str):
 # By form: the row, and the chosen answer with what is before it
 PAIRS: dict[str, tuple[Any, str]] = {
     "trl": ({"prompt": "Q", "chosen": "A", "rejected": "B"}, "user: Q | assistant: A"),
-    "trl, conversational": ({"prompt": [S, Q], "chosen": [A], "rejected": [B]}, "system: S | user: Q | assistant: A"),
-    "trl, implicit prompt": ({"chosen": [S, Q, A], "rejected": [S, Q, B]}, "system: S | user: Q | assistant: A"),
-    "a prompt beside lists": ({"prompt": "Q", "chosen": [A], "rejected": [B]}, "user: Q | assistant: A"),
+    "trl, conversational": (
+        {"prompt": [S, Q], "chosen": [A], "rejected": [B]},
+        "system: S | user: Q | assistant: A",
+    ),
+    "trl, implicit prompt": (
+        {"chosen": [S, Q, A], "rejected": [S, Q, B]},
+        "system: S | user: Q | assistant: A",
+    ),
+    "a prompt beside lists": (
+        {"prompt": "Q", "chosen": [A], "rejected": [B]},
+        "user: Q | assistant: A",
+    ),
     "ultrafeedback": (
         {"prompt": "Q", "messages": [Q, A], "chosen": [Q, A], "rejected": [Q, B]},
         "user: Q | assistant: A",
@@ -195,14 +246,25 @@ PAIRS: dict[str, tuple[Any, str]] = {
         {"prompt": "\n\nHuman: Q\n\nAssistant:", "chosen": " A", "rejected": " B"},
         "user: Q | assistant: A",
     ),
-    "orca": ({"system": "S", "question": "Q", "chosen": "A", "rejected": "B"}, "system: S | user: Q | assistant: A"),
+    "orca": (
+        {"system": "S", "question": "Q", "chosen": "A", "rejected": "B"},
+        "system: S | user: Q | assistant: A",
+    ),
     "argilla": (
         {"system": "S", "instruction": "Q", "chosen_response": "A", "rejected_response": "B"},
         "system: S | user: Q | assistant: A",
     ),
-    "distilabel": ({"system": "S", "input": "Q", "chosen": "A", "rejected": "B"}, "system: S | user: Q | assistant: A"),
+    "distilabel": (
+        {"system": "S", "input": "Q", "chosen": "A", "rejected": "B"},
+        "system: S | user: Q | assistant: A",
+    ),
     "llama-factory's sharegpt": (
-        {"system": "S", "conversations": [ASKED], "chosen": GPT, "rejected": {"from": "gpt", "value": "B"}},
+        {
+            "system": "S",
+            "conversations": [ASKED],
+            "chosen": GPT,
+            "rejected": {"from": "gpt", "value": "B"},
+        },
         "system: S | user: Q | assistant: A",
     ),
     "llama-factory's alpaca": (
@@ -214,11 +276,24 @@ PAIRS: dict[str, tuple[Any, str]] = {
         {"input": {"messages": [S, Q]}, "preferred_output": [A], "non_preferred_output": [B]},
         "system: S | user: Q | assistant: A",
     ),
-    "swift": ({"messages": [S, Q, A], "rejected_response": "B"}, "system: S | user: Q | assistant: A"),
-    "swift's messages": ({"messages": [Q, A], "rejected_messages": [Q, B]}, "user: Q | assistant: A"),
+    "swift": (
+        {"messages": [S, Q, A], "rejected_response": "B"},
+        "system: S | user: Q | assistant: A",
+    ),
+    "swift's messages": (
+        {"messages": [Q, A], "rejected_messages": [Q, B]},
+        "user: Q | assistant: A",
+    ),
     "parts with what a service keeps": (
         {
-            "prompt": [Q | {"content": [{"type": "text", "text": "Q", "cache_control": {"type": "ephemeral"}}]}],
+            "prompt": [
+                Q
+                | {
+                    "content": [
+                        {"type": "text", "text": "Q", "cache_control": {"type": "ephemeral"}}
+                    ]
+                }
+            ],
             "chosen": [A],
             "rejected": [B],
         },
@@ -257,8 +332,16 @@ def test_pairs_of_each_public_form_hold_all_that_is_before_the_answers(form: str
 # By what is wrong: the row as a conversation, and why it is refused
 REFUSED: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "kto": ({"prompt": "Q", "completion": "A", "label": True}, "llm.row-kto", {"column": "label"}),
-    "kto of llama-factory": ({"messages": [Q, A], "kto_tag": False}, "llm.row-kto", {"column": "kto_tag"}),
-    "kto in numbers": ({"prompt": "Q", "completion": "A", "label": 0}, "llm.row-kto", {"column": "label"}),
+    "kto of llama-factory": (
+        {"messages": [Q, A], "kto_tag": False},
+        "llm.row-kto",
+        {"column": "kto_tag"},
+    ),
+    "kto in numbers": (
+        {"prompt": "Q", "completion": "A", "label": 0},
+        "llm.row-kto",
+        {"column": "label"},
+    ),
     "a pair": ({"prompt": "Q", "chosen": "A", "rejected": "B"}, "llm.row-pair", {}),
     "a tree's message": (
         {"message_id": "x", "parent_id": None, "role": "prompter", "text": "Q"},
@@ -275,23 +358,57 @@ REFUSED: dict[str, tuple[Any, str, dict[str, Any]]] = {
         "llm.row-ambiguous",
         {"columns": ["answer", "solution"]},
     ),
-    "another prompt": ({"prompt": "P", "messages": [Q, A]}, "llm.row-two-prompts", {"column": "prompt"}),
+    "another prompt": (
+        {"prompt": "P", "messages": [Q, A]},
+        "llm.row-two-prompts",
+        {"column": "prompt"},
+    ),
     "another system": ({"system": "T", "messages": [S, Q, A]}, "llm.row-two-systems", {}),
-    "another conversation": ({"messages": [Q, A], "conversations": [Q, B]}, "llm.row-two-conversations", {}),
-    "a weight between": ({"messages": [Q, A | {"weight": 0.5}]}, "llm.row-switch", {"message": 2, "switch": "weight"}),
-    "two switches": ({"messages": [Q, A | {"weight": 0, "train": True}]}, "llm.row-switches", {"message": 2}),
+    "another conversation": (
+        {"messages": [Q, A], "conversations": [Q, B]},
+        "llm.row-two-conversations",
+        {},
+    ),
+    "a weight between": (
+        {"messages": [Q, A | {"weight": 0.5}]},
+        "llm.row-switch",
+        {"message": 2, "switch": "weight"},
+    ),
+    "two switches": (
+        {"messages": [Q, A | {"weight": 0, "train": True}]},
+        "llm.row-switches",
+        {"message": 2},
+    ),
     "parts of a message": (
-        {"messages": [Q, A | {"train_detail": [{"begin_offset": 0, "end_offset": 1, "train": False}]}]},
+        {
+            "messages": [
+                Q,
+                A | {"train_detail": [{"begin_offset": 0, "end_offset": 1, "train": False}]},
+            ]
+        },
         "llm.row-partly-learnt",
         {"message": 2, "switch": "train_detail"},
     ),
     "an image": (
-        {"messages": [{"role": "user", "content": [{"type": "text", "text": "Q"}, {"type": "image"}]}, A]},
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "text", "text": "Q"}, {"type": "image"}]},
+                A,
+            ]
+        },
         "llm.chat-part",
         {"part": "image"},
     ),
     "an image beside a text": (
-        {"messages": [{"role": "user", "content": [{"type": "text", "text": "Q", "image_url": {"url": "x"}}]}, A]},
+        {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [{"type": "text", "text": "Q", "image_url": {"url": "x"}}],
+                },
+                A,
+            ]
+        },
         "llm.chat-part",
         {"part": "text"},
     ),
@@ -301,7 +418,11 @@ REFUSED: dict[str, tuple[Any, str, dict[str, Any]]] = {
         {"message": 2},
     ),
     "an empty answer": ({"instruction": "Q", "output": ""}, "llm.chat-empty-answer", {}),
-    "a number": ({"question": "Q", "answer": 42}, "llm.row-number", {"column": "answer", "value": 42}),
+    "a number": (
+        {"question": "Q", "answer": 42},
+        "llm.row-number",
+        {"column": "answer", "value": 42},
+    ),
     "a prompt with an answer": (
         {"prompt": "\n\nHuman: Q\n\nAssistant: So", "completion": "A"},
         "llm.row-prompt-answered",
@@ -322,8 +443,16 @@ REFUSED: dict[str, tuple[Any, str, dict[str, Any]]] = {
         "llm.row-list",
         {"column": "answer", "length": 2},
     ),
-    "an answer in a list": ({"question": "Q", "answer": ["A"]}, "llm.row-list", {"column": "answer"}),
-    "several prompts": ({"prompt": ["P", "Q"], "completion": "A"}, "llm.row-list", {"column": "prompt"}),
+    "an answer in a list": (
+        {"question": "Q", "answer": ["A"]},
+        "llm.row-list",
+        {"column": "answer"},
+    ),
+    "several prompts": (
+        {"prompt": ["P", "Q"], "completion": "A"},
+        "llm.row-list",
+        {"column": "prompt"},
+    ),
     "a file by columns": (
         {"instruction": ["P", "Q"], "output": ["A", "B"]},
         "llm.row-list",
@@ -334,7 +463,11 @@ REFUSED: dict[str, tuple[Any, str, dict[str, Any]]] = {
         "llm.row-list",
         {"column": "answer"},
     ),
-    "mt-bench": ({"question_id": 1, "turns": ["P", "Q"]}, "llm.chat-no-messages", {"found": ["question_id", "turns"]}),
+    "mt-bench": (
+        {"question_id": 1, "turns": ["P", "Q"]},
+        "llm.chat-no-messages",
+        {"found": ["question_id", "turns"]},
+    ),
     "segments": ({"segments": [{"text": "Q"}]}, "llm.row-segments", {}),
     "shp": (
         {"post": "Q", "human_ref_A": "A", "human_ref_B": "B"},
@@ -373,35 +506,90 @@ BORNE: list[tuple[tuple[str, ...], Any, str, dict[str, Any]]] = [
     (ALPACA, INSTRUCTED | {"system": "S"}, "llm.row-bears", {"column": "system"}),
     (ALPACA, INSTRUCTED | {"history": [["q", "a"]]}, "llm.row-bears", {"column": "history"}),
     (ALPACA, INSTRUCTED | {"images": ["x.png"]}, "llm.row-bears", {"column": "images"}),
-    (GRAMMAR, {"input": "a", "output": "b", "system_prompt": "S"}, "llm.row-bears", {"column": "system_prompt"}),
+    (
+        GRAMMAR,
+        {"input": "a", "output": "b", "system_prompt": "S"},
+        "llm.row-bears",
+        {"column": "system_prompt"},
+    ),
     (CHAT, {"messages": [Q, A], "history": [["q", "a"]]}, "llm.row-bears", {"column": "history"}),
-    (CHAT, {"messages": [Q, A], "documents": [{"text": "x"}]}, "llm.row-bears", {"column": "documents"}),
-    (CHAT, {"messages": [Q, A], "chat_template_kwargs": {"a": 1}}, "llm.row-bears", {"column": "chat_template_kwargs"}),
+    (
+        CHAT,
+        {"messages": [Q, A], "documents": [{"text": "x"}]},
+        "llm.row-bears",
+        {"column": "documents"},
+    ),
+    (
+        CHAT,
+        {"messages": [Q, A], "chat_template_kwargs": {"a": 1}},
+        "llm.row-bears",
+        {"column": "chat_template_kwargs"},
+    ),
     (CHAT, INSTRUCTED | {"reasoning": "R"}, "llm.row-bears", {"column": "reasoning"}),
-    (CHAT, {"messages": [Q, A | {"reasoning_content": "R"}]}, "llm.chat-unwritten", {"column": "reasoning_content"}),
-    (CHAT, {"messages": [Q, A | {"thinking": "R"}]}, "llm.chat-unwritten", {"column": "thinking", "message": 2}),
-    (CHAT, {"messages": [Q, A], "functions": [{"name": "add"}]}, "llm.chat-unwritten", {"column": "tools"}),
+    (
+        CHAT,
+        {"messages": [Q, A | {"reasoning_content": "R"}]},
+        "llm.chat-unwritten",
+        {"column": "reasoning_content"},
+    ),
+    (
+        CHAT,
+        {"messages": [Q, A | {"thinking": "R"}]},
+        "llm.chat-unwritten",
+        {"column": "thinking", "message": 2},
+    ),
+    (
+        CHAT,
+        {"messages": [Q, A], "functions": [{"name": "add"}]},
+        "llm.chat-unwritten",
+        {"column": "tools"},
+    ),
     (CHAT, {"messages": [Q, CALLED, A]}, "llm.chat-unwritten", {"column": "tool_calls"}),
     (CHAT, {"messages": [Q, A | {"train": False}]}, "llm.row-nothing-learnt", {}),
     (CHAT, {"messages": [Q, A | {"tool_calls": "add(1)"}]}, "llm.row-call", {"message": 2}),
     (ALPACA, INSTRUCTED | {"input": ["a", "b"]}, "llm.row-no-text", {"columns": ["input"]}),
     (CHAT, {"messages": [Q | {"weight": 1}, A]}, "llm.row-learns-others", {"message": 1}),
-    ((*CHAT, "dataset.loss=all"), {"messages": [Q, A | {"loss": False}, Q, B]}, "llm.row-unlearnt", {"message": 2}),
+    (
+        (*CHAT, "dataset.loss=all"),
+        {"messages": [Q, A | {"loss": False}, Q, B]},
+        "llm.row-unlearnt",
+        {"message": 2},
+    ),
     (CHAT, {"text": "Q"}, "llm.row-text", {"key": "dataset.loss"}),
-    (SLIMORCA, {"conversations": [ASKED, GPT | {"weight": 0}, ASKED, GPT]}, "llm.chat-unwritten", {"column": "weight"}),
+    (
+        SLIMORCA,
+        {"conversations": [ASKED, GPT | {"weight": 0}, ASKED, GPT]},
+        "llm.chat-unwritten",
+        {"column": "weight"},
+    ),
     (SLIMORCA, {"messages": [Q, A], "tools": [TOOL]}, "llm.chat-unwritten", {"column": "tools"}),
     (SLIMORCA, {"text": "Q"}, "llm.row-no-conversation", {}),
     (PREFERENCE, PAIR | {"tools": [TOOL]}, "llm.chat-unwritten", {"column": "tools"}),
     (PREFERENCE, PAIR | {"images": ["x.png"]}, "llm.row-bears", {"column": "images"}),
-    (PREFERENCE, PAIR | {"chosen": [A | {"tool_calls": [CALL]}]}, "llm.chat-unwritten", {"column": "tool_calls"}),
+    (
+        PREFERENCE,
+        PAIR | {"chosen": [A | {"tool_calls": [CALL]}]},
+        "llm.chat-unwritten",
+        {"column": "tool_calls"},
+    ),
     (
         PREFERENCE,
         {"prompt": [Q, {"role": "tool", "content": "1"}], "chosen": [A], "rejected": [B]},
         "llm.row-role",
         {"role": "tool"},
     ),
-    (PREFERENCE, {"prompt": "P", "chosen": [Q, A], "rejected": [Q, B]}, "llm.row-two-prompts", {"column": "prompt"}),
-    (PREFERENCE, {"messages": [Q, B], "chosen": "A", "rejected": "B"}, "llm.row-two-prompts", {"column": "messages"}),
+    (
+        PREFERENCE,
+        {"prompt": "P", "chosen": [Q, A], "rejected": [Q, B]},
+        "llm.row-two-prompts",
+        {"column": "prompt"},
+    ),
+    (
+        PREFERENCE,
+        {"messages": [Q, B], "chosen": "A", "rejected": "B"},
+        "llm.row-two-prompts",
+        {"column": "messages"},
+    ),
     (PREFERENCE, {"chosen": [Q, A], "rejected": [B]}, "llm.row-no-answer", {"column": "rejected"}),
     (PREFERENCE, PAIR | {"rejected": ""}, "llm.row-no-answer", {"column": "rejected"}),
     (PREFERENCE, PAIR | {"chosen": None}, "llm.row-no-answer", {"column": "chosen"}),
@@ -415,7 +603,12 @@ BORNE: list[tuple[tuple[str, ...], Any, str, dict[str, Any]]] = [
     ),
     (PREFERENCE, PAIR | {"rejected": [B | {"weight": 0}]}, "llm.row-nothing-learnt", {}),
     (PREFERENCE, {"chosen": "A", "rejected": "B"}, "llm.row-columns", {"missing": ["prompt"]}),
-    (PREFERENCE, {"prompt": "Q", "completion": "A", "label": True}, "llm.row-kto", {"column": "label"}),
+    (
+        PREFERENCE,
+        {"prompt": "Q", "completion": "A", "label": True},
+        "llm.row-kto",
+        {"column": "label"},
+    ),
 ]
 
 
@@ -423,7 +616,9 @@ BORNE: list[tuple[tuple[str, ...], Any, str, dict[str, Any]]] = [
 def test_nothing_that_bears_meaning_is_dropped_and_remedies_work(
     words: tuple[str, ...], row: Any, code: str, facts: dict[str, Any], tmp_path: Path
 ):
-    """A remedy that names a column is typed as it stands: the row is then read, or refused for another reason."""
+    """A remedy that names a column is typed as it stands: the row is then read,
+    or refused for another reason.
+    """
     with refused("llm.broken-rows", row=1) as caught:
         loaded(tmp_path, [row], *words)
     found = find(str(caught.value), code, **facts)
@@ -451,18 +646,26 @@ def test_a_message_that_is_not_to_be_learnt_is_read_and_not_learnt_whatever_the_
         assert [text for text, learnt in pieces(row) if learnt] == ["B<|eot_id|>"], switch
         assert any("A<|eot_id|>" in text for text, learnt in pieces(row) if not learnt)
     weights = [ASKED | {"weight": 0}, GPT | {"weight": 1}]
-    assert loaded(tmp_path, [{"conversations": weights}], *SLIMORCA).rows == [{"conversations": [ASKED, GPT]}]
+    assert loaded(tmp_path, [{"conversations": weights}], *SLIMORCA).rows == [
+        {"conversations": [ASKED, GPT]}
+    ]
 
 
 @pytest.mark.parametrize(
     ("template", "said", "message"),
     [
-        ("{{ m.content.split('</think>')[-1] }}", [Q, {"role": "assistant", "content": "<think>R</think>A"}], 2),
+        (
+            "{{ m.content.split('</think>')[-1] }}",
+            [Q, {"role": "assistant", "content": "<think>R</think>A"}],
+            2,
+        ),
         ("{% if m.role != 'system' %}{{ m.content }}{% endif %}", [S, Q, A], 1),
         ("{{ m.content[:2] }}", [{"role": "user", "content": "Quite"}, A], 1),
     ],
 )
-def test_words_that_a_template_leaves_out_are_refused(template: str, said: Any, message: int, tmp_path: Path):
+def test_words_that_a_template_leaves_out_are_refused(
+    template: str, said: Any, message: int, tmp_path: Path
+):
     """As DeepSeek R1's leaves out reasoning, and some the system's text."""
     written_by = f"{{% for m in messages %}}{template}{{% endfor %}}"
     (tmp_path / "t.jinja").write_text(written_by)
@@ -474,12 +677,13 @@ def test_words_that_a_template_leaves_out_are_refused(template: str, said: Any, 
 
 def test_reasoning_reaches_a_template_that_writes_it(tmp_path: Path):
     (tmp_path / "t.jinja").write_text(
-        "{% for m in messages %}{{ m.role }}:{% if m.thinking %}<{{ m.thinking }}>{% endif %}{{ m.content }}\n"
-        "{% endfor %}"
-        "{% if add_generation_prompt %}assistant:{% endif %}"
+        "{% for m in messages %}{{ m.role }}:{% if m.thinking %}<{{ m.thinking }}>{% endif %}{{"
+        " m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
     )
     words = (*CHAT, f"dataset.chat_template={tmp_path / 't.jinja'}")
-    (row,) = loaded(tmp_path / "data", [{"messages": [Q, A | {"thinking": "R"}]}], *words).rows or []
+    (row,) = (
+        loaded(tmp_path / "data", [{"messages": [Q, A | {"thinking": "R"}]}], *words).rows or []
+    )
     assert "".join(text for text, _ in pieces(row)) == "user:Q\nassistant:<R>A\n"
 
 
@@ -506,12 +710,19 @@ def test_a_number_as_an_answer_is_called_so(value: float, tmp_path: Path):
 @pytest.mark.parametrize("more", [(), ("-m", "lr=0.1,0.2")])
 def test_a_dry_run_says_what_is_not_read(more: tuple[str, ...], called: Called, tmp_path: Path):
     place = "hydra.sweep.dir" if more else "hydra.run.dir"
-    words = (written(tmp_path, *[{"id": 1, "messages": [Q, A]}] * 8), *CHAT, "dry_run=true", f"{place}={tmp_path}/s")
+    words = (
+        written(tmp_path, *[{"id": 1, "messages": [Q, A]}] * 8),
+        *CHAT,
+        "dry_run=true",
+        f"{place}={tmp_path}/s",
+    )
     code, printed = called(*more, *words, "max_steps=1", "batch_size=1", entry="tune_llm.py")
     assert code == 0 and says(printed, "llm.ignored", ignored={"id": 8}), printed
 
 
-def test_a_key_that_another_form_reads_is_passed_over_if_it_says_the_same_and_else_named(tmp_path: Path):
+def test_a_key_that_another_form_reads_is_passed_over_if_it_says_the_same_and_else_named(
+    tmp_path: Path,
+):
     both = [Q | ASKED, A | {"content": "", "value": "A"}]
     named = [Q | {"from": "Ann"}, A | {"value": 0.5}]
     for said, ignored in ((both, {}), (named, {"messages.from": 1, "messages.value": 1})):
@@ -521,11 +732,24 @@ def test_a_key_that_another_form_reads_is_passed_over_if_it_says_the_same_and_el
 
 
 def test_rows_of_several_forms_in_one_file_are_each_read(tmp_path: Path):
-    rows = [{"messages": [Q, A]}, {"conversations": [ASKED, GPT]}, {"prompt": "Q", "completion": "A"}]
-    rows += [{"question": "Q", "answer": "A"}, INSTRUCTED, [Q, A], {"prompt": [Q], "completion": [A]}]
+    rows = [
+        {"messages": [Q, A]},
+        {"conversations": [ASKED, GPT]},
+        {"prompt": "Q", "completion": "A"},
+    ]
+    rows += [
+        {"question": "Q", "answer": "A"},
+        INSTRUCTED,
+        [Q, A],
+        {"prompt": [Q], "completion": [A]},
+    ]
     found = loaded(tmp_path, rows, *CHAT).rows or []
     assert len(found) == len(rows) and all(row == found[0] for row in found)
-    of_pairs = [PAIR, {"prompt": [Q], "chosen": [A], "rejected": [B]}, {"chosen": [Q, A], "rejected": [Q, B]}]
+    of_pairs = [
+        PAIR,
+        {"prompt": [Q], "chosen": [A], "rejected": [B]},
+        {"chosen": [Q, A], "rejected": [Q, B]},
+    ]
     found = loaded(tmp_path, of_pairs, *PREFERENCE).rows or []
     assert found == [{"chosen": [Q, A], "rejected": [Q, B]}] * 3
 
@@ -546,7 +770,11 @@ def test_a_text_is_learnt_whole_and_segments_as_they_say(tmp_path: Path):
         (8, ("batch_size=4", "dataset.rows=2"), "dataset.rows=4"),
         (3, ("batch_size=4", "dataset.rows=2"), "batch_size=2"),
         (3, ("batch_size=4",), "batch_size=3"),
-        (3, ("batch_size=4", "gradient_accumulation_steps=8"), "batch_size=1 gradient_accumulation_steps=3"),
+        (
+            3,
+            ("batch_size=4", "gradient_accumulation_steps=8"),
+            "batch_size=1 gradient_accumulation_steps=3",
+        ),
     ],
 )
 def test_too_few_rows_for_a_step_name_what_the_data_can_fill(
@@ -577,15 +805,27 @@ def test_pairs_with_the_same_answers_are_left_out_and_counted(tmp_path: Path):
     ("words", "row", "expected"),
     [
         (ALPACA, {"question": "Q", "answer": "A", "id": 1}, INSTRUCTED),
-        (ALPACA, {"instruction": "Q", "context": "C", "response": "A"}, INSTRUCTED | {"input": "C"}),
-        (ALPACA, {"question": "Q", "passage": "C", "answer": "A", "id": 1}, INSTRUCTED | {"input": "C"}),
+        (
+            ALPACA,
+            {"instruction": "Q", "context": "C", "response": "A"},
+            INSTRUCTED | {"input": "C"},
+        ),
+        (
+            ALPACA,
+            {"question": "Q", "passage": "C", "answer": "A", "id": 1},
+            INSTRUCTED | {"input": "C"},
+        ),
         (CHAT, {"my question": "Q", "what, said": "A", "id": 1}, None),
         (CHAT, {"ask": "Q", "passage": "C", "reply": "A"}, None),
         (CHAT, {"ask": "Q", "context": "C", "reply": "A"}, None),
         (("dataset=samsum",), {"text": "Q", "tldr": "A"}, {"dialogue": "Q", "summary": "A"}),
         (GRAMMAR, {"src": "Q", "tgt": "A"}, {"input": "Q", "output": "A"}),
         (PREFERENCE, {"ask": "Q", "good": "A", "bad": "B"}, {"chosen": [Q, A], "rejected": [Q, B]}),
-        (PREFERENCE, {"text": "Q", "chosen": "A", "rejected": "B"}, {"chosen": [Q, A], "rejected": [Q, B]}),
+        (
+            PREFERENCE,
+            {"text": "Q", "chosen": "A", "rejected": "B"},
+            {"chosen": [Q, A], "rejected": [Q, B]},
+        ),
     ],
 )
 def test_columns_of_other_names_are_refused_with_the_words_that_name_them(
@@ -614,7 +854,8 @@ def test_columns_of_other_names_are_refused_with_the_words_that_name_them(
         (CHAT, {"source": "web", "reply": "A"}),
         (CHAT, {"tasks": "sum", "bottom": "x", "body": "y"}),
         (CHAT, {"ask": "Q", "answers": {"text": ["A"]}}),
-        (CHAT, {"context": "C", "question": "Q", "answers": {"text": ["A"], "answer_start": [3]}}),  # SQuAD
+        # SQuAD
+        (CHAT, {"context": "C", "question": "Q", "answers": {"text": ["A"], "answer_start": [3]}}),
         (CHAT, {"body": "C", "question": "Q", "answers": ["A"]}),
         (CHAT, {"question": "Q", "passage": "C"}),
         (ALPACA, {"instruction": "Q", "context": "C"}),
@@ -623,7 +864,9 @@ def test_columns_of_other_names_are_refused_with_the_words_that_name_them(
         (PREFERENCE, {"prompt": "Q", "a": "A", "b": "B"}),
     ],
 )
-def test_columns_that_cannot_be_told_are_not_guessed(words: tuple[str, ...], row: Any, tmp_path: Path):
+def test_columns_that_cannot_be_told_are_not_guessed(
+    words: tuple[str, ...], row: Any, tmp_path: Path
+):
     """A list, an identifier or one of several equal names would be learnt as what it is not."""
     with refused("llm.broken-rows") as caught:
         loaded(tmp_path, [row], *words)
@@ -634,7 +877,9 @@ def test_columns_that_cannot_be_told_are_not_guessed(words: tuple[str, ...], row
 def test_a_name_that_means_nothing_is_refused_with_the_columns_that_are_there(tmp_path: Path):
     row = {"question": "Q", "answer": "A"}
     named = "dataset.columns={instruction: quest, output: answer}"
-    with refused("llm.columns-absent", key="dataset.columns", value="quest", found=["question", "answer"]) as caught:
+    with refused(
+        "llm.columns-absent", key="dataset.columns", value="quest", found=["question", "answer"]
+    ) as caught:
         loaded(tmp_path, [row], *ALPACA, named)
     (word,) = shlex.split(caught.value.facts["remedy"])
     assert loaded(tmp_path, [row], *ALPACA, word).rows == [INSTRUCTED]
@@ -649,20 +894,33 @@ def test_a_name_that_means_nothing_is_refused_with_the_columns_that_are_there(tm
 def test_a_name_decides_between_columns_of_one_meaning(tmp_path: Path):
     row = {"problem": "Q", "solution": "A", "answer": "B"}
     found = loaded(tmp_path, [row], *CHAT, "dataset.columns={output: answer}")
-    assert pieces((found.rows or [])[0])[1] == ("B<|eot_id|>", True) and found.ignored == {"solution": 1}
+    assert pieces((found.rows or [])[0])[1] == ("B<|eot_id|>", True) and found.ignored == {
+        "solution": 1
+    }
 
 
 def test_names_are_part_of_the_identity_and_absent_ones_change_none():
     plain = typed_llm(*CHAT, "dataset.data_files=a.jsonl")
-    assert plain.identity() == typed_llm(*CHAT, "dataset.data_files=a.jsonl", "dataset.columns={}").identity()
-    assert plain.identity() != typed_llm(*CHAT, "dataset.data_files=a.jsonl", "dataset.columns={input: x}").identity()
+    assert (
+        plain.identity()
+        == typed_llm(*CHAT, "dataset.data_files=a.jsonl", "dataset.columns={}").identity()
+    )
+    assert (
+        plain.identity()
+        != typed_llm(*CHAT, "dataset.data_files=a.jsonl", "dataset.columns={input: x}").identity()
+    )
     assert columns.override({"a": None, "b": "c d"}) == """'dataset.columns={a: null, b: "c d"}'"""
 
 
 def test_tools_are_written_beside_pairs_by_a_template_that_knows_them(tmp_path: Path):
     """The column `functions` of OpenAI's earlier form, and calls in a pair's answers."""
     words = (*CHAT, with_template(tmp_path / "m", "qwen"))
-    (row,) = loaded(tmp_path, [{"messages": [Q, CALLED, A], "functions": [{"name": "add"}]}], *words).rows or []
+    (row,) = (
+        loaded(
+            tmp_path, [{"messages": [Q, CALLED, A], "functions": [{"name": "add"}]}], *words
+        ).rows
+        or []
+    )
     text = "".join(text for text, _ in pieces(row))
     assert json.dumps(TOOL) in text and '"arguments": {"a": 1}' in text
 
@@ -670,12 +928,19 @@ def test_tools_are_written_beside_pairs_by_a_template_that_knows_them(tmp_path: 
 @pytest.mark.parametrize("column", ["tools", "functions"])
 def test_flat_tools_are_wrapped_as_templates_read_them(column: str):
     flat = {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}}
-    row = columns.Columns({column: [flat, {"type": "function", "function": flat}]})
+    row = columns.RowColumns({column: [flat, {"type": "function", "function": flat}]})
     assert forms.tools_of(row) == [{"type": "function", "function": flat}] * 2
 
 
 def test_several_calls_of_a_function_call_turn_are_read():
-    said = turns.messages([{"from": "function_call", "value": '[{"name": "f", "arguments": {"a": 1}}, {"name": "g"}]'}])
+    said = turns.messages(
+        [
+            {
+                "from": "function_call",
+                "value": '[{"name": "f", "arguments": {"a": 1}}, {"name": "g"}]',
+            }
+        ]
+    )
     assert said is not None
     assert [call["function"] for call in said[0]["tool_calls"]] == [
         {"name": "f", "arguments": {"a": 1}},
@@ -691,12 +956,21 @@ def test_a_call_without_text_has_an_empty_one():
 
 
 REPEATING = {"role": "assistant", "content": "Q is A"}
-# The words of a command, its rows, and how many rows are said to have an answer that repeats what it answers
+# The words of a command, its rows, and how many rows are said
+# to have an answer that repeats what it answers
 REPEATED: dict[str, tuple[tuple[str, ...], list[Any], int]] = {
-    "completions": (CHAT, [{"prompt": "Q\n", "completion": "Q\nA"}, {"prompt": "Q", "completion": "Q A"}], 2),
+    "completions": (
+        CHAT,
+        [{"prompt": "Q\n", "completion": "Q\nA"}, {"prompt": "Q", "completion": "Q A"}],
+        2,
+    ),
     "messages": (CHAT, [{"messages": [S, Q, A, Q, REPEATING]}], 1),
     "a single one": (CHAT, [{"messages": [Q, REPEATING]}, {"messages": [Q, A]}], 0),
-    "an earlier answer": (CHAT, [{"messages": [Q, REPEATING, {"role": "user", "content": "R"}, A]}], 0),
+    "an earlier answer": (
+        CHAT,
+        [{"messages": [Q, REPEATING, {"role": "user", "content": "R"}, A]}],
+        0,
+    ),
     "pairs": (PREFERENCE, [{"prompt": "Q", "chosen": "Q A", "rejected": "Q B"}], 1),
     "one of a pair": (PREFERENCE, [{"prompt": "Q", "chosen": "Q A", "rejected": "B"}], 0),
     "whole conversations": (PREFERENCE, [{"prompt": "Q", "chosen": [Q, A], "rejected": [Q, B]}], 0),

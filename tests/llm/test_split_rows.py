@@ -1,4 +1,6 @@
-"""Rows whose column names their split: those to test on are held out, and none of them is trained on."""
+"""Rows whose column names their split: those to test on are held out,
+and none of them is trained on.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -55,8 +57,12 @@ def test_validation_is_taken_before_test_and_other_splits_are_counted(tmp_path: 
     }
 
 
-@pytest.mark.parametrize(("share", "held_out"), [("dataset.split=0", None), ("dataset.split=0.5", 2)])
-def test_a_share_that_is_named_is_drawn_from_the_rows_to_train_on(share: str, held_out: int | None, tmp_path: Path):
+@pytest.mark.parametrize(
+    ("share", "held_out"), [("dataset.split=0", None), ("dataset.split=0.5", 2)]
+)
+def test_a_share_that_is_named_is_drawn_from_the_rows_to_train_on(
+    share: str, held_out: int | None, tmp_path: Path
+):
     rows = split("train", "test", "train", "test", "train", "train")
     found = loaded(tmp_path, rows, share)
     assert found.ignored == {"rows of test (split)": 2}
@@ -69,8 +75,14 @@ def test_the_held_out_rows_are_said_with_words_that_train_on_all(tmp_path: Path)
     place = written(tmp_path, *SPLITS["train and test"])
     config = typed_llm(place, *CHAT)
     preflight.prepare(config)
-    (notice,) = [each for each in preflight.notices(config) if each.code == "llm.held-out-by-column"]
-    assert (notice.facts["column"], notice.facts["part"], notice.facts["rows"]) == ("split", "test", 2)
+    (notice,) = [
+        each for each in preflight.notices(config) if each.code == "llm.held-out-by-column"
+    ]
+    assert (notice.facts["column"], notice.facts["part"], notice.facts["rows"]) == (
+        "split",
+        "test",
+        2,
+    )
     (remedy,) = remedies(notice)
     found = row_sources.load(typed_llm(place, *CHAT, "dataset.split=0", remedy.strip("'")))
     assert len(found.rows or ()) == 5 and found.ignored == {"split": 5}
@@ -85,9 +97,16 @@ def test_a_column_can_be_named_that_is_called_otherwise(tmp_path: Path):
 
 @pytest.mark.parametrize(
     "rows",
-    [split("a", "b", "a"), split("train", "train"), split("test", "test"), split("train", "x", column="set")],
+    [
+        split("a", "b", "a"),
+        split("train", "train"),
+        split("test", "test"),
+        split("train", "x", column="set"),
+    ],
     ids=["others", "train", "test", "one that is none"],
 )
-def test_a_column_that_names_no_two_kinds_of_splits_is_only_counted(rows: list[dict[str, Any]], tmp_path: Path):
+def test_a_column_that_names_no_two_kinds_of_splits_is_only_counted(
+    rows: list[dict[str, Any]], tmp_path: Path
+):
     found = loaded(tmp_path, rows, "dataset.split=0")
     assert len(found.rows or ()) == len(rows) and [*found.ignored.values()] == [len(rows)]

@@ -1,4 +1,6 @@
-"""What is tried before training leaves no trace, and so QLoRA follows LoRA's loss on every kind of CPU."""
+"""What is tried before training leaves no trace,
+and so QLoRA follows LoRA's loss on every kind of CPU.
+"""
 
 import random
 from dataclasses import replace
@@ -20,16 +22,23 @@ from tests.llm.test_folders import built, checkpoint, words_of  # noqa: F401  (a
 
 pytestmark = pytest.mark.skipif(find_spec("trl") is None, reason="pip install -e .[trl]")
 
-# What NF4's rounding may change of what a few steps take off the loss: 0.03 here; packed weights lost 0.08 of 0.23
+# What NF4's rounding may change of what a few steps take off the loss: 0.03 here;
+# packed weights lost 0.08 of 0.23
 QUANTISED = 0.04
 
 
 class Leaver(nn.Module):
-    """A module that leaves in each call what models leave: a replaced buffer, a length, and random numbers drawn."""
+    """A module that leaves in each call what models leave: a replaced buffer, a length,
+    and random numbers drawn.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.norm, self.dropout, self.frozen = nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Dropout(0.5).eval()
+        self.norm, self.dropout, self.frozen = (
+            nn.BatchNorm1d(4),
+            nn.Dropout(0.5),
+            nn.Dropout(0.5).eval(),
+        )
         self.register_buffer("frequencies", torch.ones(4))
         self.longest = 0
 
@@ -47,7 +56,10 @@ def test_a_model_that_was_tried_is_as_it_was(fails: bool):
     from multicard.llm.trl.checks import tried
 
     model = Leaver()
-    before, values = traces.snapshot(model), torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
+    before, values = (
+        traces.snapshot(model),
+        torch.randn(8, 4, generator=torch.Generator().manual_seed(0)),
+    )
     with pytest.raises(ZeroDivisionError) if fails else pytest.MonkeyPatch.context(), tried(model):
         assert not torch.is_grad_enabled() and not model.norm.training
         model(values)
@@ -61,7 +73,10 @@ def test_a_model_that_was_tried_is_as_it_was(fails: bool):
 @pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     "words",
-    [["method=qlora"], pytest.param(["method=full", "packed=true", "max_seq_len=256"], marks=pytest.mark.slow)],
+    [
+        ["method=qlora"],
+        pytest.param(["method=full", "packed=true", "max_seq_len=256"], marks=pytest.mark.slow),
+    ],
 )
 def test_the_check_of_rows_changes_nothing(
     checkpoint: Path,  # noqa: F811
@@ -69,7 +84,9 @@ def test_the_check_of_rows_changes_nothing(
     monkeypatch: pytest.MonkeyPatch,
     words: list[str],
 ):
-    """On a CPU with AVX512-BF16, too, for which bitsandbytes packs 4-bit weights in evaluation mode."""
+    """On a CPU with AVX512-BF16, too, for which bitsandbytes
+    packs 4-bit weights in evaluation mode.
+    """
     import bitsandbytes.nn.modules as quantised
 
     from multicard.llm.trl import checks
@@ -77,7 +94,9 @@ def test_the_check_of_rows_changes_nothing(
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr(quantised, "has_avx512bf16", lambda: True)
     monkeypatch.setattr(
-        quantised, "_convert_weight_packed_for_cpu", lambda *_: pytest.fail("weights were packed for inference")
+        quantised,
+        "_convert_weight_packed_for_cpu",
+        lambda *_: pytest.fail("weights were packed for inference"),
     )
     seen, check = list[dict[str, Any]](), checks.check_rows
 
@@ -102,7 +121,9 @@ def losses(run: dict[str, Any]) -> np.ndarray:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [["gpus=1"], ["gpus=2", "sharding=ddp"], ["gpus=2"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "words", [["gpus=1"], ["gpus=2", "sharding=ddp"], ["gpus=2"]], ids=" ".join
+)
 def test_qlora_follows_the_loss_of_lora(
     checkpoint: Path,  # noqa: F811
     tuned: Tuning,
@@ -113,10 +134,16 @@ def test_qlora_follows_the_loss_of_lora(
     built("qwen2").save_pretrained(checkpoint)  # whose linears have biases
     work = "tests.helpers.rank_work_llm:tune_and_compare"
     monkeypatch.setattr(llm, "WORKLOAD", replace(llm.WORKLOAD, work=work))
-    own = words_of(checkpoint, "model.weights=own", "dataset.rows=40", "lr=1e-3", "warmup_steps=0", *words)
+    own = words_of(
+        checkpoint, "model.weights=own", "dataset.rows=40", "lr=1e-3", "warmup_steps=0", *words
+    )
     runs = {method: tuned(*own, f"method={method}") for method in ("lora", "qlora")}
-    assert {run["status"] for run in runs.values()} == {"ok"}, [run["cause"] for run in runs.values()]
-    fall, quantised = (losses(runs[method])[0] - losses(runs[method])[-1] for method in ("lora", "qlora"))
+    assert {run["status"] for run in runs.values()} == {"ok"}, [
+        run["cause"] for run in runs.values()
+    ]
+    fall, quantised = (
+        losses(runs[method])[0] - losses(runs[method])[-1] for method in ("lora", "qlora")
+    )
     assert fall > 0 and quantised == pytest.approx(fall, abs=QUANTISED)
     for run in runs.values():
         for file in Path(run["folder"]).glob("*.pt"):

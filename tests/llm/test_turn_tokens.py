@@ -1,4 +1,6 @@
-"""Rows that hold the chat template's own tokens already, and templates that end no answer: said before the start."""
+"""Rows that hold the chat template's own tokens already,
+and templates that end no answer: said before the start.
+"""
 
 import json
 from pathlib import Path
@@ -13,7 +15,9 @@ from tests.llm.test_chat import with_template, written
 from tests.llm.test_row_forms import CHAT, A, Q
 
 CODES = ("llm.template-twice", "llm.answers-unended")
-ENDED = "{% for m in messages %}<|start_header_id|>{{ m.role }}\n{{ m.content }}<|eot_id|>{% endfor %}"
+ENDED = (
+    "{% for m in messages %}<|start_header_id|>{{ m.role }}\n{{ m.content }}<|eot_id|>{% endfor %}"
+)
 UNENDED = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n\n{% endfor %}"
 
 
@@ -27,11 +31,20 @@ def noticed(folder: Path, template: str, rows: list[Any], *words: str) -> list[M
 
 TWICE: dict[str, tuple[Any, dict[str, int]]] = {
     "a prompt that was written before": (
-        {"prompt": "<|start_header_id|>user\nQ<|eot_id|><|start_header_id|>assistant\n", "completion": "A"},
+        {
+            "prompt": "<|start_header_id|>user\nQ<|eot_id|><|start_header_id|>assistant\n",
+            "completion": "A",
+        },
         {"<|start_header_id|>": 1, "<|eot_id|>": 1},
     ),
-    "an answer with its end": ({"messages": [Q, A | {"content": "A<|eot_id|>"}]}, {"<|eot_id|>": 1}),
-    "a beginning of text": ({"prompt": "<|begin_of_text|>Q", "completion": "A"}, {"<|begin_of_text|>": 1}),
+    "an answer with its end": (
+        {"messages": [Q, A | {"content": "A<|eot_id|>"}]},
+        {"<|eot_id|>": 1},
+    ),
+    "a beginning of text": (
+        {"prompt": "<|begin_of_text|>Q", "completion": "A"},
+        {"<|begin_of_text|>": 1},
+    ),
 }
 
 
@@ -42,7 +55,9 @@ def test_tokens_of_the_template_within_a_text_are_counted_by_rows(case: str, tmp
     assert notice.code == "llm.template-twice" and notice.facts == {"rows": 1, "tokens": tokens}
 
 
-@pytest.mark.parametrize("text", ["<|im_start|>Q", "[INST] Q", "<b>Q</b>", "<|finetune_right_pad_id|>"])
+@pytest.mark.parametrize(
+    "text", ["<|im_start|>Q", "[INST] Q", "<b>Q</b>", "<|finetune_right_pad_id|>"]
+)
 def test_other_text_and_other_special_tokens_are_not_said(text: str, tmp_path: Path):
     assert noticed(tmp_path, ENDED, [{"prompt": text, "completion": "A"}]) == []
 
@@ -55,7 +70,9 @@ def test_answers_that_no_token_ends_are_said_with_their_number(tmp_path: Path):
 
 def test_a_broken_row_counts_for_nothing(tmp_path: Path):
     broken = {"messages": [Q | {"content": "<|eot_id|>"}, A | {"content": ""}]}
-    assert noticed(tmp_path, ENDED, [broken, {"messages": [Q, A]}], "dataset.skip_broken=true") == []
+    assert (
+        noticed(tmp_path, ENDED, [broken, {"messages": [Q, A]}], "dataset.skip_broken=true") == []
+    )
 
 
 @pytest.mark.parametrize("name", ["qwen", "mistral", "generation"])

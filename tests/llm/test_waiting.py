@@ -19,7 +19,7 @@ from multicard.measure import formulas
 from multicard.records import bounds
 from multicard.records.arithmetic import Arithmetic
 from multicard.records.rank_files import LlmReport
-from multicard.records.run_folder import Run
+from multicard.records.run_folder import RecordedRun
 from multicard.run import outcome
 from tests.conftest import Measured, ok, typed_llm
 from tests.helpers import records
@@ -37,7 +37,12 @@ FIGURES: dict[str, Any] = {
     "text_rows": {"read": 5000, "cut": 0, "left_out": 0},
     "mfu": 0.055,
     "mfu_non_padding": 0.041,
-    "peak_memory_bytes": {"max": 24 * 10**9, "per_rank": [], "kind": "cuda_allocated", "setup": 17 * 10**9},
+    "peak_memory_bytes": {
+        "max": 24 * 10**9,
+        "per_rank": [],
+        "kind": "cuda_allocated",
+        "setup": 17 * 10**9,
+    },
 }
 SHARES = {"share": 0.056, "moved_share": 0.02, "tokens": 555.0}
 
@@ -92,7 +97,11 @@ def test_a_step_of_few_tokens_waits_for_the_host():
     assert found.cause == "host" and says(found.finding, "diagnosis.gpu-waits", cause="host")
     told = find(found.sentence, "diagnosis.little-arithmetic", cause="host", tokens=555.0)
     assert (told.facts["mfu"], told.facts["mfu_non_padding"]) == (0.055, 0.041)
-    assert told.facts["tries"] == found.tries == ["packed=true max_seq_len=2048", "batch_size=16", "compile=true"]
+    assert (
+        told.facts["tries"]
+        == found.tries
+        == ["packed=true max_seq_len=2048", "batch_size=16", "compile=true"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -107,15 +116,29 @@ def test_a_step_of_few_tokens_waits_for_the_host():
         (("gpus=2",), {}, "unknown"),
         (("method=qlora",), {}, "unknown"),
         (("engine=trl", "attention=eager"), {}, "unknown"),
-        ((), {"load": {"seconds": 9.0, "others_cores": 3.0, "stolen_cores": 0.0}, "cores": 4}, None),
+        (
+            (),
+            {"load": {"seconds": 9.0, "others_cores": 3.0, "stolen_cores": 0.0}, "cores": 4},
+            None,
+        ),
         ((), {"status": "oom"}, None),
-        ((), {"diagnosis": {"bound": "compute", "sentence": "x", "finding": "x", "advice": "y"}}, None),
+        (
+            (),
+            {"diagnosis": {"bound": "compute", "sentence": "x", "finding": "x", "advice": "y"}},
+            None,
+        ),
         ((), {"diagnosis": {"bound": None, "sentence": "no bound is clear", "finding": "x"}}, None),
         # of stalled steps the median knows nothing
-        ((), {"iteration_s": formulas.statistics([0.326] * 22 + [2.0] * 3, 5) | {"slow_steps": [3]}}, "host"),
+        (
+            (),
+            {"iteration_s": formulas.statistics([0.326] * 22 + [2.0] * 3, 5) | {"slow_steps": [3]}},
+            "host",
+        ),
     ],
 )
-def test_the_cause_is_said_as_far_as_it_is_known(words: tuple[str, ...], changes: dict[str, Any], cause: str | None):
+def test_the_cause_is_said_as_far_as_it_is_known(
+    words: tuple[str, ...], changes: dict[str, Any], cause: str | None
+):
     record = explained(config(*words), **changes)
     found = record.arithmetic
     assert (found.cause if found is not None else None) == cause
@@ -134,8 +157,16 @@ def test_the_cause_is_said_as_far_as_it_is_known(words: tuple[str, ...], changes
         (("packed=true", "max_seq_len=2048", "compile=true"), {}, ["batch_size=16"]),
         (("compile=true",), {}, ["packed=true max_seq_len=2048", "batch_size=16"]),
         # few rows fill few sequences, and few batches
-        ((), {"text_rows": {"read": 500, "cut": 0, "left_out": 0}}, ["packed=true max_seq_len=2048", "batch_size=16"]),
-        ((), {"text_rows": {"read": 100, "cut": 0, "left_out": 0}}, ["packed=true max_seq_len=512", "batch_size=8"]),
+        (
+            (),
+            {"text_rows": {"read": 500, "cut": 0, "left_out": 0}},
+            ["packed=true max_seq_len=2048", "batch_size=16"],
+        ),
+        (
+            (),
+            {"text_rows": {"read": 100, "cut": 0, "left_out": 0}},
+            ["packed=true max_seq_len=512", "batch_size=8"],
+        ),
         # memory holds little more
         (
             (),
@@ -146,7 +177,9 @@ def test_the_cause_is_said_as_far_as_it_is_known(words: tuple[str, ...], changes
         (("global_batch_size=2",), {}, ["packed=true max_seq_len=2048"]),
     ],
 )
-def test_what_to_try_next_is_not_in_force_and_fits(words: tuple[str, ...], changes: dict[str, Any], tries: list[str]):
+def test_what_to_try_next_is_not_in_force_and_fits(
+    words: tuple[str, ...], changes: dict[str, Any], tries: list[str]
+):
     own = config(*words)
     found = explained(own, **changes).arithmetic
     expected = tries if own.compile or "compile=true" in tries else [*tries, "compile=true"]
@@ -181,7 +214,9 @@ def test_a_diagnosis_advises_packing_with_its_length(bound: str):
 # ---- where it is said
 
 
-def run_with(folder: Path, diagnosis: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+def run_with(
+    folder: Path, diagnosis: dict[str, Any] | None = None, **changes: Any
+) -> dict[str, Any]:
     record = explained(config())
     found = records.llm(total_s=9.0, **changes) | FIGURES
     arithmetic = record.arithmetic
@@ -199,9 +234,9 @@ def answered(folder: Path, *each: dict[str, Any]) -> Answer:
 
 def test_the_end_of_a_run_the_page_and_best_say_the_same(tmp_path: Path):
     record = explained(config())
-    ended = outcome.line(Run(tmp_path, record), "").plain
+    ended = outcome.line(RecordedRun(tmp_path, record), "").plain
     assert says(ended, "diagnosis.little-arithmetic", cause="host")
-    of_a_cell = outcome.line(Run(tmp_path, record), "[1/9] ").plain
+    of_a_cell = outcome.line(RecordedRun(tmp_path, record), "[1/9] ").plain
     assert not says(of_a_cell, "diagnosis.little-arithmetic")  # a sweep says it once, at its end
     only = answered(tmp_path, run_with(tmp_path))
     limit, following = only.limit, only.next
@@ -214,7 +249,9 @@ def test_the_end_of_a_run_the_page_and_best_say_the_same(tmp_path: Path):
 
 
 def test_what_a_sweep_varied_is_not_what_to_try(tmp_path: Path):
-    slower = run_with(tmp_path, packed=True, max_seq_len=64) | {"tokens_per_s": {"all": 900.0, "non_padding": 700.0}}
+    slower = run_with(tmp_path, packed=True, max_seq_len=64) | {
+        "tokens_per_s": {"all": 900.0, "non_padding": 700.0}
+    }
     only = answered(tmp_path, run_with(tmp_path, max_seq_len=64), slower)
     assert only.waits is not None and "packed" in only.ranking.keys
     assert only.waits.sentence.facts["tries"] == "batch_size=16"
@@ -223,13 +260,22 @@ def test_what_a_sweep_varied_is_not_what_to_try(tmp_path: Path):
 def test_a_sweep_ends_with_it_once(tmp_path: Path):
     for place, lr in enumerate((1e-3, 1e-4)):
         records.put(tmp_path / "s" / str(place), run_with(tmp_path, lr=lr))
-    lines = "\n".join(map(str, conclusion([tmp_path / "s" / str(place) for place in range(2)]).lines))
+    lines = "\n".join(
+        map(str, conclusion([tmp_path / "s" / str(place) for place in range(2)]).lines)
+    )
     assert lines.count("answer.gpu-waits") == 1
 
 
 def test_a_measured_diagnosis_of_any_run_of_the_setting_comes_first(tmp_path: Path):
-    told = {"bound": "compute", "sentence": "bound by compute", "finding": "computing", "advice": "more GPUs"}
-    only = answered(tmp_path, run_with(tmp_path), run_with(tmp_path, told, repetition=2) | {"arithmetic": None})
+    told = {
+        "bound": "compute",
+        "sentence": "bound by compute",
+        "finding": "computing",
+        "advice": "more GPUs",
+    }
+    only = answered(
+        tmp_path, run_with(tmp_path), run_with(tmp_path, told, repetition=2) | {"arithmetic": None}
+    )
     assert only.limit.sentence.code == "answer.diagnosed" and only.waits is None
     assert only.next.sentence.facts == {"advice": "more GPUs"}
     assert "answer.gpu-waits" not in "\n".join(spoken(only.ranking).sentences)
@@ -241,8 +287,12 @@ def test_the_record_is_read_as_it_was_written(tmp_path: Path):
     assert bounds.of(found.record()) == bounds.of(explained(config()))
 
 
-def test_what_a_run_offers_can_be_typed_behind_its_command(tuned: Measured, monkeypatch: pytest.MonkeyPatch):
-    """A run to its end, on a processor whose peak is far above what the tiny model needs; then each offer."""
+def test_what_a_run_offers_can_be_typed_behind_its_command(
+    tuned: Measured, monkeypatch: pytest.MonkeyPatch
+):
+    """A run to its end, on a processor whose peak is far above what the tiny model needs;
+    then each offer.
+    """
     monkeypatch.setattr(summary, "peak_flops_per_s", lambda *_: 1e15)
     monkeypatch.setattr(summary.gpu_models, "known", lambda _: GPUS["h200"])
     monkeypatch.setattr(waiting, "_may_be_said", lambda _: True)  # whatever else this machine does
@@ -250,7 +300,11 @@ def test_what_a_run_offers_can_be_typed_behind_its_command(tuned: Measured, monk
     result = ok(tuned(*words))
     found = result["arithmetic"]
     assert found["cause"] == "host" and found["share"] < waiting.THIRD
-    assert [each.partition("=")[0] for each in found["tries"]] == ["packed", "batch_size", "compile"]
+    assert [each.partition("=")[0] for each in found["tries"]] == [
+        "packed",
+        "batch_size",
+        "compile",
+    ]
     for each in found["tries"][:2]:
         tried = ok(tuned(*words, *each.split()))
         assert tried["arithmetic"]["tokens"] > found["tokens"]

@@ -1,4 +1,6 @@
-"""Rows that fill no whole step: said before the start with their number, and with an override that trains on them."""
+"""Rows that fill no whole step: said before the start with their number,
+and with an override that trains on them.
+"""
 
 from pathlib import Path
 
@@ -50,7 +52,9 @@ def test_rows_of_no_whole_step_are_said_and_the_remedy_trains_on_them(
         (201, ("batch_size=2",)),
     ],
 )
-def test_nothing_is_said_where_all_or_nearly_all_rows_are_trained_on(rows: int, words: tuple[str, ...], tmp_path: Path):
+def test_nothing_is_said_where_all_or_nearly_all_rows_are_trained_on(
+    rows: int, words: tuple[str, ...], tmp_path: Path
+):
     assert not noticed(tmp_path, rows, *words)
 
 
@@ -77,7 +81,9 @@ def test_counts_are_those_of_the_sampler_and_its_batches(ranks: int):
         for step in (StepSize(1, 1), StepSize(2, 1), StepSize(2, 2), StepSize(3, 2)):
             trained = list[int]()
             for rank in range(ranks):
-                sampler = torch_data.DistributedSampler(range(rows), ranks, rank, shuffle=True, seed=0)
+                sampler = torch_data.DistributedSampler(
+                    range(rows), ranks, rank, shuffle=True, seed=0
+                )
                 batches = list(torch_data.BatchSampler(sampler, step.batch, drop_last=True))
                 whole = batches[: len(batches) // step.batches * step.batches]
                 trained += [row for batch in whole for row in batch]

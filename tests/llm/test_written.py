@@ -1,4 +1,6 @@
-"""What a chat template leaves out of a conversation is named or refused, whatever its source names."""
+"""What a chat template leaves out of a conversation is named or refused,
+whatever its source names.
+"""
 
 import json
 from pathlib import Path
@@ -12,35 +14,53 @@ from tests.llm.test_row_forms import CHAT, loaded, pieces
 
 Q, A = {"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}
 ANSWER = "{{ m.role }}:{{ m.content }}\n"
-CALLS = "{{ m.role }}:{% for c in m.tool_calls %}{{ c.function | tojson }}{% endfor %}{{ m.content }}\n"
-FIRST_CALL = "{{ m.role }}:{% if m.tool_calls %}{{ m.tool_calls[0].function | tojson }}{% endif %}{{ m.content }}\n"
+CALLS = (
+    "{{ m.role }}:{% for c in m.tool_calls %}{{ c.function | tojson }}{% endfor %}{{ m.content }}\n"
+)
+FIRST_CALL = (
+    "{{ m.role }}:{% if m.tool_calls %}{{ m.tool_calls[0].function | tojson }}{% endif %}{{"
+    " m.content }}\n"
+)
 ONE_OF = (
-    "{{ m.role }}:{% if m.tool_calls %}{{ m.tool_calls[0].function | tojson }}{% else %}{{ m.content }}{% endif %}\n"
+    "{{ m.role }}:{% if m.tool_calls %}{{ m.tool_calls[0].function | tojson }}{% else %}{{"
+    " m.content }}{% endif %}\n"
 )
 JOINED = (
-    "{{ m.role }}:{% for c in m.tool_calls %}{{ c.function.name + c.function.arguments }}{% endfor %}{{ m.content }}\n"
+    "{{ m.role }}:{% for c in m.tool_calls %}{{ c.function.name + c.function.arguments }}{% endfor"
+    " %}{{ m.content }}\n"
 )
-PRINTED = "{% for c in m.tool_calls %}{{ c.function.name }}{{ c.function.arguments }}{% endfor %}" + ANSWER
+PRINTED = (
+    "{% for c in m.tool_calls %}{{ c.function.name }}{{ c.function.arguments }}{% endfor %}"
+    + ANSWER
+)
 LAST_THOUGHTS = (
-    "{{ m.role }}:{% if loop.last and m.reasoning_content %}<{{ m.reasoning_content }}>{% endif %}{{ m.content }}\n"
+    "{{ m.role }}:{% if loop.last and m.reasoning_content %}<{{ m.reasoning_content }}>{% endif"
+    " %}{{ m.content }}\n"
 )
 LAST_INLINE = "{{ m.role }}:{{ m.content if loop.last else m.content.split('</think>')[-1] }}\n"
 NO_TOOLS = "{% if m.role != 'tool' %}" + ANSWER + "{% endif %}"
 NAMES_NAME = "{# name #}" + ANSWER
 FIRST_SYSTEM = (
-    "{% if m.role != 'system' or loop.first %}{% if m.role != 'developer' %}" + ANSWER + "{% endif %}{% endif %}"
+    "{% if m.role != 'system' or loop.first %}{% if m.role != 'developer' %}"
+    + ANSWER
+    + "{% endif %}{% endif %}"
 )
 UNREPEATED = "{% if loop.index < 3 or m.content != messages[0].content %}" + ANSWER + "{% endif %}"
 
 
 def of_calls(*arguments: Any, content: str = "") -> dict[str, Any]:
-    calls = [{"id": "c", "type": "function", "function": {"name": "add", "arguments": each}} for each in arguments]
+    calls = [
+        {"id": "c", "type": "function", "function": {"name": "add", "arguments": each}}
+        for each in arguments
+    ]
     return {"role": "assistant", "content": content, "tool_calls": calls}
 
 
 def read(folder: Path, template: str, said: list[Any], *others: str, **beside: Any) -> Any:
     (folder / "t.jinja").write_text(
-        "{% for m in messages %}" + template + "{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+        "{% for m in messages %}"
+        + template
+        + "{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
     )
     words = (*CHAT, "dataset.loss=all", f"dataset.chat_template={folder / 't.jinja'}", *others)
     return loaded(folder / "data", [{"messages": said} | beside], *words)
@@ -56,7 +76,12 @@ def text_of(rows: Any) -> str:
         (FIRST_CALL, [Q, of_calls({"a": 1}, {"a": 1}), A], "tool_calls", 2),
         (ONE_OF, [Q, of_calls({"a": 1}, content="I add."), A], "content", 2),
         (NO_TOOLS, [Q, {"role": "tool", "content": "Q"}, A], "content", 2),
-        (LAST_THOUGHTS.replace("loop.last", "loop.first"), [Q, A | {"reasoning_content": "A"}], "reasoning_content", 2),
+        (
+            LAST_THOUGHTS.replace("loop.last", "loop.first"),
+            [Q, A | {"reasoning_content": "A"}],
+            "reasoning_content",
+            2,
+        ),
         (
             FIRST_SYSTEM,
             [{"role": "system", "content": "Be"}, {"role": "developer", "content": "Be"}, Q, A],
@@ -85,8 +110,16 @@ def test_tools_that_the_template_asks_for_and_does_not_write_are_refused(tmp_pat
 @pytest.mark.parametrize(
     ("template", "said", "unread"),
     [
-        (LAST_THOUGHTS, [Q, A | {"reasoning_content": "R"}, Q, A | {"reasoning_content": "S"}], "reasoning_content"),
-        (LAST_INLINE, [Q, A | {"content": "<think>R</think>A"}, Q, A | {"content": "<think>S</think>B"}], "<think>"),
+        (
+            LAST_THOUGHTS,
+            [Q, A | {"reasoning_content": "R"}, Q, A | {"reasoning_content": "S"}],
+            "reasoning_content",
+        ),
+        (
+            LAST_INLINE,
+            [Q, A | {"content": "<think>R</think>A"}, Q, A | {"content": "<think>S</think>B"}],
+            "<think>",
+        ),
         (NAMES_NAME, [Q, {"role": "tool", "content": "1", "name": "Q"}, A], "name"),
     ],
 )
@@ -99,9 +132,13 @@ def test_reasoning_of_earlier_answers_and_names_are_counted_where_they_are_not_w
 ARGUMENTS = {"a": 1, "b": [True, None, 1.5, {"c": 'é"'}], "d": ""}
 
 
-@pytest.mark.parametrize("stored", [ARGUMENTS, json.dumps(ARGUMENTS), json.dumps(ARGUMENTS, ensure_ascii=False)])
+@pytest.mark.parametrize(
+    "stored", [ARGUMENTS, json.dumps(ARGUMENTS), json.dumps(ARGUMENTS, ensure_ascii=False)]
+)
 @pytest.mark.parametrize("template", [CALLS, JOINED, PRINTED])
-def test_arguments_are_written_as_json_once_however_they_are_stored(template: str, stored: Any, tmp_path: Path):
+def test_arguments_are_written_as_json_once_however_they_are_stored(
+    template: str, stored: Any, tmp_path: Path
+):
     text = text_of(read(tmp_path, template, [Q, of_calls(stored), A]))
     assert json.dumps(ARGUMENTS, ensure_ascii=False) in text
 
@@ -141,9 +178,12 @@ OTHER, B = {"role": "user", "content": "O"}, {"role": "assistant", "content": "B
 )
 def test_pairs_that_answer_different_prompts_are_refused(row: Any, message: int):
     with refused("llm.row-pair-prompts", message=message):
-        pairs.pair(columns.Columns(row), "dataset=preference")
+        pairs.pair(columns.RowColumns(row), "dataset=preference")
 
 
 def test_after_answers_that_differ_the_user_may_differ_too():
-    found = pairs.pair(columns.Columns({"chosen": [Q, A, Q, A], "rejected": [Q, B, OTHER, B]}), "dataset=preference")
+    found = pairs.pair(
+        columns.RowColumns({"chosen": [Q, A, Q, A], "rejected": [Q, B, OTHER, B]}),
+        "dataset=preference",
+    )
     assert [each["content"] for each in found.rejected] == ["Q", "B", "O", "B"]

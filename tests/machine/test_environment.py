@@ -63,12 +63,15 @@ def test_without_a_driver_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch):
 
 def test_a_gpu_that_this_user_may_not_use_is_none(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    install(monkeypatch, Nvml(Gpu(UUIDS[0], forbids=("HandleByIndex",)), Gpu(UUIDS[1]), Gpu(UUIDS[2])))
+    install(
+        monkeypatch, Nvml(Gpu(UUIDS[0], forbids=("HandleByIndex",)), Gpu(UUIDS[1]), Gpu(UUIDS[2]))
+    )
     assert devices.visible_gpus() == UUIDS[1:]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")  # CUDA counts those that it may use
     assert devices.visible_gpus() == UUIDS[2:]
     nvml = install(monkeypatch, Nvml(Gpu(UUIDS[0])))
-    monkeypatch.setattr(nvml, "nvmlShutdown", lambda: nvml.nvmlDeviceGetHandleByUUID("GPU-gone"))  # an error
+    # an error
+    monkeypatch.setattr(nvml, "nvmlShutdown", lambda: nvml.nvmlDeviceGetHandleByUUID("GPU-gone"))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     assert devices.visible_gpus() == UUIDS[:1]
 
@@ -76,7 +79,9 @@ def test_a_gpu_that_this_user_may_not_use_is_none(monkeypatch: pytest.MonkeyPatc
 def test_cuda_shows_a_process_one_mig_instance(monkeypatch: pytest.MonkeyPatch):
     instances = ["MIG-1111", "MIG-2222"]
     divided = Gpu(UUIDS[0], instances=[Gpu(uuid, lacks=("MigMode",)) for uuid in instances])
-    install(monkeypatch, Nvml(divided, Gpu(UUIDS[1], lacks=("MigMode",)), Gpu(UUIDS[2], instances=[])))
+    install(
+        monkeypatch, Nvml(divided, Gpu(UUIDS[1], lacks=("MigMode",)), Gpu(UUIDS[2], instances=[]))
+    )
     for setting, named, visible in (
         ("0", instances, instances[:1]),
         (UUIDS[0], instances, instances[:1]),
@@ -84,7 +89,8 @@ def test_cuda_shows_a_process_one_mig_instance(monkeypatch: pytest.MonkeyPatch):
         ("1", UUIDS[1:2], UUIDS[1:2]),
         ("1,0", [UUIDS[1], *instances], UUIDS[1:2]),
         ("2", [], []),  # divided into nothing
-        ("MIG-GPU-aaaa-1/3/0", ["MIG-GPU-aaaa-1/3/0"], ["MIG-GPU-aaaa-1/3/0"]),  # as drivers before 470 name them
+        # as drivers before 470 name them
+        ("MIG-GPU-aaaa-1/3/0", ["MIG-GPU-aaaa-1/3/0"], ["MIG-GPU-aaaa-1/3/0"]),
     ):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", setting)
         assert (devices.named_gpus(), devices.visible_gpus()) == (named, visible), setting
@@ -117,9 +123,17 @@ def test_the_commit_and_whether_it_was_changed(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "a").write_text("1")
     git("add", "a")
     git("commit", "-qm", "a")
-    assert environment.git(tmp_path) == {"commit": git("rev-parse", "HEAD"), "dirty": False, "changes": None}
+    assert environment.git(tmp_path) == {
+        "commit": git("rev-parse", "HEAD"),
+        "dirty": False,
+        "changes": None,
+    }
     (tmp_path / "new").write_text("untracked files do not count")
-    assert environment.git(tmp_path) == {"commit": git("rev-parse", "HEAD"), "dirty": False, "changes": None}
+    assert environment.git(tmp_path) == {
+        "commit": git("rev-parse", "HEAD"),
+        "dirty": False,
+        "changes": None,
+    }
     (tmp_path / "a").write_text("2")
     changed = environment.git(tmp_path)
     assert changed is not None and changed["dirty"]
@@ -143,7 +157,11 @@ def test_the_commit_and_whether_it_was_changed(tmp_path: Path, monkeypatch: pyte
     ],
 )
 def test_the_commit_travels_with_a_copy_in_a_variable(
-    named: str, expected: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    named: str,
+    expected: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ):
     """A checkout knows its own, whatever the variable says."""
     environment._of_variable.cache_clear()
@@ -162,7 +180,9 @@ def test_what_is_recorded_is_complete():
     assert content["recorded_at"].endswith("Z") and content["host"]
 
 
-def test_what_torch_compiles_with_is_asked_for_before_a_run_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_what_torch_compiles_with_is_asked_for_before_a_run_starts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
     environment.require_compilers(True, "cpu")  # this machine has them: other tests compile
     monkeypatch.setattr(environment.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
     for name in ("CC", "CXX"):
@@ -173,7 +193,9 @@ def test_what_torch_compiles_with_is_asked_for_before_a_run_starts(monkeypatch: 
         with refused("compile.no-compiler", key="compile", value="true") as refusal:
             environment.require_compilers(True, device)
         assert [named.split()[0] for named in refusal.value.facts["missing"]] == missing
-    monkeypatch.setattr(environment.shutil, "which", lambda name: f"/bin/{name}" if name == "clang" else None)
+    monkeypatch.setattr(
+        environment.shutil, "which", lambda name: f"/bin/{name}" if name == "clang" else None
+    )
     (tmp_path / "Python.h").touch()
     environment.require_compilers("reduce-overhead", "cuda")
 
@@ -197,7 +219,11 @@ def sys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_gpus_with_their_numa_node_and_pcie(sys: Path, monkeypatch: pytest.MonkeyPatch):
     known = Gpu("GPU-a", bus=0x03)
-    poor = Gpu("GPU-b", bus=0x1B, lacks=("CurrPcieLinkGeneration", "EnforcedPowerLimit", "TopologyCommonAncestor"))
+    poor = Gpu(
+        "GPU-b",
+        bus=0x1B,
+        lacks=("CurrPcieLinkGeneration", "EnforcedPowerLimit", "TopologyCommonAncestor"),
+    )
     nvml = install(monkeypatch, Nvml(known, poor))
     content = topology.collect(["GPU-b", "GPU-a", "MIG-gone"])
     assert [gpu["uuid"] for gpu in content["gpus"]] == ["GPU-b", "GPU-a"]
@@ -216,7 +242,9 @@ def test_gpus_with_their_numa_node_and_pcie(sys: Path, monkeypatch: pytest.Monke
     first = content["gpus"][0]
     assert first["numa_node"] is first["pcie_generation"] is first["power_limit_w"] is None
     assert first["pci"] == "0000:1b:00.0" and first["pcie_width"] == 8
-    assert content["links"] == [{"gpus": ["GPU-b", "GPU-a"], "link": None, "path": None, "nvlinks": 0}]
+    assert content["links"] == [
+        {"gpus": ["GPU-b", "GPU-a"], "link": None, "path": None, "nvlinks": 0}
+    ]
     assert nvml.open == 0
 
 
@@ -224,7 +252,8 @@ def test_the_cores_near_a_gpu(sys: Path, monkeypatch: pytest.MonkeyPatch):
     install(monkeypatch, Nvml(Gpu("GPU-a", bus=0x03), Gpu("GPU-b", bus=0x1B)))
     write(sys / "bus/pci/devices/0000:03:00.0/local_cpulist", "6-8,11\n")
     assert topology.cpus_near("GPU-a") == {6, 7, 8, 11}
-    assert topology.cpus_near("GPU-b") == topology.cpus_near("GPU-gone") == set()  # not said, and unknown
+    # not said, and unknown
+    assert topology.cpus_near("GPU-b") == topology.cpus_near("GPU-gone") == set()
 
 
 def test_links_between_gpus_and_through_switches(sys: Path, monkeypatch: pytest.MonkeyPatch):
@@ -232,13 +261,19 @@ def test_links_between_gpus_and_through_switches(sys: Path, monkeypatch: pytest.
     b = Gpu("GPU-b", bus=2, nvlinks=[(TO_GPU, 1)] * 4)
     c = Gpu("GPU-c", bus=3, nvlinks=[(TO_GPU, 1)] * 2)
     install(monkeypatch, Nvml(a, b, c))
-    links = {tuple(link.pop("gpus")): link for link in topology.collect(["GPU-a", "GPU-b", "GPU-c"])["links"]}
+    links = {
+        tuple(link.pop("gpus")): link
+        for link in topology.collect(["GPU-a", "GPU-b", "GPU-c"])["links"]
+    }
     assert links == {
         ("GPU-a", "GPU-b"): {"link": "NV4", "path": "SYS", "nvlinks": 4},
         ("GPU-a", "GPU-c"): {"link": "NV2", "path": "SYS", "nvlinks": 2},
         ("GPU-b", "GPU-c"): {"link": "SYS", "path": "SYS", "nvlinks": 0},
     }
-    switched = [Gpu(f"GPU-{bus}", bus=bus, nvlinks=[(TO_SWITCH, 0x80 + link) for link in range(18)]) for bus in (1, 2)]
+    switched = [
+        Gpu(f"GPU-{bus}", bus=bus, nvlinks=[(TO_SWITCH, 0x80 + link) for link in range(18)])
+        for bus in (1, 2)
+    ]
     install(monkeypatch, Nvml(*switched, Gpu("GPU-3", bus=3)))
     links = topology.collect(["GPU-1", "GPU-2", "GPU-3"])["links"]
     assert [link["link"] for link in links] == ["NV18", "SYS", "SYS"]
@@ -252,11 +287,23 @@ def test_slurms_variables_count_within_their_job_alone(in_job: bool, tmp_path: P
     daemon = tmp_path / ("slurmstepd" if in_job else "bash")
     daemon.write_text('#!/bin/sh\n"$@"\n')
     daemon.chmod(0o755)
-    code = "from multicard.machine import environment as here; job = here.of_slurm_job().get('SLURM_JOB_ID'); "
+    code = (
+        "from multicard.machine import environment as here; job ="
+        " here.of_slurm_job().get('SLURM_JOB_ID'); "
+    )
     code += "print(here.cores(), here.host(), job)"
-    job = {"SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "1", "SLURMD_NODENAME": "node7", "SLURM_PROCID": "0"}
+    job = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_CPUS_PER_TASK": "1",
+        "SLURMD_NODENAME": "node7",
+        "SLURM_PROCID": "0",
+    }
     done = subprocess.run(
-        [daemon, executable, "-c", code], env=os.environ | job, capture_output=True, text=True, check=True
+        [daemon, executable, "-c", code],
+        env=os.environ | job,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     outside = f"{len(os.sched_getaffinity(0))} {socket.gethostname()} None"
     assert done.stdout.strip() == ("1 node7 7" if in_job else outside)

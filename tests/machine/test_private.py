@@ -1,4 +1,6 @@
-"""What no other user may read or write, whatever the umask: nothing that others could have written is run."""
+"""What no other user may read or write, whatever the umask:
+nothing that others could have written is run.
+"""
 
 import getpass
 import os
@@ -16,11 +18,11 @@ import torch
 from multicard.config.placement import Placement
 from multicard.machine import private
 from multicard.ranks import checkpoint, elastic, os_calls
-from multicard.ranks.process import Job, Rank
+from multicard.ranks.process import Rank, RankSettings
 from multicard.records import run_folder
 from multicard.records.journal import Journal
 from multicard.records.progress import Board
-from multicard.records.run_folder import Run
+from multicard.records.run_folder import RecordedRun
 from multicard.sweep.command import Command
 from multicard.vision.workload import WORKLOAD
 from tests.conftest import ROOT
@@ -76,7 +78,9 @@ WRITERS: dict[str, Callable[[Path], object]] = {  # by the file that another use
 
 
 @pytest.mark.parametrize("planted", WRITERS)
-def test_what_is_written_follows_no_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planted: str):
+def test_what_is_written_follows_no_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planted: str
+):
     monkeypatch.setattr(os, "dup2", lambda *_: None)  # the log stays that of the test
     victim, link = tmp_path / "victim", tmp_path / planted.replace("PID", str(os.getpid()))
     victim.write_bytes(b"mine")
@@ -105,7 +109,9 @@ def test_a_sweeps_folder_that_others_may_write_to_is_said(
     folder.chmod(mode)
     assert private.writers(folder) == writers
     command = Command(WORKLOAD)
-    command.runs = [Run(folder / "cell", records.as_record(records.vision(status="refused")))] * 2
+    command.runs = [
+        RecordedRun(folder / "cell", records.as_record(records.vision(status="refused")))
+    ] * 2
     assert command.close() == 1 and not capsys.readouterr().err  # nothing is written
     (folder / "cell").mkdir()
     command.close()
@@ -113,15 +119,21 @@ def test_a_sweeps_folder_that_others_may_write_to_is_said(
     assert told(capsys.readouterr().err) == ([said] if writers else [])
 
 
-def test_compiled_code_is_kept_where_only_the_owner_can_put_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_compiled_code_is_kept_where_only_the_owner_can_put_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setenv(elastic.CODE_CACHE, str(tmp_path / f"torchinductor_{getpass.getuser()}"))  # as torch does itself
+    # as torch does itself
+    monkeypatch.setenv(elastic.CODE_CACHE, str(tmp_path / f"torchinductor_{getpass.getuser()}"))
     cache = Path(elastic._variables(CPU, 1)[elastic.CODE_CACHE])
     assert (cache.parent, mode(cache)) == (tmp_path, 0o700)
     cache.rmdir()
     cache.symlink_to(tmp_path)  # by somebody who knows the name
     failure = elastic.launch(
-        "tests.helpers.rank_work:says_hello", (), CPU, Job(tmp_path, "cpu", "gloo", 0, 1, "system")
+        "tests.helpers.rank_work:says_hello",
+        (),
+        CPU,
+        RankSettings(tmp_path, "cpu", "gloo", 0, 1, "system"),
     )
     assert failure is not None and failure.code == "rank.not-started"
     assert says(failure.message, "private.not-own", folder=str(cache))
@@ -137,10 +149,12 @@ def test_checkpoints_are_closed_to_others(tmp_path: Path):
 @pytest.mark.usefixtures("processes")
 def test_ranks_import_nothing_from_the_folder_that_a_command_is_started_in(tmp_path: Path):
     """Python looks there first, and others may write there."""
-    (tmp_path / "selectors.py").write_text("raise SystemExit('run')")  # which the fork server imports
+    # which the fork server imports
+    (tmp_path / "selectors.py").write_text("raise SystemExit('run')")
     (tmp_path / "entry").mkdir()
     entry = tmp_path / "entry" / "entry.py"
-    entry.write_text(f"""
+    entry.write_text(
+        f"""
 import multiprocessing, os, sys
 if __name__ == "__main__":
     sys.path.append({str(ROOT)!r})
@@ -150,8 +164,11 @@ if __name__ == "__main__":
     child.start()
     child.join()
     sys.exit("PYTHONSAFEPATH" in os.environ)
-""")
+"""
+    )
     variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     line = [sys.executable, str(entry)]
-    done = subprocess.run(line, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(
+        line, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False, timeout=300
+    )
     assert (done.returncode, done.stdout) == (0, "started\n"), done.stderr

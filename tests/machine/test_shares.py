@@ -1,4 +1,6 @@
-"""Shares of a machine that several commands take, the locks on them, and what others computed on it meanwhile."""
+"""Shares of a machine that several commands take, the locks on them,
+and what others computed on it meanwhile.
+"""
 
 import errno
 import getpass
@@ -16,14 +18,14 @@ import pytest
 
 from multicard.machine import environment, load, private, shares
 from multicard.machine.environment import host
-from multicard.machine.shares import Lease, Machine, MachineShare, Pool, demand
+from multicard.machine.shares import Lease, MachineShare, MachineShares, Pool, demand
 from multicard.records import limits, ownership, run_folder
 from tests.conftest import ROOT, Measured, awaited, typed
 from tests.helpers import records
 from tests.helpers.messages import says, told
 
 NAMES = [shares.gpu("GPU-0a/b"), shares.core(7)]
-On = Callable[[Pool], Machine]
+On = Callable[[Pool], MachineShares]
 
 
 @pytest.fixture(autouse=True)
@@ -65,10 +67,14 @@ def test_every_user_can_open_what_one_with_a_closed_umask_made(folder: Path):
     assert stat.S_IMODE(folder.stat().st_mode) == 0o1777
     files = {path.name: path for path in folder.iterdir()}
     assert {*files} == {"gpu-GPU-0a_b", "core-7", shares.CHOOSING}
-    assert {(stat.S_IMODE(path.stat().st_mode), path.stat().st_size) for path in files.values()} == {(0o644, 0)}
+    assert {
+        (stat.S_IMODE(path.stat().st_mode), path.stat().st_size) for path in files.values()
+    } == {(0o644, 0)}
 
 
-def test_what_another_user_puts_into_the_folder_is_not_followed_or_waited_for(folder: Path, tmp_path: Path):
+def test_what_another_user_puts_into_the_folder_is_not_followed_or_waited_for(
+    folder: Path, tmp_path: Path
+):
     take("core-1")
     (folder / NAMES[1]).symlink_to(tmp_path / "elsewhere")
     os.mkfifo(folder / NAMES[0])
@@ -79,7 +85,9 @@ def test_what_another_user_puts_into_the_folder_is_not_followed_or_waited_for(fo
     assert shares.hold(NAMES).files.keys() == {NAMES[0]}
 
 
-def test_the_folder_is_the_first_in_which_every_user_may_make_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_the_folder_is_the_first_in_which_every_user_may_make_files(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
     monkeypatch.delenv(shares.VARIABLE)
     (tmp_path / "lock").mkdir()
     monkeypatch.setattr(shares, "LOCKS", str(tmp_path / "lock"))
@@ -100,13 +108,18 @@ sys.stdin.read()
 @pytest.mark.usefixtures("processes")
 def test_a_process_that_is_killed_holds_nothing():
     words = [sys.executable, "-c", HOLDS, *NAMES, "a\x1b[31m"]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+    with subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+    ) as process:
         assert process.stdout is not None and process.stdout.readline() == "3\n"
         assert take(NAMES[0]) is None
         holders = shares.holders(NAMES)
         assert len(holders) <= 1  # none where the kernel does not list locks
         if holders:
-            assert holders[0].startswith(f"pid {process.pid} ({getpass.getuser()}: ") and holders[0].isprintable()
+            assert (
+                holders[0].startswith(f"pid {process.pid} ({getpass.getuser()}: ")
+                and holders[0].isprintable()
+            )
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
     assert awaited(lambda: take(*NAMES))
@@ -116,14 +129,22 @@ def test_a_process_that_is_killed_holds_nothing():
     ("pool", "words", "expected"),
     [
         (Pool(["a", "b", "c"], [*range(12)]), ["gpus=2"], [(("a", "b"), (*range(8),)), None]),
-        (Pool(["a", "b", "c"], [*range(12)]), ["gpus=1"], [(("a",), (*range(4),)), (("b",), (*range(4, 8),))]),
+        (
+            Pool(["a", "b", "c"], [*range(12)]),
+            ["gpus=1"],
+            [(("a",), (*range(4),)), (("b",), (*range(4, 8),))],
+        ),
         (Pool([], [0, 1, 2, 3]), ["cpus_per_gpu=2"], [(None, (0, 1)), (None, (2, 3)), None]),
-        (Pool(["a", "b"], [0, 1]), ["gpus=9"], [(("a", "b"), (0, 1)), None]),  # all, where it wants more
+        # all, where it wants more
+        (Pool(["a", "b"], [0, 1]), ["gpus=9"], [(("a", "b"), (0, 1)), None]),
         (Pool(["a", "b"], [0, 1]), ["exclusive=true"], [(("a", "b"), (0, 1)), None]),
     ],
 )
 def test_a_cell_gets_gpus_with_their_part_of_the_cores_or_cores_alone(
-    on: On, pool: Pool, words: list[str], expected: list[tuple[tuple[str, ...] | None, tuple[int, ...]] | None]
+    on: On,
+    pool: Pool,
+    words: list[str],
+    expected: list[tuple[tuple[str, ...] | None, tuple[int, ...]] | None],
 ):
     machine, config = on(pool), typed("exclusive=false", *words)
     taken = [machine.take(config) for _ in expected]
@@ -133,7 +154,9 @@ def test_a_cell_gets_gpus_with_their_part_of_the_cores_or_cores_alone(
     assert machine.take(config) == taken[0]
 
 
-def test_a_packed_cell_gets_the_cores_of_its_gpus_node_before_others(monkeypatch: pytest.MonkeyPatch):
+def test_a_packed_cell_gets_the_cores_of_its_gpus_node_before_others(
+    monkeypatch: pytest.MonkeyPatch,
+):
     near = {"GPU-a": {0, 1, 2, 3}, "GPU-b": {4, 5, 6, 7}}
     monkeypatch.setattr(shares.topology, "cpus_near", near.__getitem__)
     free = Pool(["GPU-b", "GPU-a"], [*range(8)])
@@ -145,11 +168,19 @@ def test_a_packed_cell_gets_the_cores_of_its_gpus_node_before_others(monkeypatch
 
 
 def test_two_commands_never_share_a_gpu_or_a_core(on: On, monkeypatch, capsys):
-    """What they take and give back, by turns of chance: a cell gets all that it wants, or nothing."""
+    """What they take and give back, by turns of chance: a cell gets all that it wants,
+    or nothing.
+    """
     monkeypatch.setattr(shares, "LEASES_POLL_S", 0.0)
-    words = (["gpus=1"], ["gpus=2"], ["gpus=3"], ["device=cpu", "gpus=5"], ["gpus=1", "exclusive=true"])
+    words = (
+        ["gpus=1"],
+        ["gpus=2"],
+        ["gpus=3"],
+        ["device=cpu", "gpus=5"],
+        ["gpus=1", "exclusive=true"],
+    )
     configs = [typed("exclusive=false", "cpus_per_gpu=1", *own) for own in words]
-    chance, held, waited = random.Random(3), list[tuple[Machine, MachineShare]](), 0
+    chance, held, waited = random.Random(3), list[tuple[MachineShares, MachineShare]](), 0
     commands = [on(Pool(["a", "b", "c", "d"], list(range(8)))) for _ in range(3)]
     for _ in range(400):
         if held and chance.random() < 0.5:
@@ -159,7 +190,9 @@ def test_two_commands_never_share_a_gpu_or_a_core(on: On, monkeypatch, capsys):
         share = machine.take(config)
         waited += share is None
         if share is not None:
-            assert (None if share.gpus is None else len(share.gpus), len(share.cpus)) == demand(config, machine.whole)
+            assert (None if share.gpus is None else len(share.gpus), len(share.cpus)) == demand(
+                config, machine.whole
+            )
             held.append((machine, share))
         names = [name for _, share in held for name in share.names]
         assert len(names) == len({*names})
@@ -167,13 +200,22 @@ def test_two_commands_never_share_a_gpu_or_a_core(on: On, monkeypatch, capsys):
     assert says(capsys.readouterr().out, "leases.waiting")
 
 
-def test_without_a_folder_for_leases_cells_run_all_the_same(on: On, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_without_a_folder_for_leases_cells_run_all_the_same(
+    on: On, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "leases").symlink_to(tmp_path / "elsewhere")  # as another user may have put it there
+    # as another user may have put it there
+    (tmp_path / "leases").symlink_to(tmp_path / "elsewhere")
     machine = on(Pool([], [0, 1]))
-    assert [machine.take(typed("exclusive=false", "cpus_per_gpu=1")) is None for _ in range(3)] == [False, False, True]
+    assert [machine.take(typed("exclusive=false", "cpus_per_gpu=1")) is None for _ in range(3)] == [
+        False,
+        False,
+        True,
+    ]
     printed = capsys.readouterr().err
-    assert printed.count("\n") == 1 and says(printed, "leases.none", folder=str(tmp_path / "leases"))
+    assert printed.count("\n") == 1 and says(
+        printed, "leases.none", folder=str(tmp_path / "leases")
+    )
     assert not list((tmp_path / "elsewhere").iterdir())
 
 
@@ -187,9 +229,15 @@ def test_a_run_that_does_not_wait_keeps_packed_cells_off(on: On):
     assert on(Pool(["a", "b"], [0, 1, 2, 3])).take(packed) == MachineShare(("a",), (0, 1))
 
 
-def test_who_is_waited_for_is_said_once(on: On, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+def test_who_is_waited_for_is_said_once(
+    on: On, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     monkeypatch.setattr(shares, "LEASES_POLL_S", -1.0)  # commands look at every call
-    holds, waits, small = on(Pool([], [0, 1])), on(Pool([], [0, 1])), typed("exclusive=false", "cpus_per_gpu=1")
+    holds, waits, small = (
+        on(Pool([], [0, 1])),
+        on(Pool([], [0, 1])),
+        typed("exclusive=false", "cpus_per_gpu=1"),
+    )
     shares_held = [holds.take(small), holds.take(small)]
     for share in shares_held:
         assert share is not None
@@ -217,7 +265,10 @@ def test_what_others_computed_is_the_busy_time_less_the_runs_own():
 
 def test_linux_counts_ticks_by_core_and_interrupts_are_nobodys():
     tick_s = 1 / os.sysconf("SC_CLK_TCK")
-    stat = "cpu  9 9 9 9 9 9 9 9 0 0\ncpu0 100 20 30 900 7 8 9 40 5 0\ncpu3 1 0 0 0 0 0 0 0 0 0\nintr 5 6\nctxt 7\n"
+    stat = (
+        "cpu  9 9 9 9 9 9 9 9 0 0\ncpu0 100 20 30 900 7 8 9 40 5 0\ncpu3 1 0 0 0 0 0 0 0 0 0\nintr"
+        " 5 6\nctxt 7\n"
+    )
     assert load.cores_s(stat) == {0: (150 * tick_s, 40 * tick_s), 3: (1 * tick_s, 0.0)}
 
 
@@ -225,11 +276,14 @@ def test_linux_counts_ticks_by_core_and_interrupts_are_nobodys():
 def test_descendants_are_the_runs_own_while_they_run_and_after():
     before_s = load.own_cpu_s()
     script = f"{BURN}\nprint(flush=True)\ninput()"
-    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
         assert child.stdout is not None
         child.stdout.readline()
         running_s = load.own_cpu_s() - before_s
-        assert load.own_cpu_s(child.pid) >= 0.28  # as of a race, whose other cells do not disturb one
+        # as of a race, whose other cells do not disturb one
+        assert load.own_cpu_s(child.pid) >= 0.28
         child.communicate(b"\n")
     assert running_s >= 0.28
     assert load.own_cpu_s() - before_s >= running_s - 0.05
@@ -237,7 +291,7 @@ def test_descendants_are_the_runs_own_while_they_run_and_after():
 
 def test_a_process_of_somebody_else_is_seen(tmp_path: Path):
     """It is started by a shell that ends at once, so that it is nobody's child."""
-    watched, done = load.Load(), tmp_path / "done"
+    watched, done = load.LoadMeter(), tmp_path / "done"
     script = f"{BURN}\nopen({str(done)!r}, 'w').close()"
     subprocess.run(["sh", "-c", f'setsid "{sys.executable}" -c "$0" &', script], check=True)
     awaited(done.exists)
@@ -247,7 +301,7 @@ def test_a_process_of_somebody_else_is_seen(tmp_path: Path):
 
 def test_the_load_now_is_the_share_of_the_cores_that_others_have(monkeypatch):
     told = {"seconds": 1.0, "others_cores": 1.5, "stolen_cores": 0.1}
-    monkeypatch.setattr(load.Load, "end", lambda self: told)
+    monkeypatch.setattr(load.LoadMeter, "end", lambda self: told)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     assert load.busy_share_now(0.0) == pytest.approx(0.8)
 
@@ -256,16 +310,22 @@ def test_a_crowd_is_said_at_the_run_and_in_its_record(measured: Measured, monkey
     monkeypatch.setattr(environment, "cores", lambda: 1)
     record = measured("gpus=2")
     assert says(capsys.readouterr().out, "run.crowded", ranks=2, cores=1)
-    assert (record["cores"], record["threads"]) == (1, 1) and ">" in limits.brief_signs(records.as_record(record))
+    assert (record["cores"], record["threads"]) == (1, 1) and ">" in limits.brief_signs(
+        records.as_record(record)
+    )
 
 
 def run(sweep: Path, name: str, hosts: list[str] | None = None, **marker: Any) -> Path:
-    """A run of a sweep: with a record, if `hosts` says where it was measured, or a mark that it is being measured."""
+    """A run of a sweep: with a record, if `hosts` says where it was measured,
+    or a mark that it is being measured.
+    """
     folder = sweep / name
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text("")
     if hosts is not None:
-        run_folder.write_json(folder / "result.json", records.vision(segments=[records.segment() | {"hosts": hosts}]))
+        run_folder.write_json(
+            folder / "result.json", records.vision(segments=[records.segment() | {"hosts": hosts}])
+        )
     if marker:
         records.claim(folder, **marker)
     return folder

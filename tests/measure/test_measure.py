@@ -46,7 +46,8 @@ def test_steps_by_the_slowest_ranks_clock_add_up_to_the_epoch():
     ("value", "expected"),
     [
         (formulas.statistics([7.0], 0)["std"], None),  # one sample has no spread
-        (formulas.throughput_per_s([640, 640], [2.0, 4.0]), 320),  # of all ranks, over the slowest one's time
+        # of all ranks, over the slowest one's time
+        (formulas.throughput_per_s([640, 640], [2.0, 4.0]), 320),
         (formulas.throughput_per_s([100], [0.5]), 200),
         (formulas.throughput_per_s([], []), None),
         (formulas.throughput_per_s([0], [0.0]), None),
@@ -62,8 +63,23 @@ def test_formulas_in_closed_form(value: float | None, expected: float | None):
 
 def test_laps_add_up_to_steps():
     # two steps; the second moved two batches before it trained
-    phases = [DATA, H2D, FORWARD, BACKWARD, OPTIMIZER, DATA, H2D, DATA, H2D, FORWARD, BACKWARD, OPTIMIZER]
-    table = timing.phase_table([*zip(phases, [1, 2, 3, 4, 5, 10, 20, 30, 40, 50, 60, 70], strict=True)])
+    phases = [
+        DATA,
+        H2D,
+        FORWARD,
+        BACKWARD,
+        OPTIMIZER,
+        DATA,
+        H2D,
+        DATA,
+        H2D,
+        FORWARD,
+        BACKWARD,
+        OPTIMIZER,
+    ]
+    table = timing.phase_table(
+        [*zip(phases, [1, 2, 3, 4, 5, 10, 20, 30, 40, 50, 60, 70], strict=True)]
+    )
     np.testing.assert_array_equal(table, [[1, 2, 3, 4, 5], [40, 60, 50, 60, 70]])
     # laps after the last step belong to none
     assert timing.phase_table([(OPTIMIZER, 1), (DATA, 9)]).tolist() == [[0, 0, 0, 0, 1]]
@@ -98,14 +114,19 @@ print(before, after, measure.peak_memory_bytes(device))
 
 @pytest.mark.usefixtures("processes")
 def test_peak_memory_grows_with_what_is_held():
-    # in a process of its own: where the system does not let a peak be reset, that of earlier tests would stand
-    done = subprocess.run([sys.executable, "-c", PEAK], cwd=ROOT, capture_output=True, text=True, check=True)
+    # in a process of its own: where the system does not let a peak be reset,
+    # that of earlier tests would stand
+    done = subprocess.run(
+        [sys.executable, "-c", PEAK], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     before, after, later = map(int, done.stdout.split())
     assert after >= before + 32 * 2**20
     assert later >= before + 32 * 2**20  # a peak does not fall with what is freed
 
 
-def test_clocks_of_the_process_and_of_the_day_go_on_evenly_where_the_clock_is_set(monkeypatch: pytest.MonkeyPatch):
+def test_clocks_of_the_process_and_of_the_day_go_on_evenly_where_the_clock_is_set(
+    monkeypatch: pytest.MonkeyPatch,
+):
     assert 0 < timing.clock_s() - timing.process_started_s() < 3600
     before_s = timing.since_epoch_s()
     assert before_s == pytest.approx(time.time(), abs=60)
@@ -116,20 +137,37 @@ def test_clocks_of_the_process_and_of_the_day_go_on_evenly_where_the_clock_is_se
 
 def test_memory_of_cuda_graphs_is_what_their_pools_hold_beyond_the_allocations():
     def segment(device: int, pool: tuple[int, int], total: int, allocated: int) -> dict[str, Any]:
-        return {"device": device, "segment_pool_id": pool, "total_size": total, "allocated_size": allocated}
+        return {
+            "device": device,
+            "segment_pool_id": pool,
+            "total_size": total,
+            "allocated_size": allocated,
+        }
 
-    segments = [segment(0, (0, 0), 900, 100), segment(0, (0, 1), 500, 20), segment(0, (0, 1), 70, 70)]
+    segments = [
+        segment(0, (0, 0), 900, 100),
+        segment(0, (0, 1), 500, 20),
+        segment(0, (0, 1), 70, 70),
+    ]
     segments.append(segment(1, (0, 1), 10_000, 0))
-    assert memory.held_by_graphs_bytes(segments, 0) == memory.held_by_graphs_bytes(segments, None) == 480
+    assert (
+        memory.held_by_graphs_bytes(segments, 0)
+        == memory.held_by_graphs_bytes(segments, None)
+        == 480
+    )
     assert memory.held_by_graphs_bytes(segments, 1) == 10_000
 
 
 # ---- slow steps
 
 
-def slow(steps_s: list[float], warmup: int = 0, per_epoch: int = 1000, work: list[int] | None = None) -> list[int]:
+def slow(
+    steps_s: list[float], warmup: int = 0, per_epoch: int = 1000, work: list[int] | None = None
+) -> list[int]:
     counted = np.arange(len(steps_s)) >= warmup
-    return formulas.slow(np.array(steps_s), counted, per_epoch, None if work is None else np.array(work))
+    return formulas.slow(
+        np.array(steps_s), counted, per_epoch, None if work is None else np.array(work)
+    )
 
 
 def test_steps_of_over_three_medians_are_named_where_one_in_twenty_is():

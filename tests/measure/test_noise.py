@@ -1,4 +1,6 @@
-"""How runs differ: closed forms of the prior and of moderated variances, and what simulated worlds show of them."""
+"""How runs differ: closed forms of the prior and of moderated variances,
+and what simulated worlds show of them.
+"""
 
 import math
 
@@ -67,7 +69,9 @@ def test_equal_variances_need_no_prior_of_their_own():
 @pytest.mark.parametrize("exponent", [0, 4, 12])
 @pytest.mark.parametrize("settings", [2, 3, 4, 24])
 def test_however_little_variances_agree_a_setting_has_an_interval(settings: int, exponent: int):
-    """Some repeat to the last digit, others by a factor: the fit then knows the prior by less than a degree."""
+    """Some repeat to the last digit, others by a factor: the fit
+    then knows the prior by less than a degree.
+    """
     spans = np.geomspace(10.0**-exponent, 1.0, settings)
     learnt = Noise.learnt([[(0.0, 0.0), (float(span), 0.0)] for span in spans], CPU_SD)
     once, twice = [(0.0, 0.0)], [(0.0, 0.0), (1e-6, 0.0)]
@@ -80,7 +84,9 @@ def test_however_little_variances_agree_a_setting_has_an_interval(settings: int,
 
 
 def test_repetitions_without_a_difference_do_not_make_variances_disagree():
-    """Of four settings that were repeated once, one repeats to the last digit: the others are known as before."""
+    """Of four settings that were repeated once, one repeats to the
+    last digit: the others are known as before.
+    """
     others = [setting(0.0, 0.02), setting(0.0, 0.03), setting(0.0, 0.025)]
     near = Noise.learnt([*others, setting(0.0, 0.01)], CPU_SD)
     same = Noise.learnt([*others, setting(0.0, 0.0)], CPU_SD)
@@ -93,7 +99,9 @@ def test_repetitions_without_a_difference_do_not_make_variances_disagree():
 def test_more_repetitions_without_a_difference_never_widen_an_interval(settings: int):
     halves = []
     for repetitions in range(1, 6):
-        known = Noise.learnt([setting(*[0.1 * at] * (1 + repetitions)) for at in range(settings)], CPU_SD)
+        known = Noise.learnt(
+            [setting(*[0.1 * at] * (1 + repetitions)) for at in range(settings)], CPU_SD
+        )
         halves.append(half_width(1, known.prior))
     assert halves == sorted(halves, reverse=True)
 

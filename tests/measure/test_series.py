@@ -1,4 +1,6 @@
-"""The mean of steps that are alike: what its interval covers, against closed forms and simulations."""
+"""The mean of steps that are alike: what its interval covers,
+against closed forms and simulations.
+"""
 
 import math
 
@@ -12,8 +14,12 @@ from multicard.measure.repeated_runs import Term
 from multicard.measure.series import mean_step, mean_variance, warm_up
 
 
-def autocorrelated(random: np.random.Generator, count: int, mean: float, phi: float, spread: float = 0.1) -> np.ndarray:
-    """Steps (count,) of an AR(1) process around `mean`, each with a standard deviation of `spread` of it."""
+def autocorrelated(
+    random: np.random.Generator, count: int, mean: float, phi: float, spread: float = 0.1
+) -> np.ndarray:
+    """Steps (count,) of an AR(1) process around `mean`,
+    each with a standard deviation of `spread` of it.
+    """
     noise = random.normal(size=count) * math.sqrt(1 - phi**2)
     noise[0] /= math.sqrt(1 - phi**2)
     return mean * (1 + spread * lfilter([1.0], [1.0, -phi], noise))
@@ -40,7 +46,9 @@ def test_few_steps_that_are_much_alike_are_called_too_few(count: int):
         between_runs.ratio([a], [b], (Spread(), Spread())).bounds()
         for a, b in zip(steps[::2], steps[1::2], strict=True)
     ]
-    assert sum(bounds is None for bounds in intervals) / (trials / 2) > (0.9 if count == 30 else 0.5)
+    assert sum(bounds is None for bounds in intervals) / (trials / 2) > (
+        0.9 if count == 30 else 0.5
+    )
     wrong = sum(bounds is not None and not bounds[0] <= 1 <= bounds[1] for bounds in intervals)
     assert wrong / (trials / 2) <= 0.06
 
@@ -91,7 +99,9 @@ def test_the_interval_of_the_mean_step_covers_it(phi: float, covered: float):
         steps[:12] *= 3
         mean = mean_step(steps)
         assert mean.steps + mean.warmup_steps == 600 and mean.warmup_steps >= 10
-        hits += mean.half_width is not None and abs(mean.step_s - 0.1) <= mean.half_width * mean.step_s
+        hits += (
+            mean.half_width is not None and abs(mean.step_s - 0.1) <= mean.half_width * mean.step_s
+        )
     assert hits / trials >= covered
 
 

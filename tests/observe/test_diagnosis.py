@@ -37,18 +37,27 @@ STEPS = ("whole", "host", "device", "alone", "core", "half", "input")
 @pytest.mark.parametrize(
     ("step_s", "saved"),
     [
-        # 100 ms: 40 of waiting, 10 of copying, 20 of exchanging; of the core's 30, 6 do not shrink with the batch
+        # 100 ms: 40 of waiting, 10 of copying, 20 of exchanging; of the core's 30,
+        # 6 do not shrink with the batch
         ((0.1, 0.06, 0.05, 0.08, 0.03, 0.018, 0.05), (0.04, 0.01, 0.02, 0.006, 0.024)),
-        # workers prepare batches during the step, and take longer: a free core would save next to nothing
+        # workers prepare batches during the step,
+        # and take longer: a free core would save next to nothing
         ((0.1, None, 0.06, None, None, 0.03, 0.098), (0.04, None, None, 0.0, 0.002)),
         # noise makes no cost negative
         ((0.1, 0.11, 0.12, 0.13, 0.1, 0.04, 0.0), (0, 0, 0, 0, 0.1)),
         # the core takes no longer than steps that do more
-        ((0.135, None, 0.13, 0.12, 0.16, 0.07, 0.001), (0.001, None, 0.015, 2 * 0.07 - 0.12, 0.12 - 0.02)),
+        (
+            (0.135, None, 0.13, 0.12, 0.16, 0.07, 0.001),
+            (0.001, None, 0.015, 2 * 0.07 - 0.12, 0.12 - 0.02),
+        ),
     ],
 )
-def test_what_each_cost_would_save(step_s: tuple[float | None, ...], saved: tuple[float | None, ...]):
-    known = {name: seconds for name, seconds in zip(STEPS, step_s, strict=True) if seconds is not None}
+def test_what_each_cost_would_save(
+    step_s: tuple[float | None, ...], saved: tuple[float | None, ...]
+):
+    known = {
+        name: seconds for name, seconds in zip(STEPS, step_s, strict=True) if seconds is not None
+    }
     assert diagnosis.saved_s(known) == pytest.approx(dict(zip(COSTS, saved, strict=True)))
 
 
@@ -60,7 +69,10 @@ def test_a_step_is_its_slowest_ranks_and_the_median_of_the_rounds():
     assert diagnosis.slowest(ranks) == {"whole": [0.3, 0.5, 0.2], "device": [0.2, 0.1, 0.1]}
     result = diagnosis.diagnose([rank | {"input": [0.25] * 3} for rank in ranks], "try {}".format)
     assert result.step_s == {"whole": 0.3, "device": 0.1, "input": 0.25}
-    assert (result.bound, result.advice) == ("input", "try input") and result.spread == pytest.approx(1.0)
+    assert (result.bound, result.advice) == (
+        "input",
+        "try input",
+    ) and result.spread == pytest.approx(1.0)
     (said,) = told(result.sentence)
     assert said.code == "diagnosis.bound"
     assert said.facts == {"bound": "input", "share": 0.666667, "step_s": 0.3, "advice": "try input"}
@@ -75,17 +87,30 @@ def test_ablations_take_turns_and_their_first_round_warms_up():
     refill = {"a": lambda count: blocks.append(("refill", count))}
     both = {"a": ablation("a"), "b": ablation("b")}
     step_s = diagnosis.interleaved(both, refill, ALONE, 0.1, 4, lambda: False)
-    assert blocks == [("refill", 4), ("a", 1), ("b", 1), *[("refill", 4), ("a", 3), ("b", 3)] * diagnosis.ROUNDS]
+    assert blocks == [
+        ("refill", 4),
+        ("a", 1),
+        ("b", 1),
+        *[("refill", 4), ("a", 3), ("b", 3)] * diagnosis.ROUNDS,
+    ]
     assert step_s == {"a": [5, 8, 11, 14, 17], "b": [6, 9, 12, 15, 18]}
     assert diagnosis.interleaved({"a": ablation("a")}, {}, ALONE, 0.1, 0, lambda: True) is None
     blocks.clear()
     graphs = diagnosis.interleaved(both, {}, ALONE, 0.1, 0, lambda: False, warm_up=3)
-    assert graphs is not None and blocks[:4] == [("a", 3), ("b", 3)] * 2 and len(graphs["a"]) == diagnosis.ROUNDS
+    assert (
+        graphs is not None
+        and blocks[:4] == [("a", 3), ("b", 3)] * 2
+        and len(graphs["a"]) == diagnosis.ROUNDS
+    )
 
 
 @pytest.mark.parametrize(("has_graphs", "steps"), [(True, 3), (False, 1)])
-def test_every_ablation_is_warm_where_cuda_graphs_take_three_steps(has_graphs: bool, steps: int, monkeypatch):
-    """Half a batch has graphs of its own: after one step they would be recorded in the first round that counts."""
+def test_every_ablation_is_warm_where_cuda_graphs_take_three_steps(
+    has_graphs: bool, steps: int, monkeypatch
+):
+    """Half a batch has graphs of its own: after one step they would
+    be recorded in the first round that counts.
+    """
     asked: list[int] = []
     monkeypatch.setattr(diagnosis, "interleaved", lambda *arguments: asked.append(arguments[6]))
     batch = Batch(torch.zeros(4, 3, 8, 8), torch.zeros(4, dtype=torch.int64), 0, 0)
@@ -112,7 +137,12 @@ def advises(said: str, advice: str) -> bool:
     [
         ((), CPU, "input", "loader=device"),
         (("loader=device",), CPU, "input", "dataset.image_size"),
-        (("dataset=images", "dataset.root=x", "dataset.cache=none"), CPU, "input", "dataset.cache=mmap"),
+        (
+            ("dataset=images", "dataset.root=x", "dataset.cache=none"),
+            CPU,
+            "input",
+            "dataset.cache=mmap",
+        ),
         (("loader=device", "pin_memory=false"), CUDA, "copy", "pin_memory=true"),
         (("strategy=ddp_rr", "gpus=2"), CUDA, "communication", "strategy=ddp_ds"),
         (("gpus=2",), CUDA, "communication", "batch_size"),
@@ -126,7 +156,9 @@ def advises(said: str, advice: str) -> bool:
         (("layout=nhwc",), CPU, "compute", "gpus=2"),
     ],
 )
-def test_the_option_to_try_next(words: tuple[str, ...], placement: Placement, bound: str, advice: str):
+def test_the_option_to_try_next(
+    words: tuple[str, ...], placement: Placement, bound: str, advice: str
+):
     assert advises(vision.advise(typed(*words), placement, bound), advice)
 
 
@@ -166,15 +198,21 @@ def test_every_bound_has_its_words_and_its_advice():
         (rank_work.train_with_a_slow_optimiser, "launch", "compile=true"),
     ],
 )
-def test_a_run_is_bound_by_its_slow_part(work: Callable[..., None], bound: str, word: str, tmp_path: Path):
-    """The slow part sleeps, so that other load on the machine makes it no faster, and the rest takes some ms."""
+def test_a_run_is_bound_by_its_slow_part(
+    work: Callable[..., None], bound: str, word: str, tmp_path: Path
+):
+    """The slow part sleeps, so that other load on the machine makes it no faster,
+    and the rest takes some ms.
+    """
     warm_up()
     tiny = ("dataset.train_limit=48", "dataset.test_limit=16", "num_workers=0")
     cfg = composed(*SMALL, *tiny, word, "diagnose=true")
     workload = replace(vision.WORKLOAD, work=f"{work.__module__}:{work.__name__}")
     measured = run.measure(workload, cfg, tmp_path / "run", keep_refused=True)
     record = measured.record
-    assert record.status == "ok" and record.diagnosis and record.diagnosis.sentence and record.steps, record.cause
+    assert (
+        record.status == "ok" and record.diagnosis and record.diagnosis.sentence and record.steps
+    ), record.cause
     assert record.diagnosis.bound == bound, record.diagnosis
     assert (record.diagnosis.saves_s[bound] or 0.0) >= 0.8 * rank_work.SLOW_S
     assert record.diagnosis.sentence in outcome.line(measured)
@@ -192,9 +230,15 @@ def test_a_run_is_bound_by_its_slow_part(work: Callable[..., None], bound: str, 
     ],
     ids=" ".join,
 )
-def test_a_tuning_run_is_profiled_and_diagnosed(words: tuple[str, ...], tuned: Measured, monkeypatch):
+def test_a_tuning_run_is_profiled_and_diagnosed(
+    words: tuple[str, ...], tuned: Measured, monkeypatch
+):
     plain = tuned("gpus=2", *words)
-    monkeypatch.setattr(llm, "WORKLOAD", replace(llm.WORKLOAD, work="tests.helpers.rank_work_llm:tune_in_few_rounds"))
+    monkeypatch.setattr(
+        llm,
+        "WORKLOAD",
+        replace(llm.WORKLOAD, work="tests.helpers.rank_work_llm:tune_in_few_rounds"),
+    )
     result = ok(tuned("gpus=2", *words, "profile=kineto", "profile.steps=3", "diagnose=true"))
     rows = [row for row in result["profile"]["rows"] if row["rank"] is None]
     phases = {row["metric"]: row["calls"] for row in rows if row["group"] == "phase"}
@@ -210,23 +254,33 @@ def test_a_tuning_run_is_profiled_and_diagnosed(words: tuple[str, ...], tuned: M
     assert plain["diagnosis"] is None and plain["profile"] is None
 
 
-def test_steps_alone_exchange_neither_weights_nor_gradients(tuned: Measured, monkeypatch: pytest.MonkeyPatch):
+def test_steps_alone_exchange_neither_weights_nor_gradients(
+    tuned: Measured, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(
-        llm, "WORKLOAD", replace(llm.WORKLOAD, work="tests.helpers.rank_work_llm:tune_and_count_exchanges")
+        llm,
+        "WORKLOAD",
+        replace(llm.WORKLOAD, work="tests.helpers.rank_work_llm:tune_and_count_exchanges"),
     )
     result = ok(tuned("gpus=2", "method=lora", "diagnose=true"))
     for rank in range(2):
         calls = torch.load(Path(result["folder"]) / f"{rank}.pt")
-        assert calls["blocks"] == 3 * 2  # alone, core and half, in the round that warms up and the other
+        # alone, core and half, in the round that warms up and the other
+        assert calls["blocks"] == 3 * 2
         assert calls["alone"] == 0 and calls["all"] > 0, calls
-        assert calls["most_changed"] < 0.01  # gradients are zero, and the steps' own numbers get nowhere
+        # gradients are zero, and the steps' own numbers get nowhere
+        assert calls["most_changed"] < 0.01
 
 
 @pytest.mark.parametrize(("gains_s", "bound"), [((5, 6, 7), "communication"), ((0.1, 6, 12), None)])
 def test_a_bound_is_named_where_rounds_agree_on_it(gains_s: tuple[float, ...], bound: str | None):
-    """Steps of a second that communicate for 5 s and more; the machine slows down from round to round."""
+    """Steps of a second that communicate for 5 s and more;
+    the machine slows down from round to round.
+    """
     slow = list(zip((1.0, 1.2, 1.4), gains_s, strict=True))
-    rounds = {name: [(1 + gain_s) * slowdown for slowdown, gain_s in slow] for name in ("whole", "device")}
+    rounds = {
+        name: [(1 + gain_s) * slowdown for slowdown, gain_s in slow] for name in ("whole", "device")
+    }
     rest = {"alone": 1.0, "core": 1.0, "half": 0.5, "input": 0.0}
     rounds |= {name: [seconds * slowdown for slowdown, _ in slow] for name, seconds in rest.items()}
     result = diagnosis.diagnose([rounds], "try {}".format)
@@ -237,18 +291,26 @@ def test_a_bound_is_named_where_rounds_agree_on_it(gains_s: tuple[float, ...], b
         assert says(result.sentence, "diagnosis.bound", bound=bound, advice="try communication")
 
 
-DISTRIBUTED = ("lora_finetune_distributed", "full_finetune_distributed", "lora_dpo_distributed", "qat_distributed")
+DISTRIBUTED = (
+    "lora_finetune_distributed",
+    "full_finetune_distributed",
+    "lora_dpo_distributed",
+    "qat_distributed",
+)
 
 
 @pytest.mark.parametrize("name", DISTRIBUTED)
 def test_steps_after_the_run_keep_the_memory(name: str, monkeypatch: pytest.MonkeyPatch):
-    """The recipes hand back free memory as they enter `train`, where this replaces it; not so the ablations' blocks."""
+    """The recipes hand back free memory as they enter `train`, where this replaces it;
+    not so the ablations' blocks.
+    """
     module, recipe_class = recipes.load(name)
     tidied: list[str] = []
     monkeypatch.setattr(torchtune.training, "cleanup_before_training", lambda: tidied.append(name))
 
     def train_until_the_optimiser(recipe: Any) -> None:
-        with pytest.raises(AttributeError, match="_optimizer"):  # this recipe has none: it gets as far as that
+        # this recipe has none: it gets as far as that
+        with pytest.raises(AttributeError, match="_optimizer"):
             recipe_class.train(recipe)
 
     recipe = SimpleNamespace(_is_rank_zero=True)

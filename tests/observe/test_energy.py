@@ -22,7 +22,9 @@ NAN = float("nan")
 def rows(times_s: list[float], **columns: list[float]) -> dict[str, np.ndarray]:
     """The samples of one GPU; columns that are not passed are NaN."""
     blank = [NAN] * len(times_s)
-    return {name: np.array(columns.get(name, blank)) for name in COLUMNS} | {"time_s": np.array(times_s)}
+    return {name: np.array(columns.get(name, blank)) for name in COLUMNS} | {
+        "time_s": np.array(times_s)
+    }
 
 
 @pytest.mark.parametrize(
@@ -39,9 +41,12 @@ def rows(times_s: list[float], **columns: list[float]) -> dict[str, np.ndarray]:
         ([(2, 4.1)], None, 0),
     ],
 )
-def test_joules_between_readings_are_those_of_steady_power(spans: Any, joules: float | None, doubtful_s: float):
+def test_joules_between_readings_are_those_of_steady_power(
+    spans: Any, joules: float | None, doubtful_s: float
+):
     counter = rows([0, 1, 2, 3, 4], energy_joules=[50, 150, 250, 550, 1050])
-    gaps = rows([0, 0.5, 1, 2, 3, 4], energy_joules=[50, NAN, 150, 250, 550, 1050])  # a sample that failed
+    # a sample that failed
+    gaps = rows([0, 0.5, 1, 2, 3, 4], energy_joules=[50, NAN, 150, 250, 550, 1050])
     for each in (counter, gaps):
         expected = None if joules is None else pytest.approx((joules, doubtful_s))
         assert gpu_record.joules_within(each, np.array(spans, float)) == expected
@@ -50,7 +55,9 @@ def test_joules_between_readings_are_those_of_steady_power(spans: Any, joules: f
 def test_a_gpu_without_a_counter_or_with_one_that_began_anew_has_no_energy():
     spans = np.array([(0.0, 2.0)])
     for counter in ([NAN] * 3, [900, 1000, 50]):  # the driver was loaded again
-        figures = gpu_record.energy([(rows([0, 1, 2], energy_joules=counter, power_w=[9] * 3), spans)])
+        figures = gpu_record.energy(
+            [(rows([0, 1, 2], energy_joules=counter, power_w=[9] * 3), spans)]
+        )
         assert set(figures.values()) == {None}
 
 
@@ -122,7 +129,13 @@ def test_spans_of_several_starts_add_up():
 def part(*spans_s: tuple[float, float], start: int = 0, node: int = 0) -> dict[str, Any]:
     """A part whose samples hold no more than one GPU."""
     device = {"host": f"n{node}", "uuid": f"GPU-{node}", "index": 0, "missing": {}}
-    own = {"start": start, "node": node, "host": f"n{node}", "covers": "training", "spans_s": spans_s}
+    own = {
+        "start": start,
+        "node": node,
+        "host": f"n{node}",
+        "covers": "training",
+        "spans_s": spans_s,
+    }
     return own | {"devices": [device], "disturbed_by": [], "problem": None}
 
 
@@ -134,12 +147,18 @@ def test_starts_and_nodes_add_up_and_a_missing_one_is_said(tmp_path: Path):
         own = part((1, 3), (4, 8), start=start, node=node)
         gpu_record.write_part(tmp_path, own, {f"GPU-{node}": table})
     record = gpu_record.merge(tmp_path, expected, wait=False)
-    assert [(device["host"], device["uuid"]) for device in record["devices"]] == [("n0", "GPU-0"), ("n1", "GPU-1")]
+    assert [(device["host"], device["uuid"]) for device in record["devices"]] == [
+        ("n0", "GPU-0"),
+        ("n1", "GPU-1"),
+    ]
     assert [device["energy_joules"] for device in record["devices"]] == [1200, 3600]
     assert records.training_joules(record) == 4800
-    assert len(pq.read_table(tmp_path / "gpu.parquet").group_by(["start", "node"]).aggregate([])) == 4
+    assert (
+        len(pq.read_table(tmp_path / "gpu.parquet").group_by(["start", "node"]).aggregate([])) == 4
+    )
 
-    assert gpu_record.merge(tmp_path, expected, wait=False) == record  # by a start after one that was cut off
+    # by a start after one that was cut off
+    assert gpu_record.merge(tmp_path, expected, wait=False) == record
     for path in (tmp_path / "gpu").glob("s01_n01.*"):
         path.unlink()
     record = gpu_record.merge(tmp_path, expected, wait=False)
@@ -149,9 +168,12 @@ def test_starts_and_nodes_add_up_and_a_missing_one_is_said(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "read", "known"), [(3, True, True), (3, False, False), (10, False, True), (1.5, True, False)]
+    ("seconds", "read", "known"),
+    [(3, True, True), (3, False, False), (10, False, True), (1.5, True, False)],
 )
-def test_readings_at_the_ends_of_a_short_training_make_its_energy_known(seconds: float, read: bool, known: bool):
+def test_readings_at_the_ends_of_a_short_training_make_its_energy_known(
+    seconds: float, read: bool, known: bool
+):
     """A GPU at 100 W, sampled once a second; the counter may lag by 0.1 s at each end."""
     start_s, end_s = 5.3, 5.3 + seconds
     times_s = np.arange(0.0, end_s + 3)
@@ -168,7 +190,9 @@ def test_readings_at_the_ends_of_a_short_training_make_its_energy_known(seconds:
         assert (gpu["energy_source"], record["problem"]) == ("counter", None)
     else:
         assert record["energy_joules"] is gpu["energy_joules"] is gpu["power_mean_w"] is None
-        assert gpu["energy_source"] == gpu_record.TOO_SHORT and says(record["problem"], "gpus.too-short")
+        assert gpu["energy_source"] == gpu_record.TOO_SHORT and says(
+            record["problem"], "gpus.too-short"
+        )
 
 
 def test_ranks_read_the_counters_of_their_gpus(monkeypatch: pytest.MonkeyPatch):
@@ -179,7 +203,10 @@ def test_ranks_read_the_counters_of_their_gpus(monkeypatch: pytest.MonkeyPatch):
     counters.read()
     gpus[0].energy_mj = 9000
     counters.read()
-    assert [(uuid, joules) for _, uuid, joules in counters.readings] == [("GPU-a", 7.0), ("GPU-a", 9.0)]
+    assert [(uuid, joules) for _, uuid, joules in counters.readings] == [
+        ("GPU-a", 7.0),
+        ("GPU-a", 9.0),
+    ]
     assert counters.readings[0][0] < counters.readings[1][0]
     none = [Counters(["GPU-b"]), Counters(["GPU-unknown"]), Counters([None])]
     install(monkeypatch, Nvml(driver=False))
@@ -200,7 +227,9 @@ def test_ranks_read_the_counters_of_their_gpus(monkeypatch: pytest.MonkeyPatch):
         ([[(2, 7)], [(2, 7)]], (0, 6), []),
     ],
 )
-def test_the_training_is_all_that_any_rank_did_of_what_all_came_to_the_end_of(by_rank: Any, sampled: Any, trained: Any):
+def test_the_training_is_all_that_any_rank_did_of_what_all_came_to_the_end_of(
+    by_rank: Any, sampled: Any, trained: Any
+):
     ranks = [RankReport(rank=rank, spans_s=spans_s) for rank, spans_s in enumerate(by_rank)]
     assert sampler.training_spans(ranks, 2, sampled) == trained
     for rank in ranks:

@@ -1,4 +1,6 @@
-"""Which files the reader of profiles takes, its command, what profilers call things, and traces of real GPUs."""
+"""Which files the reader of profiles takes, its command, what profilers call things,
+and traces of real GPUs.
+"""
 
 import csv
 import gzip
@@ -19,13 +21,30 @@ import pytest
 from multicard.messages import Refusal
 from multicard.observe.profiles import kineto, nsys
 from multicard.observe.profiles.command import lines_of, main, profile_tables
-from multicard.observe.profiles.events import COLUMNS, Kind, Metric, api, collective, covered, covered_by_group, metric
+from multicard.observe.profiles.events import (
+    COLUMNS,
+    EventKind,
+    Metric,
+    api,
+    collective,
+    covered,
+    covered_by_group,
+    metric,
+)
 from multicard.observe.profiles.metrics import read
 from multicard.records.output import FORMATS
 from multicard.records.schema_parts import ProfileDerived
 from tests.conftest import shared
 from tests.helpers.messages import Told, find, remedies, says, told
-from tests.helpers.profiler_files import ALL_REDUCE, BASE_US, Event, nsys_program, raw, write_kineto, write_nsys
+from tests.helpers.profiler_files import (
+    ALL_REDUCE,
+    BASE_US,
+    Event,
+    nsys_program,
+    raw,
+    write_kineto,
+    write_nsys,
+)
 from tests.observe.test_profiling import MADE, figures, rows_of
 
 
@@ -44,7 +63,9 @@ def made_by_torch(path: Path) -> Path:
     import torch
     from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
-    with profile(activities=[ProfilerActivity.CPU], schedule=schedule(wait=1, warmup=1, active=2)) as profiler:
+    with profile(
+        activities=[ProfilerActivity.CPU], schedule=schedule(wait=1, warmup=1, active=2)
+    ) as profiler:
         for _ in range(4):
             with record_function("forward"):
                 torch.ones(8, 8).mm(torch.ones(8, 8))
@@ -65,9 +86,18 @@ def test_a_trace_of_a_cpu_has_phases_and_steps_and_no_cuda(tmp_path: Path):
 
 def test_gloo_is_told_as_communication_on_cpu(tmp_path: Path):
     """Two collectives that overlap on two threads, as c10d starts them from a third."""
-    ranges = [Event("range", "ProfilerStep#1", 0, 1000, 1), Event("range", "gloo:all_reduce", 100, 300, 2)]
+    ranges = [
+        Event("range", "ProfilerStep#1", 0, 1000, 1),
+        Event("range", "gloo:all_reduce", 100, 300, 2),
+    ]
     calls = [raw("cpu_op", "c10d::allreduce_", 90, 5)]
-    profile = read([write_kineto(tmp_path / "a", [*ranges, Event("range", "gloo:all_reduce", 200, 300, 3), *calls])])
+    profile = read(
+        [
+            write_kineto(
+                tmp_path / "a", [*ranges, Event("range", "gloo:all_reduce", 200, 300, 3), *calls]
+            )
+        ]
+    )
     rows = rows_of(profile)
     reduce = rows["collective", "gloo all_reduce"]
     assert (reduce.calls, reduce.total_s) == (2, pytest.approx(600e-6))
@@ -115,7 +145,11 @@ def test_ranks_come_from_a_folder_or_several_files(tmp_path: Path):
 
 
 def test_the_rank_is_the_files_own_then_its_names_then_its_place(tmp_path: Path):
-    said = write_kineto(tmp_path / "rank7.json", MADE, distributedInfo={"backend": "nccl", "rank": 2, "world_size": 4})
+    said = write_kineto(
+        tmp_path / "rank7.json",
+        MADE,
+        distributedInfo={"backend": "nccl", "rank": 2, "world_size": 4},
+    )
     named = write_kineto(tmp_path / "trace_r01.json", MADE)
     silent = [write_kineto(tmp_path / name, MADE) for name in ("first.json", "second.json")]
     ranks = read([silent[0], said, named, silent[1]]).ranks
@@ -136,7 +170,9 @@ def test_a_process_that_used_no_gpu_is_no_rank(tmp_path: Path):
     assert alone.source == "nsys" and [one.devices for one in alone.ranks] == [[]]
 
 
-def test_what_cannot_be_read_is_refused_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_what_cannot_be_read_is_refused_in_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     whole = write_kineto(tmp_path / "whole.json", MADE)
     content = whole.read_bytes()
 
@@ -156,8 +192,14 @@ def test_what_cannot_be_read_is_refused_in_a_line(tmp_path: Path, capsys: pytest
         written("empty.json", b""): ("trace.empty-file", {}),
         written("binary", os.urandom(64) + b"\xff\x00"): ("trace.unknown-form", {}),
         written("object.json", b'{"a": [1, {"b": 2}]}'): ("trace.no-trace-events", {}),
-        written("wrong.json", content.replace(b'"dur": 400', b'"dur": four', 1)): ("trace.no-json", {}),
-        written("types.json", content.replace(b'"dur": 400', b'"dur": "4"', 1)): ("trace.not-kineto", {}),
+        written("wrong.json", content.replace(b'"dur": 400', b'"dur": four', 1)): (
+            "trace.no-json",
+            {},
+        ),
+        written("types.json", content.replace(b'"dur": 400', b'"dur": "4"', 1)): (
+            "trace.not-kineto",
+            {},
+        ),
         write_kineto(tmp_path / "none.json", []): ("trace.no-events", {}),
         written("bad.json.gz", packed[:100] + b"\0" * 50 + packed[150:]): ("trace.damaged", {}),
         tmp_path / "other.sqlite": ("nsys.no-cupti", {}),
@@ -169,37 +211,53 @@ def test_what_cannot_be_read_is_refused_in_a_line(tmp_path: Path, capsys: pytest
         message = refused(capsys, path)
         assert message.code == code and message.has({"file": str(path)} | facts), message
     (tmp_path / "folder").mkdir()
-    assert refused(capsys, tmp_path / "folder") == Told("trace.none-in-folder", None, {"folder": f"{tmp_path}/folder"})
+    assert refused(capsys, tmp_path / "folder") == Told(
+        "trace.none-in-folder", None, {"folder": f"{tmp_path}/folder"}
+    )
     both = refused(capsys, sqlite, whole)
     assert both.code == "trace.of-both-profilers"
     assert both.has({"file": str(sqlite), "other": str(whole), "source": "nsys"})
     (tmp_path / "elsewhere").mkdir()
     again = shutil.copy(write_kineto(tmp_path / "rank1.json", MADE), tmp_path / "elsewhere")
     same = refused(capsys, tmp_path / "rank1.json", again)
-    assert same == Told("trace.same-rank", None, {"file": str(again), "other": f"{tmp_path}/rank1.json", "rank": 1})
+    assert same == Told(
+        "trace.same-rank", None, {"file": str(again), "other": f"{tmp_path}/rank1.json", "rank": 1}
+    )
     absent = refused(capsys, whole, "--rank", "5")
     assert absent == Told("profile.no-rank", "--rank", {"value": 5, "ranks": [0]})
     with pytest.raises(SystemExit, match="1"):
         main([str(whole), "--top", "0"])
-    assert "profile.bad-number" in capsys.readouterr().err  # within the text that argparse makes of it
+    # within the text that argparse makes of it
+    assert "profile.bad-number" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="1"):
         main([str(whole), "--json", str(tmp_path / "no" / "a.json")])
     said = capsys.readouterr().err
     assert "output.no-folder" in said and str(tmp_path / "no") in said
 
 
-def test_a_trace_cut_off_anywhere_is_known_as_such(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_trace_cut_off_anywhere_is_known_as_such(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     content = write_kineto(tmp_path / "a.json", AWKWARD).read_bytes()
     for share in (0.02, 0.3, 0.95, 0.999):
         (tmp_path / "cut.json").write_bytes(content[: int(len(content) * share)])
         message = refused(capsys, tmp_path / "cut.json")
-        assert (message.code, message.facts["bytes"]) == ("trace.cut-off", int(len(content) * share))
+        assert (message.code, message.facts["bytes"]) == (
+            "trace.cut-off",
+            int(len(content) * share),
+        )
 
 
 def test_the_table_fits_and_says_what_it_must(tmp_path: Path):
     width = 100
-    name = "void at::native::vectorized_elementwise_kernel<4, at::native::Functor<float>, at::detail::Array<int> >(int)"
-    paths = [write_kineto(tmp_path / f"r{i}.json", [*MADE, Event("kernel", name, 10, 5 + i, 7)]) for i in range(2)]
+    name = (
+        "void at::native::vectorized_elementwise_kernel<4, at::native::Functor<float>,"
+        " at::detail::Array<int> >(int)"
+    )
+    paths = [
+        write_kineto(tmp_path / f"r{i}.json", [*MADE, Event("kernel", name, 10, 5 + i, 7)])
+        for i in range(2)
+    ]
     lines = lines_of(profile_tables(read(paths), top=3), width)
     assert max(map(len, lines)) <= width
     text = "\n".join(lines)
@@ -209,7 +267,8 @@ def test_the_table_fits_and_says_what_it_must(tmp_path: Path):
     assert "cudaEventDestroy" in find(text, "profile.not-recorded", source="kineto").facts["names"]
     launches = next(line for line in lines if line.startswith("  cudaLaunchKernel  "))
     assert launches.split()[1:6] == ["4", "24", "us", "6.001", "us"]
-    kernel = next(line for line in lines if line.startswith("  at::native"))  # its name gives way to its figures
+    # its name gives way to its figures
+    kernel = next(line for line in lines if line.startswith("  at::native"))
     assert kernel.partition("…")[2].split()[:5] == ["2", "11", "us", "5.5", "us"]
     alone = lines_of(profile_tables(read(paths), top=2, rank=1), width)
     assert next(line for line in alone if line.startswith("  cudaLaunchKernel  ")).split()[1] == "2"
@@ -219,30 +278,50 @@ def test_the_table_fits_and_says_what_it_must(tmp_path: Path):
 
 def test_json_and_csv_hold_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     paths = [write_kineto(tmp_path / f"r{rank}.json", MADE) for rank in range(2)]
-    words = [*map(str, paths), "--json", str(tmp_path / "out.json"), "--csv", str(tmp_path / "out.csv"), "--top", "1"]
+    words = [
+        *map(str, paths),
+        "--json",
+        str(tmp_path / "out.json"),
+        "--csv",
+        str(tmp_path / "out.csv"),
+        "--top",
+        "1",
+    ]
     assert main(words) == 0
     assert "API calls" in capsys.readouterr().out
     profile = read(paths)
-    assert json.loads((tmp_path / "out.json").read_text()) == json.loads(json.dumps(profile.as_dict(1)))
+    assert json.loads((tmp_path / "out.json").read_text()) == json.loads(
+        json.dumps(profile.as_dict(1))
+    )
     with (tmp_path / "out.csv").open() as file:
         lines = list(csv.DictReader(file))
     assert list(lines[0]) == ["rank", "metric", "calls", "total_s", "bytes"]
     rows = [
-        ("all" if row.rank is None else row.rank, row.metric, row.calls, row.total_s, row.bytes) for row in profile.rows
+        ("all" if row.rank is None else row.rank, row.metric, row.calls, row.total_s, row.bytes)
+        for row in profile.rows
     ]
     rows += [(None, name, None, None, None) for name in profile.not_recorded]
-    expected = [[rank, *("" if cell is None else str(cell) for cell in cells)] for rank, *cells in rows]
-    assert [[*line.values()] for line in lines] == [["all" if r is None else str(r), *cells] for r, *cells in expected]
+    expected = [
+        [rank, *("" if cell is None else str(cell) for cell in cells)] for rank, *cells in rows
+    ]
+    assert [[*line.values()] for line in lines] == [
+        ["all" if r is None else str(r), *cells] for r, *cells in expected
+    ]
     said = {}
     for form in FORMATS:
         assert main([*map(str, paths), "--top", "1", f"--{form}", "-"]) == 0
         said[form] = capsys.readouterr().out
-    assert said["json"] == (tmp_path / "out.json").read_text() and said["csv"] == (tmp_path / "out.csv").read_text()
+    assert (
+        said["json"] == (tmp_path / "out.json").read_text()
+        and said["csv"] == (tmp_path / "out.csv").read_text()
+    )
     assert re.search(r"^\| *cudaLaunchKernel +\| +4 \|", said["markdown"], re.MULTILINE)
     assert said["latex"].count(r"\begin{table}") == 2 and "cudaLaunchKernel" in said["latex"]
 
 
-def test_a_report_is_exported_by_nsys_where_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch):
+def test_a_report_is_exported_by_nsys_where_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch
+):
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     export = write_nsys(tmp_path / "made", {1: MADE})
     report = tmp_path / "job_rank3.nsys-rep"
@@ -260,7 +339,9 @@ def test_a_report_is_exported_by_nsys_where_it_is(tmp_path: Path, capsys: pytest
     assert not report.with_suffix(".sqlite").exists()  # nothing is left beside it
     nsys_program(tmp_path / "bin", 'echo "FATAL: no such report format" >&2; exit 1', monkeypatch)
     failed = refused(capsys, report)
-    assert failed == Told("nsys.export-failed", None, {"file": str(report), "reason": "FATAL: no such report format"})
+    assert failed == Told(
+        "nsys.export-failed", None, {"file": str(report), "reason": "FATAL: no such report format"}
+    )
     shutil.copy(export, report.with_suffix(".sqlite"))
     assert len(read([tmp_path]).ranks) == 1  # the export that is there already
 
@@ -283,12 +364,24 @@ def test_of_a_call_only_cuptis_version_is_left_out(name: str, bare: str):
     ("name", "does", "detail"),
     [
         (ALL_REDUCE, "AllReduce", "RING LL"),
-        ("ncclDevKernel_AllReduce_Sum_f32_TREE_LL128(x<(unsigned long)4096>)", "AllReduce", "TREE LL128"),
+        (
+            "ncclDevKernel_AllReduce_Sum_f32_TREE_LL128(x<(unsigned long)4096>)",
+            "AllReduce",
+            "TREE LL128",
+        ),
         ("ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)", "AllReduce", "RING LL"),
-        ("ncclKernel_AllReduce_COLLNET_DIRECT_SIMPLE_Sum_half(ncclDevComm*)", "AllReduce", "COLLNET DIRECT SIMPLE"),
+        (
+            "ncclKernel_AllReduce_COLLNET_DIRECT_SIMPLE_Sum_half(ncclDevComm*)",
+            "AllReduce",
+            "COLLNET DIRECT SIMPLE",
+        ),
         ("ncclDevKernel_ReduceScatter_Sum_bf16_RING_SIMPLE(x)", "ReduceScatter", "RING SIMPLE"),
         ("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", "SendRecv", ""),
-        ("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclDevComm*, unsigned long, ncclWork", "SendRecv", "RING SIMPLE"),
+        (
+            "ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclDevComm*, unsigned long, ncclWork",
+            "SendRecv",
+            "RING SIMPLE",
+        ),
         ("ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)", "Generic", ""),
         ("ncclSomethingNew", "other", ""),
     ],
@@ -298,12 +391,13 @@ def test_nccl_kernels_are_known_by_their_collective(name: str, does: str, detail
 
 
 def test_a_kernel_counts_for_one_metric():
-    assert metric(Kind.KERNEL, "void at::native::reduce_kernel<ncclFake>(int)") == Metric(
+    assert metric(EventKind.KERNEL, "void at::native::reduce_kernel<ncclFake>(int)") == Metric(
         "kernel", "void at::native::reduce_kernel<ncclFake>(int)"
     )
-    assert metric(Kind.KERNEL, ALL_REDUCE) == Metric("collective", "nccl AllReduce", "RING LL")
-    assert metric(Kind.RANGE, "nccl:all_reduce") == Metric("annotation", "nccl:all_reduce")  # the call, not the work
-    assert metric(Kind.RANGE, "gloo:all_reduce") == Metric("collective", "gloo all_reduce")
+    assert metric(EventKind.KERNEL, ALL_REDUCE) == Metric("collective", "nccl AllReduce", "RING LL")
+    # the call, not the work
+    assert metric(EventKind.RANGE, "nccl:all_reduce") == Metric("annotation", "nccl:all_reduce")
+    assert metric(EventKind.RANGE, "gloo:all_reduce") == Metric("collective", "gloo all_reduce")
 
 
 def test_unions_of_intervals_equal_those_counted_one_by_one():
@@ -318,7 +412,9 @@ def test_unions_of_intervals_equal_those_counted_one_by_one():
         return int(line.sum())
 
     assert covered(start, end) == marked(np.arange(60)) and covered(start[:0], end[:0]) == 0
-    assert covered_by_group(start, end, group).tolist() == [marked(np.flatnonzero(group == one)) for one in range(5)]
+    assert covered_by_group(start, end, group).tolist() == [
+        marked(np.flatnonzero(group == one)) for one in range(5)
+    ]
 
 
 def test_times_are_exact_to_the_nanosecond():
@@ -336,10 +432,10 @@ def test_times_are_exact_to_the_nanosecond():
 
 
 def test_names_of_nvtx_ranges_lose_what_emit_nvtx_adds():
-    assert nsys._name(Kind.RANGE, "forward, op_id = 17") == "forward"
-    assert nsys._name(Kind.RANGE, "ProfilerStep#3, seq = 4, op_id = 1") == "ProfilerStep#3"
-    assert nsys._name(Kind.RANGE, "aten::mul, op_id = 322567") is None
-    assert nsys._name(Kind.RANGE, "my range") == "my range"
+    assert nsys._name(EventKind.RANGE, "forward, op_id = 17") == "forward"
+    assert nsys._name(EventKind.RANGE, "ProfilerStep#3, seq = 4, op_id = 1") == "ProfilerStep#3"
+    assert nsys._name(EventKind.RANGE, "aten::mul, op_id = 322567") is None
+    assert nsys._name(EventKind.RANGE, "my range") == "my range"
 
 
 A100 = {
@@ -353,7 +449,8 @@ EIGHT = {("collective", "nccl AllReduce"): 8 * 3, ("collective", "nccl SendRecv"
 
 
 @pytest.mark.parametrize(
-    ("file", "ranks", "calls"), [("kineto_ddp_a100.json.gz", 1, A100), ("kineto_dlrm_8rank.tar.gz", 8, EIGHT)]
+    ("file", "ranks", "calls"),
+    [("kineto_ddp_a100.json.gz", 1, A100), ("kineto_dlrm_8rank.tar.gz", 8, EIGHT)],
 )
 def test_calls_of_real_traces(file: str, ranks: int, calls: dict[Any, int], tmp_path: Path):
     paths = [shared("traces") / file]
@@ -383,11 +480,19 @@ def test_an_export_of_nsys_with_two_gpus():
     assert rows["api", "cudaEventDestroy"].calls == 236
     with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as database:
         for kind, name in ((1, "Host-to-Device"), (2, "Device-to-Host"), (8, "Device-to-Device")):
-            query = 'SELECT count(*), sum("end" - start) / 1e9, sum(bytes) FROM CUPTI_ACTIVITY_KIND_MEMCPY '
+            query = (
+                'SELECT count(*), sum("end" - start) / 1e9, sum(bytes) FROM'
+                " CUPTI_ACTIVITY_KIND_MEMCPY "
+            )
             row = rows["copy", f"memcpy {name}"]
             assert (row.calls, pytest.approx(row.total_s), row.bytes) == database.execute(
                 f"{query} WHERE copyKind = {kind}"
             ).fetchone()
-        (kernels,) = database.execute('SELECT sum("end" - start) / 1e9 FROM CUPTI_ACTIVITY_KIND_KERNEL').fetchone()
-        assert sum(row.total_s for row in rows.values() if row.group == "kernel") == pytest.approx(kernels)
-    assert not any(row.group == "annotation" for row in rows.values())  # emit_nvtx's operators are none
+        (kernels,) = database.execute(
+            'SELECT sum("end" - start) / 1e9 FROM CUPTI_ACTIVITY_KIND_KERNEL'
+        ).fetchone()
+        assert sum(row.total_s for row in rows.values() if row.group == "kernel") == pytest.approx(
+            kernels
+        )
+    # emit_nvtx's operators are none
+    assert not any(row.group == "annotation" for row in rows.values())

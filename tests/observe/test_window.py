@@ -1,4 +1,6 @@
-"""Profiled runs: the steps of the window only, or a training from its start, and the profile in the record."""
+"""Profiled runs: the steps of the window only, or a training from its start,
+and the profile in the record.
+"""
 
 import gzip
 import json
@@ -42,16 +44,20 @@ def test_a_profiled_run_on_cpu_ranks(measured: Measured, capsys: pytest.CaptureF
     phases = rows(result, "phase")
     assert set(phases) == set(PHASES)
     assert phases["forward"]["calls"] == phases["backward"]["calls"] == 4 * 2
-    assert sum(row["total_s"] for row in phases.values()) <= sum(rank["window_s"] for rank in profile["ranks"])
+    assert sum(row["total_s"] for row in phases.values()) <= sum(
+        rank["window_s"] for rank in profile["ranks"]
+    )
     collectives = rows(result, "collective")
     assert set(collectives) == {"gloo all_reduce", "gloo broadcast"}
     assert collectives["gloo all_reduce"]["calls"] == 4 * 2  # a bucket a step
-    assert not rows(result, "api") and not rows(result, "copy") and not rows(result, "kernel")  # nothing is invented
+    # nothing is invented
+    assert not rows(result, "api") and not rows(result, "copy") and not rows(result, "kernel")
     assert profile["h2d"]["profiled_bytes"] is None
     assert profile["h2d"]["counted_bytes"] == 4 * 2 * 16 * (3 * 32 * 32 * 4 + 8)
     inside, outside = profile["step_s"]["inside"], profile["step_s"]["outside"]
     assert outside == result["step_s"]["mean"] and profile["step_s"]["ratio"] == inside / outside
-    assert result["step_s"]["count"] == 2 and len(result["epochs"]) == 1  # 3 steps, one of them warm-up
+    # 3 steps, one of them warm-up
+    assert result["step_s"]["count"] == 2 and len(result["epochs"]) == 1
     folder = Path(result["folder"])
     assert read([folder / "profile"]).as_dict()["rows"] == profile["rows"]
     assert Profile.of(records.as_record(result).profile).as_dict()["rows"] == profile["rows"]
@@ -69,7 +75,9 @@ def test_a_window_in_seconds_has_as_many_steps_as_fit(tmp_path: Path):
 
 def test_the_trace_holds_only_the_steps_of_the_window(tmp_path: Path):
     ranges = Ranges(ALONE.device)
-    window = Window(WindowConfig(ProfileName.kineto, skip=2, warmup=1, steps=3), ALONE, tmp_path, ranges, 1.0)
+    window = Window(
+        WindowConfig(ProfileName.kineto, skip=2, warmup=1, steps=3), ALONE, tmp_path, ranges, 1.0
+    )
     steps, started_s = 0, timing.clock_s()
     while window.boundary():
         timing.pause(0.1 if steps == 4 else 0.01)
@@ -79,7 +87,10 @@ def test_the_trace_holds_only_the_steps_of_the_window(tmp_path: Path):
         steps += 1
     assert steps == 6
     result = window.result()
-    assert result["counted_h2d_bytes"] == 111000 and 0.12 <= result["window_s"] <= timing.clock_s() - started_s
+    assert (
+        result["counted_h2d_bytes"] == 111000
+        and 0.12 <= result["window_s"] <= timing.clock_s() - started_s
+    )
     with gzip.open(window.file) as file:
         names = [event.get("name", "") for event in json.load(file)["traceEvents"]]
     assert sorted(name for name in names if name.startswith("ProfilerStep#")) == [
@@ -93,7 +104,15 @@ def test_nsys_brackets_the_window_and_marks_its_steps(tmp_path: Path, nsys_calls
     window = Window(config, ALONE, tmp_path, Ranges(ALONE.device, nvtx=True), 1.0)
     while window.boundary():
         pass
-    assert nsys_calls == [*["data", "pop"] * 2, "start", "ProfilerStep#2", "data", "pop", "pop", "stop"]
+    assert nsys_calls == [
+        *["data", "pop"] * 2,
+        "start",
+        "ProfilerStep#2",
+        "data",
+        "pop",
+        "pop",
+        "stop",
+    ]
 
 
 def test_nsys_is_refused_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch):
@@ -104,8 +123,12 @@ def test_nsys_is_refused_where_it_is_not_installed(monkeypatch: pytest.MonkeyPat
         assert remedies(caught.value) == ["profile=kineto"]
 
 
-def test_ranks_are_bound_to_a_numa_node_but_under_nsys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """torch would ask for the GPU of a rank that is a command in the controller, and so start CUDA there."""
+def test_ranks_are_bound_to_a_numa_node_but_under_nsys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """torch would ask for the GPU of a rank that is a command in the controller,
+    and so start CUDA there.
+    """
     monkeypatch.setattr(prepare.shutil, "which", lambda program: f"/usr/bin/{program}")
     monkeypatch.setattr(elastic, "_start_method", lambda _: "forkserver")
     placement, bound = Placement("cuda", "nccl", 1, False), {}
@@ -139,16 +162,31 @@ def wrapped(folder: Path, work: str, ranks: int) -> failures.Failure | None:
 
 
 @pytest.mark.usefixtures("processes")
-def test_ranks_start_as_commands_under_a_profiler_and_say_why_they_fail(tmp_path: Path, monkeypatch):
+def test_ranks_start_as_commands_under_a_profiler_and_say_why_they_fail(
+    tmp_path: Path, monkeypatch
+):
     nsys_program(tmp_path / "bin", STAND_IN, monkeypatch)
     folder = tmp_path / "run"
     assert wrapped(folder, "says_hello", 2) is None
     assert [(folder / f"{rank}.txt").read_text() for rank in (0, 1)] == ["hello", "hello"]
     assert (folder / "logs" / "r01.log").read_text() == "rank 1 of 2: hello\n"
-    assert sorted(path.name for path in (folder / "profile").iterdir()) == ["r00.nsys-rep", "r01.nsys-rep"]
-    assert sorted(path.name for path in folder.iterdir()) == ["0.txt", "1.txt", "logs", "profile", "ranks"]
+    assert sorted(path.name for path in (folder / "profile").iterdir()) == [
+        "r00.nsys-rep",
+        "r01.nsys-rep",
+    ]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "0.txt",
+        "1.txt",
+        "logs",
+        "profile",
+        "ranks",
+    ]
     failure = wrapped(tmp_path / "failed", "no_such_function", 1)
-    assert failure is not None and "no_such_function" in failure.message and failure.kind == "exception"
+    assert (
+        failure is not None
+        and "no_such_function" in failure.message
+        and failure.kind == "exception"
+    )
 
 
 def test_reports_of_nsys_join_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -160,7 +198,10 @@ def test_reports_of_nsys_join_the_record(tmp_path: Path, monkeypatch: pytest.Mon
     for rank in (0, 1):
         write_nsys(tmp_path / f"r0{rank}.made", {1: [step, copy, within]})
         (tmp_path / "profile" / f"r0{rank}.nsys-rep").write_text("report")
-    ranks = [{"first_step": 3, "steps": 1, "window_s": 2e-4, "counted_h2d_bytes": counted} for counted in (990, 960)]
+    ranks = [
+        {"first_step": 3, "steps": 1, "window_s": 2e-4, "counted_h2d_bytes": counted}
+        for counted in (990, 960)
+    ]
     moved = {"h2d": 0, "d2h": None, "d2d": None, "source": "counted"}
     steps = {"mean": 1e-4, "count": 8, "warmup_count": 2}
     record = records.as_record({"step_s": steps, "transfer_bytes": moved})
@@ -175,7 +216,9 @@ def test_reports_of_nsys_join_the_record(tmp_path: Path, monkeypatch: pytest.Mon
     assert joined is not None and joined.source is not None
     assert (joined.h2d, joined.d2h, joined.d2d) == (0, 0, 2 * 70 * 10)
     assert joined.source.startswith("counted") and joined.source.endswith(copies.source)
-    unread = records.as_record({"step_s": steps, "transfer_bytes": moved, "profile": {"error": "nothing readable"}})
+    unread = records.as_record(
+        {"step_s": steps, "transfer_bytes": moved, "profile": {"error": "nothing readable"}}
+    )
     metrics.add_copies(unread)
     assert unread.transfer_bytes == Transfers(h2d=0, source="counted")
     for rank in ranks:
@@ -187,13 +230,22 @@ def test_reports_of_nsys_join_the_record(tmp_path: Path, monkeypatch: pytest.Mon
 def window(tmp_path: Path, **options: Any) -> TrainingWindow:
     name = options.pop("name", ProfileName.kineto)
     config = WindowConfig(name, window=ProfileWindow.start, **options)
-    return TrainingWindow(config, ALONE, tmp_path, Ranges(ALONE.device, nvtx=name is ProfileName.nsys))
+    return TrainingWindow(
+        config, ALONE, tmp_path, Ranges(ALONE.device, nvtx=name is ProfileName.nsys)
+    )
 
 
 def test_a_training_is_profiled_from_its_start_to_its_end(measured: Measured):
-    result = ok(measured("gpus=2", "epochs=2", "profile=auto", "profile.window=start", "profile.steps=null"))
+    result = ok(
+        measured("gpus=2", "epochs=2", "profile=auto", "profile.window=start", "profile.steps=null")
+    )
     profile, steps = result["profile"], result["step_s"]["count"] + result["step_s"]["warmup_count"]
-    assert (profile["window"], profile["ended"], profile["first_step"], profile["steps"]) == ("start", "run", 0, steps)
+    assert (profile["window"], profile["ended"], profile["first_step"], profile["steps"]) == (
+        "start",
+        "run",
+        0,
+        steps,
+    )
     assert [rank["steps"] for rank in profile["ranks"]] == [steps, steps]
     phases = rows(result, "phase")
     assert set(phases) == {*PHASES, "evaluate"}
@@ -212,7 +264,9 @@ def test_a_tuning_is_profiled_for_its_first_steps(tuned: Measured):
     assert profile["h2d"]["counted_bytes"] < result["transfer_bytes"]["h2d"]
 
 
-@pytest.mark.parametrize(("options", "steps", "ended"), [({"seconds": 3.5}, 3, "seconds"), ({"steps": 9}, 2, "budget")])
+@pytest.mark.parametrize(
+    ("options", "steps", "ended"), [({"seconds": 3.5}, 3, "seconds"), ({"steps": 9}, 2, "budget")]
+)
 def test_it_ends_at_a_duration_or_when_its_events_take_too_much_memory(
     options: dict[str, Any], steps: int, ended: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -231,12 +285,17 @@ def test_it_ends_at_a_duration_or_when_its_events_take_too_much_memory(
     mine.pause()
     result = mine.close()
     assert result is not None
-    assert (result["steps"], result["ended"], result["counted_h2d_bytes"]) == (steps, ended, int("1" * steps))
+    assert (result["steps"], result["ended"], result["counted_h2d_bytes"]) == (
+        steps,
+        ended,
+        int("1" * steps),
+    )
     with gzip.open(mine.file) as file:
         names = [event.get("name", "") for event in json.load(file)["traceEvents"]]
     markers = sorted(name for name in names if name.startswith("Profiler"))
     assert markers == [*(f"ProfilerStep#{number}" for number in range(steps)), "ProfilerWindow"]
-    assert names.count("forward") == names.count("aten::add") == steps  # nothing is recorded after its end
+    # nothing is recorded after its end
+    assert names.count("forward") == names.count("aten::add") == steps
 
 
 def test_nsys_brackets_the_training(tmp_path: Path, nsys_calls: list[str]):
@@ -253,18 +312,26 @@ def test_nsys_brackets_the_training(tmp_path: Path, nsys_calls: list[str]):
 
 
 def test_a_profile_that_was_lost_when_the_run_was_stopped_is_an_error_in_the_record(tmp_path: Path):
-    assert metrics.of_run(tmp_path, [{"error": "lost"}], records.as_record({})) == ProfileTable(error="lost")
+    assert metrics.of_run(tmp_path, [{"error": "lost"}], records.as_record({})) == ProfileTable(
+        error="lost"
+    )
 
 
 @pytest.mark.parametrize(
-    ("device", "installed", "name"), [("cuda", True, "nsys"), ("cuda", False, "kineto"), ("cpu", True, "kineto")]
+    ("device", "installed", "name"),
+    [("cuda", True, "nsys"), ("cuda", False, "kineto"), ("cpu", True, "kineto")],
 )
-def test_auto_is_nsys_where_it_is_installed(device: str, installed: bool, name: str, monkeypatch, capsys):
+def test_auto_is_nsys_where_it_is_installed(
+    device: str, installed: bool, name: str, monkeypatch, capsys
+):
     monkeypatch.setattr(nsys, "installed", lambda: installed)
     config = typed("profile=auto", "profile.window=start", "profile.steps=null")
     own = prepare._with_profiler(config, Placement(device, "gloo", 1, False))
     assert own.profile == replace(config.profile, name=ProfileName(name))
-    assert own.identity() == typed(f"profile={name}", "profile.window=start", "profile.steps=null").identity()
+    assert (
+        own.identity()
+        == typed(f"profile={name}", "profile.window=start", "profile.steps=null").identity()
+    )
     assert own.identity() != typed(f"profile={name}").identity()
     said = codes(capsys.readouterr().out)
     assert said == (["profile.no-nsys"] if (device, name) == ("cuda", "kineto") else [])

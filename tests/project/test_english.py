@@ -1,4 +1,6 @@
-"""The English of what multicard says: sentences are short, and free of habits that readers stumble over."""
+"""The English of what multicard says: sentences are short,
+and free of habits that readers stumble over.
+"""
 
 import re
 from collections.abc import Iterator
@@ -9,7 +11,8 @@ from multicard.messages import REMEDY
 from tests.goldens import messages as golden
 from tests.test_remedies import HOLE, with_holes
 
-LONGEST = 30  # words of a sentence; a remedy, and what is not known before the program runs, is a word
+# words of a sentence; a remedy, and what is not known before the program runs, is a word
+LONGEST = 30
 SENTENCE_ENDS = re.compile(r"(?<=[.?!])\s+")
 HABITS = {  # how they are written, and better ones
     r"\b(tell|tells|telling|told)\b[^,;:.]* (from|apart)\b": "say that they differ, or by how much",
@@ -34,7 +37,12 @@ def habits(sentence: str) -> list[str]:
 
 
 def test_sentences_are_short():
-    found = {place.code: each for place in golden.places() for each in sentences(place.sentence) if too_long(each)}
+    found = {
+        place.code: each
+        for place in golden.places()
+        for each in sentences(place.sentence)
+        if too_long(each)
+    }
     assert found == {}
 
 
@@ -64,12 +72,19 @@ def test_a_habit_is_found(sentence: str):
 
 
 def test_what_only_looks_like_a_habit_is_none():
-    for sentence in ("none of 3 runs ended ok", "a copy of runs, which counts once", "told the same", "Offers"):
+    for sentence in (
+        "none of 3 runs ended ok",
+        "a copy of runs, which counts once",
+        "told the same",
+        "Offers",
+    ):
         assert habits(sentence) == []
 
 
 def test_words_are_counted_once_for_each_remedy_and_expression():
-    (sentence,) = sentences("{', '.join(a(b) for b in c)}: use `multicard best --price 2.49`, or {words}")
+    (sentence,) = sentences(
+        "{', '.join(a(b) for b in c)}: use `multicard best --price 2.49`, or {words}"
+    )
     assert sentence == f"{HOLE}: use {HOLE}, or {HOLE}"
     assert not too_long(" ".join(["word"] * LONGEST))
     assert too_long(" ".join(["word"] * (LONGEST + 1)))

@@ -1,4 +1,6 @@
-"""What docs/extending.md says: its files, and no others, add an option each to a copy of the project, and work."""
+"""What docs/extending.md says: its files, and no others,
+add an option each to a copy of the project, and work.
+"""
 
 import re
 import shutil
@@ -13,7 +15,9 @@ from tests.conftest import ROOT
 PAGE = (ROOT / "docs" / "extending.md").read_text()
 ENTRIES = ("train_vision.py", "tune_llm.py")
 PARTS = ("conf", "multicard", "hydra_plugins", "tests", "analysis", "pyproject.toml", *ENTRIES)
-FILE = re.compile(r"^\*\*([\w/.]+)\*\*, (new|at its end):\n\n```\w+\n(.*?)^```", re.MULTILINE | re.DOTALL)
+FILE = re.compile(
+    r"^\*\*([\w/.]+)\*\*, (new|at its end):\n\n```\w+\n(.*?)^```", re.MULTILINE | re.DOTALL
+)
 SECTIONS = {  # the option that each adds, and its number of files
     "strategy": ("ddp_fp16", 3),
     "loader": ("thread", 4),
@@ -26,7 +30,8 @@ SECTIONS = {  # the option that each adds, and its number of files
     "experiment": ("batch_sizes", 2),
     "claim": ("", 2),
 }
-# One process in the copy: the page's tests; one training with all options of training; the claim in its worlds
+# One process in the copy: the page's tests; one training with all options of training;
+# the claim in its worlds
 DRIVER = """
 import inspect, importlib, pathlib, sys, tempfile
 
@@ -57,12 +62,16 @@ if __name__ == "__main__":
 
 def files(section: str) -> list[tuple[str, str, str]]:
     """Path, "new" or "at its end", and content of the files that a section of the page names."""
-    (text,) = re.findall(rf"^## Add an? {section}\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    (text,) = re.findall(
+        rf"^## Add an? {section}\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL
+    )
     return FILE.findall(text)
 
 
 def run(project: Path, *words: str) -> str:
-    ended = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False, cwd=project)
+    ended = subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, check=False, cwd=project
+    )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout
 
@@ -75,8 +84,14 @@ def test_the_page_names_as_many_files_as_it_says(section: str):
         group = section.rpartition(" ")[2].replace("set", "dataset")
         assert f"conf/{group}/{name}.yaml" in {path for path, *_ in named}
         assert sum(path.startswith("tests/") for path, *_ in named) == 1
-    (row,) = [line for line in PAGE.splitlines() if re.match(rf"\|.*#add-an?-{section.replace(' ', '-')}\)", line)]
-    assert f"{count}" in row and all(f"`{path}`" in row for path, where, _ in named if where != "new")
+    (row,) = [
+        line
+        for line in PAGE.splitlines()
+        if re.match(rf"\|.*#add-an?-{section.replace(' ', '-')}\)", line)
+    ]
+    assert f"{count}" in row and all(
+        f"`{path}`" in row for path, where, _ in named if where != "new"
+    )
 
 
 @pytest.mark.slow
@@ -85,7 +100,9 @@ def test_the_files_of_the_page_work_in_a_copy_of_the_project(tmp_path: Path):
     project = tmp_path / "project"
     for part in PARTS:
         if (ROOT / part).is_dir():
-            shutil.copytree(ROOT / part, project / part, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(
+                ROOT / part, project / part, ignore=shutil.ignore_patterns("__pycache__")
+            )
         else:
             shutil.copy(ROOT / part, project / part)
     added = [file for section in SECTIONS for file in files(section)]
@@ -95,7 +112,9 @@ def test_the_files_of_the_page_work_in_a_copy_of_the_project(tmp_path: Path):
             file.write(content if where == "new" else f"\n\n{content}")
     helped = "".join(run(project, entry, "--help") for entry in ENTRIES)
     assert [name for name, _ in SECTIONS.values() if not re.search(rf"\b{name}\b", helped)] == []
-    planned = run(project, ENTRIES[0], "experiment=batch_sizes", "device=cpu", "dry_run=true", "name=planned")
+    planned = run(
+        project, ENTRIES[0], "experiment=batch_sizes", "device=cpu", "dry_run=true", "name=planned"
+    )
     assert len(re.findall(r"batch_size=\d+", planned)) >= 6
     (project / "driver.py").write_text(DRIVER)
     names = [path for path, *_ in added if path.endswith(".py")]

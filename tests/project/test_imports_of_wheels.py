@@ -14,7 +14,11 @@ OWN = ("tests", "multicard", "analysis", "benchmarks", "docs", "hydra_plugins", 
 def imported(path: Path) -> Iterator[str]:
     """The modules of this repository that a file imports, as "tests.helpers.records"."""
     for node in ast.walk(ast.parse(path.read_text())):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+        names = (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import | ast.ImportFrom)
+            else []
+        )
         start = f"{'.' * node.level}{node.module}." if isinstance(node, ast.ImportFrom) else ""
         yield from (f"{start}{name}" for name in names if f"{start}{name}".split(".")[0] in OWN)
 
@@ -35,15 +39,24 @@ def needed() -> set[Path]:
 
 def test_they_import_nothing_that_a_wheel_does_not_have():
     assert len(needed()) > 10
-    outside = {path.name: [name for name in imported(path) if not name.startswith(IN_WHEEL)] for path in needed()}
+    outside = {
+        path.name: [name for name in imported(path) if not name.startswith(IN_WHEEL)]
+        for path in needed()
+    }
     assert {name: found for name, found in outside.items() if found} == {}
 
 
 def test_analysis_finds_itself_whatever_else_has_its_name():
-    """Its modules import one another relatively; what is above them names them through `repository.module`."""
+    """Its modules import one another relatively;
+    what is above them names them through `repository.module`.
+    """
     files = [path for name in ("analysis", "multicard") for path in (ROOT / name).rglob("*.py")]
     typed_alone = {"multicard/__init__.py"}  # under TYPE_CHECKING
-    by_name = {path.relative_to(ROOT).as_posix() for path in files if any(map(is_of_analysis, imported(path)))}
+    by_name = {
+        path.relative_to(ROOT).as_posix()
+        for path in files
+        if any(map(is_of_analysis, imported(path)))
+    }
     assert by_name <= typed_alone
 
 

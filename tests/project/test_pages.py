@@ -1,4 +1,6 @@
-"""The pages: every link leads somewhere, every command runs, shrunk, and pictures are as they are made."""
+"""The pages: every link leads somewhere, every command runs, shrunk,
+and pictures are as they are made.
+"""
 
 import json
 import re
@@ -10,7 +12,7 @@ import pytest
 from PIL import Image
 
 from analysis.__main__ import main
-from analysis.commands.gate import Gate
+from analysis.commands.gate import GateVerdict
 from docs import pictures, status
 from multicard import demo
 from tests.analysis.test_compare import sweep
@@ -27,15 +29,23 @@ FENCED = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 def commands(start: str) -> list[str]:
-    """The commands in fenced blocks of all pages that begin with `start`, each once; what a command printed is
-    indented."""
-    joined = "\n".join(block for text in PAGES.values() for block in FENCED.findall(text)).replace("\\\n", " ")
-    lines = (" ".join(line.partition("  #")[0].split()) for line in joined.splitlines() if not line[:1].isspace())
+    """The commands in fenced blocks of all pages that begin with `start`, each once; what a command
+    printed is indented.
+    """
+    joined = "\n".join(block for text in PAGES.values() for block in FENCED.findall(text)).replace(
+        "\\\n", " "
+    )
+    lines = (
+        " ".join(line.partition("  #")[0].split())
+        for line in joined.splitlines()
+        if not line[:1].isspace()
+    )
     return list(dict.fromkeys(line for line in lines if line.startswith(start)))
 
 
 DEMO = [f"python train_vision.py {demo.SWEEP}"]
-# `predict=true` of a GPU is for tests/estimate, and prices are of GPUs: the words that shrink a command leave none
+# `predict=true` of a GPU is for tests/estimate, and prices are of
+# GPUs: the words that shrink a command leave none
 VISION = [
     line
     for line in dict.fromkeys([*commands("python train_vision.py"), *DEMO])
@@ -57,18 +67,28 @@ SHRUNK = {
     "repeat_max": "2",
 }
 DATA = {"mnist": SHARED / "mnist", "images": SHARED / "clothing"}
-OWN = {"data/flat": "flat", "data/labels.csv": "csv", "data/hub": "hub"}  # images that are made in this form
-TUNING_SHRUNK = {"device": "cpu", "max_steps": "2", "dataset.rows": "12", "tracker.mode": "disabled"}
+# images that are made in this form
+OWN = {"data/flat": "flat", "data/labels.csv": "csv", "data/hub": "hub"}
+TUNING_SHRUNK = {
+    "device": "cpu",
+    "max_steps": "2",
+    "dataset.rows": "12",
+    "tracker.mode": "disabled",
+}
 TINY = {"model=llama3_8b": "model=llama3_tiny", "max_seq_len=512": "max_seq_len=128"}  # of few rows
 FILES = {
-    **dict.fromkeys(("rows.jsonl", "train.jsonl", "validation.jsonl"), SHARED / "text" / "alpaca_cleaned_500.jsonl"),
+    **dict.fromkeys(
+        ("rows.jsonl", "train.jsonl", "validation.jsonl"),
+        SHARED / "text" / "alpaca_cleaned_500.jsonl",
+    ),
     "chats.jsonl": ROOT / "tests/fixtures/chats.jsonl",
     "faq.csv": ROOT / "tests/fixtures/faq.csv",
     "helpdesk.csv": ROOT / "tests/fixtures/helpdesk.csv",
     "pairs.jsonl": SHARED / "text" / "hh_helpful_500.jsonl",
     "Meta-Llama-3-8B/original/tokenizer.model": SHARED / "tokenizer" / "tokenizer.model",
 }
-WEIGHTS = ("Qwen3-0.6B", "Llama-3.2-1B")  # folders of the hub, which tests/llm/test_kept_tuning.py has small ones of
+# folders of the hub, which tests/llm/test_kept_tuning.py has small ones of
+WEIGHTS = ("Qwen3-0.6B", "Llama-3.2-1B")
 
 
 def anchors(text: str) -> set[str]:
@@ -96,31 +116,47 @@ def test_the_readme_is_short_and_names_every_page():
 
 
 def test_make_targets_and_modules_that_are_named_exist():
-    text = "\n".join(page for name, page in PAGES.items() if name != "CHANGELOG.md")  # which names what is gone
+    # which names what is gone
+    text = "\n".join(page for name, page in PAGES.items() if name != "CHANGELOG.md")
     code = "\n".join([*FENCED.findall(text), *re.findall(r"`([^`\n]+)`", text)])
     for target in set(re.findall(r"^make ([a-z-]+)", code, re.MULTILINE)):
         assert re.search(rf"^{target}:", MAKEFILE, re.MULTILINE), target
-    for module in set(re.findall(r"python -m ((?:benchmarks|multicard|analysis)[a-z_.]*[a-z])", text)):
+    for module in set(
+        re.findall(r"python -m ((?:benchmarks|multicard|analysis)[a-z_.]*[a-z])", text)
+    ):
         assert find_spec(module) is not None, module
     for path in set(re.findall(r"`((?:multicard|analysis|conf|tests|benchmarks)/[\w/.-]+)`", text)):
         assert (ROOT / path).exists(), path
 
 
 # Of commands that start nothing: what says so
-SAID_OF = {"dry_run=true": ("sweep.dry-run", "sweep.dry-run-alone"), "predict=true": ("predict.title",)}
+SAID_OF = {
+    "dry_run=true": ("sweep.dry-run", "sweep.dry-run-alone"),
+    "predict=true": ("predict.title",),
+}
 
 
-def run(words: list[str], replaced: dict[str, str], folder: Path, called: Called, entry: str) -> None:
-    """Run a command with these replacements; of a sweep plan all cells, and run those of its first axis where the
-    others have their last value: each value by itself is for other tests."""
+def run(
+    words: list[str], replaced: dict[str, str], folder: Path, called: Called, entry: str
+) -> None:
+    """Run a command with these replacements; of a sweep plan all cells, and run those of its first
+    axis where the
+    others have their last value: each value by itself is for other tests.
+    """
     chosen = [word for word in words if word.partition("=")[0] not in replaced]
-    if any(word.startswith("global_batch_size=") for word in words):  # from which the ranks' own follows
+    # from which the ranks' own follows
+    if any(word.startswith("global_batch_size=") for word in words):
         replaced = {key: value for key, value in replaced.items() if key != "batch_size"}
     small = [*(f"{key}={value}" for key, value in replaced.items()), f"hydra.run.dir={folder}"]
     small += [f"hydra.sweep.dir={folder}"]
-    swept = [word for word in chosen if re.fullmatch(r"[\w.]+=\w+(,\w+)+", word)] * ("dry_run=true" not in words)
-    # tests/sweep/test_pack.py and tests/decide/test_race_live.py run one, in processes that import torch
-    packed = "hydra/launcher=submitit_local" in words or any(word.startswith("race=") for word in words)
+    swept = [word for word in chosen if re.fullmatch(r"[\w.]+=\w+(,\w+)+", word)] * (
+        "dry_run=true" not in words
+    )
+    # tests/sweep/test_pack.py and tests/decide/test_race_live.py run one,
+    # in processes that import torch
+    packed = "hydra/launcher=submitit_local" in words or any(
+        word.startswith("race=") for word in words
+    )
     if len(swept) > 1 or packed:
         code, printed = called(*chosen, *small, "dry_run=true", entry=entry)
         assert code == 0 and {*SAID_OF["dry_run=true"]} & {*codes(printed)}, printed
@@ -159,13 +195,19 @@ def test_a_documented_command_runs(line: str, tmp_path: Path, called: Called):
         if not DATA[data_set].exists():
             pytest.skip(f"no {DATA[data_set]}")
         replaced |= {"dataset.root": str(DATA[data_set])}
-        replaced |= {"dataset.download": "false"} if data_set == "mnist" else {"dataset.cache_dir": str(tmp_path)}
+        replaced |= (
+            {"dataset.download": "false"}
+            if data_set == "mnist"
+            else {"dataset.cache_dir": str(tmp_path)}
+        )
     run(words, replaced, tmp_path, called, "train_vision.py")
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("processes")
-@pytest.mark.parametrize("line", [line for line in commands("python measure_script.py") if "examples/" in line])
+@pytest.mark.parametrize(
+    "line", [line for line in commands("python measure_script.py") if "examples/" in line]
+)
 def test_a_script_of_the_examples_is_measured(line: str, tmp_path: Path, called: Called):
     words = [word for word in shlex.split(line)[2:] if not word.startswith("name=")]
     short = ("steps=12", "device=cpu", "tracker.mode=disabled", f"hydra.sweep.dir={tmp_path}")
@@ -174,7 +216,9 @@ def test_a_script_of_the_examples_is_measured(line: str, tmp_path: Path, called:
     cells = [json.loads(path.read_text()) for path in tmp_path.glob("*/result.json")]
     assert len(cells) == 4 and {cell["axes"]["gpus"] for cell in cells} == {1, 2}
     for cell in cells:
-        assert cell["status"] == "ok" and cell["step_s"]["count"] == 7 and cell["samples_per_s"] > 0, cell
+        assert (
+            cell["status"] == "ok" and cell["step_s"]["count"] == 7 and cell["samples_per_s"] > 0
+        ), cell
         assert "script.no-process-group" not in cell["seen_codes"], cell["seen"]
 
 
@@ -202,12 +246,15 @@ def test_the_documented_analysis_runs(tmp_path: Path, monkeypatch, capsys):
     for name in ("before", "after", "first", "fast", "mine"):
         sweep(tmp_path / "multirun" / name, test_accuracy=0.995, prediction=records.prediction())
     monkeypatch.chdir(tmp_path)
-    lines = [shlex.split(line)[3:] for line in ANALYSIS if "--train" not in line]  # tests/analysis/test_train_best.py
-    lines += [words for line in commands("multicard ") if (words := shlex.split(line)[1:])[0] in names]
+    # tests/analysis/test_train_best.py
+    lines = [shlex.split(line)[3:] for line in ANALYSIS if "--train" not in line]
+    lines += [
+        words for line in commands("multicard ") if (words := shlex.split(line)[1:])[0] in names
+    ]
     assert {words[0] for words in lines} == {*names}
     for words in lines:
         # Of runs that were not repeated a gate cannot tell
-        expected = Gate.cannot_tell if "--gate" in words else 0
+        expected = GateVerdict.cannot_tell if "--gate" in words else 0
         assert main(words) == expected, words
     assert (tmp_path / "multirun" / "report.html").exists()
     assert list((tmp_path / "outputs" / "figures").glob("*.pdf"))
@@ -219,8 +266,9 @@ STALE = "python -m docs.pictures makes it again"
 
 
 def shown(page: Path) -> tuple[list[str], list[str]]:
-    """The commands of what to run, which can be copied, and the sections of a report; not its sentences, which may be
-    improved, nor what stands as code within them."""
+    """The commands of what to run, which can be copied, and the sections of a report; not its
+    sentences, which may be improved, nor what stands as code within them.
+    """
     text = page.read_text()
     answer = text[text.index('<section id="answer') :].partition("</section>")[0]
     return re.findall(r"<code>([^<]*)</code><button", answer), re.findall(r'<h2 id="(.*?)"', text)
@@ -230,12 +278,20 @@ def test_the_example_is_what_report_makes_of_its_records(tmp_path: Path):
     committed = pictures.DOCS / "example" / "report.html"
     commands, sections = shown(committed)
     assert len(commands) > 1 and (commands, sections) == shown(pictures.example(tmp_path)), STALE
-    assert "multirun/example" in committed.read_text() and committed.stat().st_size < MOST_BYTES_OF_PAGE
+    assert (
+        "multirun/example" in committed.read_text()
+        and committed.stat().st_size < MOST_BYTES_OF_PAGE
+    )
 
 
 def drawn_rows(picture: Path) -> list[str]:
-    """The texts of a picture that begin with a number, as cells and rows of tables do; not its sentences."""
-    texts = [text.replace("&#160;", " ") for text in re.findall(r"<text[^>]*>(.*?)</text>", picture.read_text())]
+    """The texts of a picture that begin with a number, as cells and rows of tables do;
+    not its sentences.
+    """
+    texts = [
+        text.replace("&#160;", " ")
+        for text in re.findall(r"<text[^>]*>(.*?)</text>", picture.read_text())
+    ]
     return [text for text in texts if re.match(r"\s*\[?\d", text)]
 
 
@@ -245,7 +301,9 @@ def test_the_terminal_is_what_the_first_command_prints(tmp_path: Path):
     assert len(rows) > 8 and drawn_rows(pictures.terminal(tmp_path)) == rows, STALE
     printed = re.sub("<.*?>", "", (tmp_path / "demo.svg").read_text()).replace("&#160;", " ")
     first = re.search(
-        r"^python train_vision.py -m (.*)$", (pictures.DOCS.parent / "README.md").read_text(), re.MULTILINE
+        r"^python train_vision.py -m (.*)$",
+        (pictures.DOCS.parent / "README.md").read_text(),
+        re.MULTILINE,
     )
     assert first is not None and all(word in printed for word in first[1].split())
 
@@ -253,7 +311,9 @@ def test_the_terminal_is_what_the_first_command_prints(tmp_path: Path):
 @pytest.mark.slow
 @pytest.mark.usefixtures("processes")
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed")
-def test_the_pictures_of_the_docs_are_made_by_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_the_pictures_of_the_docs_are_made_by_a_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     assert pictures.main([], tmp_path) == 0
     made = {path.stem: path for path in (tmp_path / "img").iterdir()}
     assert {*made} == {path.stem for path in (pictures.DOCS / "img").glob("report-*.png")}
@@ -267,7 +327,9 @@ def test_the_pictures_of_the_docs_are_made_by_a_command(tmp_path: Path, capsys: 
     assert "absent/first/multirun.yaml" in capsys.readouterr().err
 
 
-def test_without_a_browser_it_is_refused_in_a_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+def test_without_a_browser_it_is_refused_in_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     monkeypatch.setattr(pictures, "BROWSERS", ("no-such-browser",))
     assert pictures.main([]) == 1
     assert find(capsys.readouterr().err, "pictures.no-browser", browsers=["no-such-browser"])

@@ -1,4 +1,6 @@
-"""The table of limits in docs/analysis.md has every limit, with its mark, its code and what it forbids."""
+"""The table of limits in docs/analysis.md has every limit, with its mark,
+its code and what it forbids.
+"""
 
 import re
 
@@ -11,7 +13,10 @@ ROW = re.compile(r"^\| `(.)` \| `([a-z-]+)` \| .+ \| ([a-z_, ]*) ?\|$", re.MULTI
 
 
 def test_the_table_has_every_limit_and_what_it_forbids():
-    rows = [(sign, code, {*re.findall(r"\w+", forbidden)}) for sign, code, forbidden in ROW.findall(PAGE)]
+    rows = [
+        (sign, code, {*re.findall(r"\w+", forbidden)})
+        for sign, code, forbidden in ROW.findall(PAGE)
+    ]
     assert rows == [(kind.sign, kind.code, {*kind.forbids}) for kind in limits.KINDS]
 
 
@@ -21,4 +26,6 @@ def test_the_page_says_what_follows_from_each():
 
 
 def test_the_columns_are_named_as_the_page_says():
-    assert [kind.column for kind in limits.KINDS] == [kind.code.replace("-", "_") for kind in limits.KINDS]
+    assert [kind.column for kind in limits.KINDS] == [
+        kind.code.replace("-", "_") for kind in limits.KINDS
+    ]

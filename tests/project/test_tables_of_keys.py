@@ -1,9 +1,11 @@
-"""No table of keys outside the schema: what a key means stands in its entry, and is asked for by its role.
+"""No table of keys outside the schema: what a key means stands in its entry,
+and is asked for by its role.
 
-A tuple, list or set with two or more names of keys is one, wherever it stands, and so is a dictionary at the top of a
-module that has them as keys. A dictionary within a function has the values of a run, and those of `multicard/papers`
-and `benchmarks` have the values of commands. A table that says something else has a comment on a line of its own
-source, or on the line above, that says what: "no roles: ...".
+A tuple, list or set with two or more names of keys is one, wherever it stands, and so is a
+dictionary at the top of a module that has them as keys. A dictionary within a function has the
+values of a run, and those of `multicard/papers` and `benchmarks` have the values of commands. A
+table that says something else has a comment on a line of its own source, or on the line above,
+that says what: "no roles: ...".
 """
 
 import ast
@@ -18,13 +20,16 @@ from multicard.records.figures import FIGURES
 from tests.conftest import ROOT
 
 PACKAGES = ("multicard", "analysis", "hydra_plugins", "benchmarks")
-COMMANDS = ("multicard/papers", "benchmarks", "analysis/evidence/steps.py")  # whose dictionaries are values of keys
+# whose dictionaries are values of keys
+COMMANDS = ("multicard/papers", "benchmarks", "analysis/evidence/steps.py")
 SCHEMAS = "multicard/config/"
 EXCEPTION = "no roles: "
 
 
 def names() -> set[str]:
-    """Keys and groups as they are typed, and the columns of axes; not those that figures have too."""
+    """Keys and groups as they are typed, and the columns of axes;
+    not those that figures have too.
+    """
     keys = {name for workload in workloads.WORKLOADS for name in workloads.known_keys(workload)}
     columns = {schema.column_of(name) for name in keys}
     return (keys | columns) - {*FIGURES} - {"name", "experiment"}
@@ -41,7 +46,11 @@ def tables(source: str, commands: bool) -> Iterator[tuple[int, list[str]]]:
             elements = [key for key in node.keys if key is not None]
         else:
             continue
-        found = {each.value for each in elements if isinstance(each, ast.Constant) and isinstance(each.value, str)}
+        found = {
+            each.value
+            for each in elements
+            if isinstance(each, ast.Constant) and isinstance(each.value, str)
+        }
         about = lines[max(node.lineno - 2, 0) : node.end_lineno]
         if len(found & known) > 1 and not any(EXCEPTION in line for line in about):
             yield node.lineno, sorted(found & known)

@@ -1,4 +1,6 @@
-"""Signals that ask the command to end: one line or record in each case, no process left, and none is lost."""
+"""Signals that ask the command to end: one line or record in each case, no process left,
+and none is lost.
+"""
 
 import importlib
 import multiprocessing
@@ -42,8 +44,12 @@ def wait_for_interruption() -> None:
     [*zip(interruption.SIGNALS, cycle(["train_vision.py", "tune_llm.py"]), strict=False)],
     ids=lambda value: getattr(value, "name", value),
 )
-def test_while_a_command_imports_a_signal_ends_it_with_a_line(number: signal.Signals, entry: str, tmp_path: Path):
-    interrupted = f"import os, time\nos.kill(os.getpid(), {int(number)})\ntime.sleep({DEADLINE_S})\n"
+def test_while_a_command_imports_a_signal_ends_it_with_a_line(
+    number: signal.Signals, entry: str, tmp_path: Path
+):
+    interrupted = (
+        f"import os, time\nos.kill(os.getpid(), {int(number)})\ntime.sleep({DEADLINE_S})\n"
+    )
     (tmp_path / "hydra.py").write_text(interrupted)  # what the entry imports next
     done = subprocess.run(
         [sys.executable, str(ROOT / entry)],
@@ -74,8 +80,12 @@ with open({str(tmp_path / "file")!r}, "w") as file:
     assert int((tmp_path / "file").read_text()) > 2
 
 
-def test_while_a_sweep_is_composed_it_is_a_line(called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cells, "compose", lambda *_: signal.raise_signal(signal.SIGTERM) or wait_for_interruption())
+def test_while_a_sweep_is_composed_it_is_a_line(
+    called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(
+        cells, "compose", lambda *_: signal.raise_signal(signal.SIGTERM) or wait_for_interruption()
+    )
     code, printed = called("-m", "gpus=1,2", f"hydra.sweep.dir={tmp_path / 'sweep'}")
     assert code == 1 and "SIGTERM" in printed and printed.count("\n") == 1
 
@@ -93,7 +103,9 @@ def test_an_interruption_that_python_drops_is_raised_again():
 
 
 def test_an_import_is_not_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    lines = "import signal\nfor _ in range(2):\n    signal.raise_signal(signal.SIGHUP)\nwhole = True\n"
+    lines = (
+        "import signal\nfor _ in range(2):\n    signal.raise_signal(signal.SIGHUP)\nwhole = True\n"
+    )
     (tmp_path / "interrupted_module.py").write_text(lines)
     monkeypatch.syspath_prepend(tmp_path)
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -152,9 +164,14 @@ def test_a_second_signal_does_not_disturb_what_follows_and_a_hang_up_that_nohup_
 
 
 @pytest.mark.usefixtures("processes")
-def test_ranks_that_are_being_started_are_not_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_ranks_that_are_being_started_are_not_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     warm_up()
-    assert interruption.WAITS_IN >= {LocalElasticAgent._start_workers.__name__, Executor.submit_process.__name__}
+    assert interruption.WAITS_IN >= {
+        LocalElasticAgent._start_workers.__name__,
+        Executor.submit_process.__name__,
+    }
     server = psutil.Process(multiprocessing.forkserver._forkserver._forkserver_pid)  # pyright: ignore[reportAttributeAccessIssue]
     before = {child.pid for child in server.children()}
     started, start = [], ForkServerProcess.start
@@ -173,7 +190,8 @@ def test_ranks_that_are_being_started_are_not_forgotten(tmp_path: Path, monkeypa
     assert not psutil.wait_procs(left, timeout=DEADLINE_S)[1]
 
 
-# Ends by SIGKILL while a semaphore of it is registered; before, its helpers get every signal that a terminal sends
+# Ends by SIGKILL while a semaphore of it is registered; before,
+# its helpers get every signal that a terminal sends
 HELPERS = """
 import multiprocessing, os, signal
 from multiprocessing import forkserver, resource_tracker
@@ -194,5 +212,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @pytest.mark.usefixtures("processes")
 def test_a_terminals_signals_leave_the_helpers_alone_and_a_killed_command_says_nothing():
-    done = subprocess.run([sys.executable, "-c", HELPERS], capture_output=True, text=True, check=False, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", HELPERS], capture_output=True, text=True, check=False, cwd=ROOT
+    )
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGKILL, "alive\n", "")

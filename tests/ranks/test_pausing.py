@@ -36,7 +36,9 @@ def one_rank(number: int = 0) -> Any:
 
 
 class Ticks:
-    """Laps of a clock that goes on by a second with each step, and by 100 while nothing is marked."""
+    """Laps of a clock that goes on by a second with each step,
+    and by 100 while nothing is marked.
+    """
 
     now_s = 0.0
 
@@ -56,8 +58,12 @@ class Ticks:
 
 
 @pytest.fixture
-def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Pausing, Board]]:
-    """Trains steps of 10 samples, of so many an epoch, to the step that ends the last of the blocks."""
+def trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[Pausing, Board]]:
+    """Trains steps of 10 samples, of so many an epoch,
+    to the step that ends the last of the blocks.
+    """
     monkeypatch.setattr(gates, "Laps", Ticks)
     Ticks.now_s = 0.0
 
@@ -94,7 +100,8 @@ def test_a_block_leaves_out_the_warm_up_what_lay_ready_and_the_starts_of_epochs(
     blocks = lines(tmp_path)
     assert [block["loss"] for block in blocks] == [2.5, 0.5, None]
     assert [block["step"] for block in blocks] == [6, 12, 20]
-    # steps 5 and 6; 10, 11 and 12 after two left of three that were skipped, as an epoch began with 9; 16, 18, 19, 20
+    # steps 5 and 6; 10, 11 and 12 after two left of three that were skipped,
+    # as an epoch began with 9; 16, 18, 19, 20
     assert [len(block["step_s"]) for block in blocks] == [2, 3, 4]
     assert all(step_s == 1.0 for block in blocks for step_s in block["step_s"])
     assert all(samples == 10.0 for block in blocks for samples in block["samples"])
@@ -127,8 +134,11 @@ def test_the_time_of_a_pause_is_no_steps(monkeypatch: pytest.MonkeyPatch):
 
 
 @contextmanager
-def race(folder: Path, ranks: int, blocks: list[int]) -> Iterator[tuple[list[BaseException], list[float]]]:
-    """Meanwhile, lets the ranks of the run in `folder` train one block after the other, and has them stop.
+def race(
+    folder: Path, ranks: int, blocks: list[int]
+) -> Iterator[tuple[list[BaseException], list[float]]]:
+    """Meanwhile, lets the ranks of the run in `folder` train one block after the other,
+    and has them stop.
 
     Yields errors, and the times at which they were let go.
     """
@@ -141,11 +151,15 @@ def race(folder: Path, ranks: int, blocks: list[int]) -> Iterator[tuple[list[Bas
             began = rank_files.read(folder)[0]
             assert began.started_s is not None  # its start ends where it waits
             for done, step in enumerate(blocks, 1):
-                awaited(lambda done=done: all(len(lines(folder, rank)) == done for rank in range(ranks)))
+                awaited(
+                    lambda done=done: all(len(lines(folder, rank)) == done for rank in range(ranks))
+                )
                 time.sleep(HELD_S)
                 let_go_s.append(clock_s())
                 board.run_to(step)
-            awaited(lambda: all(len(lines(folder, rank)) == len(blocks) + 1 for rank in range(ranks)))
+            awaited(
+                lambda: all(len(lines(folder, rank)) == len(blocks) + 1 for rank in range(ranks))
+            )
         except BaseException as error:
             errors.append(error)
         board.ask_stop(step)
@@ -159,13 +173,25 @@ def race(folder: Path, ranks: int, blocks: list[int]) -> Iterator[tuple[list[Bas
 
 def test_ranks_of_training_pause_together_and_end_as_a_probe(measured: Measured, tmp_path: Path):
     folder = tmp_path / "sweep" / "1"
-    words = ("probe.enabled=true", "race.figure=images_per_s", "gpus=2", "model.width=0.35", "strategy=ddp")
+    words = (
+        "probe.enabled=true",
+        "race.figure=images_per_s",
+        "gpus=2",
+        "model.width=0.35",
+        "strategy=ddp",
+    )
     with race(folder, 2, [4, 9, 14]) as (errors, let_go_s):  # of 6 steps an epoch, and 1 epoch
-        record = measured(*words, "stop_at_target=true", "target_accuracy=0.01", "schedule=onecycle")
+        record = measured(
+            *words, "stop_at_target=true", "target_accuracy=0.01", "schedule=onecycle"
+        )
     assert not errors and record["status"] == "ok", (errors, record["cause"])
     for rank in range(2):
         start, *blocks = lines(folder, rank)
-        assert start["step"] == 0 and start["step_s"] == [] and [block["step"] for block in blocks] == [4, 9, 14]
+        assert (
+            start["step"] == 0
+            and start["step_s"] == []
+            and [block["step"] for block in blocks] == [4, 9, 14]
+        )
         assert [len(block["step_s"]) for block in blocks] == [4 - 1, 5 - 2, 5 - 2]
         assert all(samples == 8.0 for samples in blocks[0]["samples"])  # 16, which both ranks train
         assert blocks[-1]["peak_memory_bytes"] > 0 and np.isfinite(blocks[-1]["loss"])
@@ -184,13 +210,25 @@ def test_ranks_of_tuning_pause_together(tuned: Measured, tmp_path: Path):
     assert not errors and record["status"] == "ok", (errors, record["cause"])
     for rank in range(2):
         _, first, second = lines(folder, rank)
-        assert len(first["step_s"]) == 4 - 2 and len(second["step_s"]) == 3 - 2 and min(first["samples"]) > 0
+        assert (
+            len(first["step_s"]) == 4 - 2
+            and len(second["step_s"]) == 3 - 2
+            and min(first["samples"]) > 0
+        )
     assert [epoch["steps"] for epoch in record["epochs"]] == [3, 3, 1]
     assert record["total_s"] <= clock_s() - let_go_s[0] - HELD_S
 
 
 def test_a_probe_of_a_race_is_known_by_the_steps_that_counted():
-    columns = {"epoch": [0] * 6, "rank": [0] * 6, "step": [*range(6)], "step_s": [9.0, 1.0, 1.0, 5.0, 1.0, 1.0]}
-    table = {name: SimpleNamespace(to_numpy=lambda values=values: np.array(values)) for name, values in columns.items()}
+    columns = {
+        "epoch": [0] * 6,
+        "rank": [0] * 6,
+        "step": [*range(6)],
+        "step_s": [9.0, 1.0, 1.0, 5.0, 1.0, 1.0],
+    }
+    table = {
+        name: SimpleNamespace(to_numpy=lambda values=values: np.array(values))
+        for name, values in columns.items()
+    }
     end = rank_files.probe_end([RankReport(rank=0, probe=RankProbe("race", 6, [0, 3]))], table)
     assert end is not None and end.step_s == 1.0 and end.steps + end.warmup_steps == 4

@@ -1,4 +1,6 @@
-"""`probe=true`: when it stops, that all ranks stop after the same step, and that no table holds it."""
+"""`probe=true`: when it stops, that all ranks stop after the same step,
+and that no table holds it.
+"""
 
 import json
 import math
@@ -31,7 +33,9 @@ from tests.measure.test_series import autocorrelated
 from tests.tracking.test_runs import OFFLINE
 
 
-def stopped(steps_s: Sequence[float] | np.ndarray, error: float = 0.01, seconds: float = 60.0) -> tuple[int, str]:
+def stopped(
+    steps_s: Sequence[float] | np.ndarray, error: float = 0.01, seconds: float = 60.0
+) -> tuple[int, str]:
     """After how many of these steps, of one epoch, a probe stops, and why."""
     rule = StopRule(error, seconds, len(steps_s))
     for number, step_s in enumerate(steps_s, 1):
@@ -43,10 +47,16 @@ def stopped(steps_s: Sequence[float] | np.ndarray, error: float = 0.01, seconds:
 
 def test_a_probe_stops_on_its_error():
     random = np.random.default_rng(1)
-    ends = [stopped(autocorrelated(random, 5000, 0.1, phi, 0.05), seconds=300.0) for phi in [0.0] * 40 + [0.5] * 40]
+    ends = [
+        stopped(autocorrelated(random, 5000, 0.1, phi, 0.05), seconds=300.0)
+        for phi in [0.0] * 40 + [0.5] * 40
+    ]
     assert all(reason == "error" for _, reason in ends)
-    independent, correlated = (np.median([steps for steps, _ in part]) for part in (ends[:40], ends[40:]))
-    # 1.96^2 (0.05 / 0.01)^2 = 96 independent steps, but not before a tenth of the time; correlated, three times as many
+    independent, correlated = (
+        np.median([steps for steps, _ in part]) for part in (ends[:40], ends[40:])
+    )
+    # 1.96^2 (0.05 / 0.01)^2 = 96 independent steps, but not before a tenth of the time;
+    # correlated, three times as many
     assert 300 <= independent <= 96 * 4 and correlated >= independent
     fast = autocorrelated(random, 20_000, 0.01, 0.5, 0.2)
     steps, reason = stopped(fast, error=0.05)
@@ -103,7 +113,9 @@ class Event:
         return (later.passed_s - self.passed_s) * 1e3
 
 
-def test_on_cuda_the_device_times_steps_and_only_a_host_far_ahead_waits(monkeypatch: pytest.MonkeyPatch):
+def test_on_cuda_the_device_times_steps_and_only_a_host_far_ahead_waits(
+    monkeypatch: pytest.MonkeyPatch,
+):
     monkeypatch.setattr(torch.cuda, "Event", Event)
     Event.waited = []
     laps = Laps(torch.device("cuda"), lead=3)
@@ -113,7 +125,8 @@ def test_on_cuda_the_device_times_steps_and_only_a_host_far_ahead_waits(monkeypa
     assert laps.known() == [] and laps.pending == 2 and not Event.waited
     first = laps._ends[0][1]
     start.passed_s, first.passed_s = 10.0, 10.5
-    assert laps.known() == [(0, 0.5)] and laps.pending == 1  # by the device's clock, of what it has passed
+    # by the device's clock, of what it has passed
+    assert laps.known() == [(0, 0.5)] and laps.pending == 1
     laps.end()
     assert not Event.waited
     laps.end()
@@ -128,7 +141,9 @@ def test_on_cuda_the_device_times_steps_and_only_a_host_far_ahead_waits(monkeypa
 
 def time_steps(monkeypatch: pytest.MonkeyPatch, step_s: float) -> None:
     """Have every step take so long, and be known at once."""
-    laps = SimpleNamespace(start=lambda: None, end=lambda: None, known=lambda: [(0, step_s)], pending=0)
+    laps = SimpleNamespace(
+        start=lambda: None, end=lambda: None, known=lambda: [(0, step_s)], pending=0
+    )
     monkeypatch.setattr(gates, "Laps", lambda *_: laps)
 
 
@@ -137,7 +152,8 @@ def rank_of(rank: int, world_size: int) -> Rank:
 
 
 @pytest.mark.parametrize(
-    ("device", "ranks", "nodes", "ahead"), [("cpu", 2, 1, 1), ("cuda", 1, 1, 1), ("cuda", 2, 1, LEAD + 1)]
+    ("device", "ranks", "nodes", "ahead"),
+    [("cpu", 2, 1, 1), ("cuda", 1, 1, 1), ("cuda", 2, 1, LEAD + 1)],
 )
 def test_rank_0_names_a_step_that_no_rank_can_have_passed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, ranks: int, nodes: int, ahead: int
@@ -146,7 +162,8 @@ def test_rank_0_names_a_step_that_no_rank_can_have_passed(
     board = Board(tmp_path, ranks, create=True)
     config = typed("probe.enabled=true", "probe.seconds=40.0", "epochs=9", f"gpus={ranks}")
     first, *others = (
-        Probing(config, rank_of(number, ranks), torch.device(device), board, 100) for number in range(ranks)
+        Probing(config, rank_of(number, ranks), torch.device(device), board, 100)
+        for number in range(ranks)
     )
     steps = 0
     while not board.stop_at:
@@ -160,7 +177,9 @@ def test_rank_0_names_a_step_that_no_rank_can_have_passed(
     assert [board.stops(step) for step in (steps, steps + ahead)] == [False, True]
     with pytest.raises(RuntimeError) as error:
         board.stops(steps + ahead + 1)
-    assert says(str(error.value), "rank.stop-missed", stop_at=steps + ahead, steps=steps + ahead + 1)
+    assert says(
+        str(error.value), "rank.stop-missed", stop_at=steps + ahead, steps=steps + ahead + 1
+    )
     first.step_ended(steps + 1)
     assert board.stop_at == steps + ahead  # it stands
     board.remove()
@@ -173,7 +192,9 @@ def test_the_other_nodes_hear_of_it_in_time(tmp_path: Path, monkeypatch: pytest.
     board = Board(tmp_path, 4, create=True)
     peers: Any = SimpleNamespace(tell_stop=heard.append)
     allocation = Allocation(job="7", hosts=("a", "b"))
-    with StopOnWarning(allocation, board, Placement("cpu", "gloo", 2, False, 2), tmp_path, False, peers) as stop:
+    with StopOnWarning(
+        allocation, board, Placement("cpu", "gloo", 2, False, 2), tmp_path, False, peers
+    ) as stop:
         config = typed("probe.enabled=true", "probe.seconds=0.4", "nodes=2", "gpus=2")
         Probing(config, rank_of(0, 4), torch.device("cpu"), board, 100).step_ended(12)
         assert board.stop_at == 12 + 1 + 4  # 2 s of steps of 0.5 s
@@ -199,36 +220,67 @@ def test_a_probe_of_training_and_the_full_run_stand_side_by_side(called: Called,
     end = probe["probe"]
     assert (end["ended_by"], end["steps_per_epoch"], end["half_width"]) == ("seconds", 8, None)
     (epoch,) = probe["epochs"]
-    assert epoch["steps"] == 2 and epoch["samples"] == epoch["samples_trained"] == 64 and epoch["evaluate_s"] > 0
-    assert epoch["images_per_s"] == pytest.approx(64 / epoch["train_s"]) and epoch["first_batch_s"] is not None
+    assert (
+        epoch["steps"] == 2
+        and epoch["samples"] == epoch["samples_trained"] == 64
+        and epoch["evaluate_s"] > 0
+    )
+    assert (
+        epoch["images_per_s"] == pytest.approx(64 / epoch["train_s"])
+        and epoch["first_batch_s"] is not None
+    )
     with pytest.raises(ValueError):  # the only run is a probe
         load.read([tmp_path])
 
     code, printed = called(*words)
     assert code == 0 and "measured before" not in printed and "images/s" in printed
     (run,) = load.read([tmp_path]).runs
-    assert run.folder.name == folder.name.removesuffix("-probe") and run["identity"] == probe["identity"]
-    assert [found.folder for found in load.read([tmp_path], probes=True).runs] == [run.folder, folder]
+    assert (
+        run.folder.name == folder.name.removesuffix("-probe")
+        and run["identity"] == probe["identity"]
+    )
+    assert [found.folder for found in load.read([tmp_path], probes=True).runs] == [
+        run.folder,
+        folder,
+    ]
     assert (whole := json.loads((run.folder / "result.json").read_text()))["probe"] is None
     assert [epoch["steps"] for epoch in whole["epochs"]] == [8, 8]
 
 
 def test_a_probe_whose_epochs_end_first_has_them_all(measured: Measured):
-    words = ("probe.enabled=true", "probe.error=0.0001%", "probe.seconds=1e6", "epochs=3", "model.width=0.35")
+    words = (
+        "probe.enabled=true",
+        "probe.error=0.0001%",
+        "probe.seconds=1e6",
+        "epochs=3",
+        "model.width=0.35",
+    )
     record = measured(*words, *OFFLINE)
-    assert record["status"] == "ok" and len(record["epochs"]) == 3 and record["epochs"][1]["gap_s"] > 0
+    assert (
+        record["status"] == "ok" and len(record["epochs"]) == 3 and record["epochs"][1]["gap_s"] > 0
+    )
     end = written(record)["probe"]
     assert (end["ended_by"], end["steps_per_epoch"]) == ("run", 6)
     assert end["steps"] + end["warmup_steps"] == 3 * 5  # without the first of each epoch
     assert "ended: last epoch" in outcome.line(records.as_run(record))
-    limited = [limit["code"] for limit in record["limits"] if limit["forbids"]]  # a busy machine, where it was
-    assert list(wandb_file.read(Path(record["folder"]))["run"].tags) == ["a", "b", "probe", *limited]
+    # a busy machine, where it was
+    limited = [limit["code"] for limit in record["limits"] if limit["forbids"]]
+    assert list(wandb_file.read(Path(record["folder"]))["run"].tags) == [
+        "a",
+        "b",
+        "probe",
+        *limited,
+    ]
 
 
 def test_a_probe_of_tuning_stops_all_ranks_after_the_same_step(tuned: Measured):
-    record = ok(tuned("gpus=2", "probe.enabled=true", "probe.seconds=0.001", "max_steps=null", "epochs=3"))
+    record = ok(
+        tuned("gpus=2", "probe.enabled=true", "probe.seconds=0.001", "max_steps=null", "epochs=3")
+    )
     end = written(record)["probe"]
-    assert (end["ended_by"], end["steps"], end["half_width"]) == ("seconds", 1, None) and end["steps_per_epoch"] > 10
+    assert (end["ended_by"], end["steps"], end["half_width"]) == ("seconds", 1, None) and end[
+        "steps_per_epoch"
+    ] > 10
     assert [epoch["steps"] for epoch in record["epochs"]] == [2]
 
 
@@ -238,6 +290,11 @@ def test_no_run_is_compared_with_a_probe():
     run, probe = (records.as_record(record) for record in (made, made | own))
     assert comparable.reference(run, [run]) is run and comparable.reference(run, [probe]) is None
     refused_probe = Path("x-1a2b3c4d-probe")
-    assert run_folder.is_probe(records.as_record({}), refused_probe) and not run_folder.is_probe(run, refused_probe)
+    assert run_folder.is_probe(records.as_record({}), refused_probe) and not run_folder.is_probe(
+        run, refused_probe
+    )
     refused = {key: made[key] for key in ("kind", "name", "axes")} | {"status": "refused"}
-    assert [line.split()[2] for line in table.probe_lines([records.as_run(refused)])[:2]] == ["status", "refused"]
+    assert [line.split()[2] for line in table.probe_lines([records.as_run(refused)])[:2]] == [
+        "status",
+        "refused",
+    ]

@@ -36,8 +36,20 @@ def test_the_words_of_the_new_start(words: str, left: str):
     ("start", "variables"),
     [("-OO -m analysis", {}), ("-m multicard", {"PYTHONOPTIMIZE": "2"}), ("-O -m multicard", {})],
 )
-def test_figures_are_drawn_though_docstrings_were_to_be_left_out(start: str, variables: dict[str, str], tmp_path: Path):
-    line = [sys.executable, *start.split(), "figure", "effects", str(RECORDS), "--out", str(tmp_path / "effects.svg")]
-    done = subprocess.run(line, cwd=ROOT, env=os.environ | variables, capture_output=True, text=True, check=False)
+def test_figures_are_drawn_though_docstrings_were_to_be_left_out(
+    start: str, variables: dict[str, str], tmp_path: Path
+):
+    line = [
+        sys.executable,
+        *start.split(),
+        "figure",
+        "effects",
+        str(RECORDS),
+        "--out",
+        str(tmp_path / "effects.svg"),
+    ]
+    done = subprocess.run(
+        line, cwd=ROOT, env=os.environ | variables, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert [*tmp_path.glob("*.svg")]

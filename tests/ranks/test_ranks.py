@@ -25,7 +25,8 @@ from tests.helpers.launching import launch, two_nodes
 
 pytestmark = pytest.mark.usefixtures("processes")
 
-# As if there were a GPU, as far as torch's Python goes: ends at the first import that starts CUDA, with its name
+# As if there were a GPU, as far as torch's Python goes: ends at the first import that starts CUDA,
+# with its name
 IMPORT_ON_A_GPU = """
 import os, sys
 import torch
@@ -41,7 +42,9 @@ for module in sys.argv[1:]:
 
 
 def test_importing_what_cuda_ranks_are_forked_with_does_not_start_cuda():
-    """Importing torchtune does, by way of torch.sparse._triton_ops: so CUDA ranks are not forked with it."""
+    """Importing torchtune does, by way of
+    torch.sparse._triton_ops: so CUDA ranks are not forked with it.
+    """
     modules = [*WORKLOAD.cuda_preload, *llm.WORKLOAD.cuda_preload, "torch.sparse._triton_ops"]
     line = [sys.executable, "-c", IMPORT_ON_A_GPU, *modules]
     done = subprocess.run(line, capture_output=True, text=True, check=False, cwd=ROOT, timeout=300)
@@ -52,9 +55,12 @@ def test_ranks_on_cuda_are_forked_unless_their_server_has_started_it():
     warm_up()  # with torchtune, which asks whether CUDA is there
     assert (elastic._start_method("cpu"), elastic._start_method("cuda")) == ("forkserver", "spawn")
     script = (
-        "from multicard.ranks import elastic\nelastic.warm_up('cuda', ['torch'])\nprint(elastic._start_method('cuda'))"
+        "from multicard.ranks import elastic\nelastic.warm_up('cuda',"
+        " ['torch'])\nprint(elastic._start_method('cuda'))"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     assert done.stdout.strip() == "forkserver"
 
 
@@ -71,12 +77,16 @@ for method in ("forkserver", "spawn"):
     process.start()
     process.join()
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     assert done.stdout.split() == ["PCI_BUS_ID"] * 2
 
 
 def test_what_compiles_for_a_rank_is_the_runs_own_load(tmp_path: Path):
-    """Inductor's processes end before their rank: the CPU time of orphans would be counted as others'."""
+    """Inductor's processes end before their rank: the CPU
+    time of orphans would be counted as others'.
+    """
     warm_up()
     server = psutil.Process(multiprocessing.forkserver._forkserver._forkserver_pid)  # pyright: ignore[reportAttributeAccessIssue]
     before_s = sum(server.cpu_times()[2:4])  # of children that ended
@@ -85,7 +95,9 @@ def test_what_compiles_for_a_rank_is_the_runs_own_load(tmp_path: Path):
     assert sum(server.cpu_times()[2:4]) - before_s > spent_s - 0.1
 
 
-def test_ranks_get_the_variables_that_are_known_after_their_server_has_started(tmp_path: Path, monkeypatch):
+def test_ranks_get_the_variables_that_are_known_after_their_server_has_started(
+    tmp_path: Path, monkeypatch
+):
     warm_up()
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TORCH_WARM_POOL"):
         monkeypatch.delenv(name, raising=False)
@@ -93,10 +105,15 @@ def test_ranks_get_the_variables_that_are_known_after_their_server_has_started(t
     lines = (tmp_path / "environment.txt").read_text().splitlines()
     assert {"GLOO_SOCKET_IFNAME=lo", "NCCL_SOCKET_IFNAME==lo", "TORCH_WARM_POOL=0"} <= set(lines)
     monkeypatch.setattr(elastic.environment, "cores", lambda: 64)
-    each = [elastic._variables(Placement("cuda", "nccl", ranks, False), 1)[elastic.COMPILERS] for ranks in (1, 8, 100)]
-    assert each == ["32", "8", "1"]  # processes of Inductor: its own limit, and the cores over the ranks
+    each = [
+        elastic._variables(Placement("cuda", "nccl", ranks, False), 1)[elastic.COMPILERS]
+        for ranks in (1, 8, 100)
+    ]
+    # processes of Inductor: its own limit, and the cores over the ranks
+    assert each == ["32", "8", "1"]
     several = elastic._variables(Placement("cuda", "nccl", 1, False, nodes=2), 2)
-    assert not {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"} & {*several}  # what connects nodes is for the site to say
+    # what connects nodes is for the site to say
+    assert not {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"} & {*several}
 
 
 TUNING = ("gpus=2", "max_steps=1", "skip_steps=0", "tracker.mode=disabled", "device=cpu")
@@ -111,7 +128,11 @@ TUNING = ("gpus=2", "max_steps=1", "skip_steps=0", "tracker.mode=disabled", "dev
     ids=["vision", "tuning"],
 )
 def test_nothing_of_a_local_run_listens_beyond_this_machine(
-    workload: Workload, work: str, words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    workload: Workload,
+    work: str,
+    words: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     warm_up()
@@ -156,7 +177,10 @@ def test_threads_of_cpu_ranks_spin_briefly_unless_the_user_chose(
 def test_openmp_of_a_rank_finds_how_long_to_spin_as_it_is_loaded(tmp_path: Path):
     environment = {name: value for name, value in os.environ.items() if name not in elastic.WAITING}
     subprocess.run(
-        [sys.executable, "-c", COMMAND, "leaves_spins", str(tmp_path)], cwd=ROOT, env=environment, check=True
+        [sys.executable, "-c", COMMAND, "leaves_spins", str(tmp_path)],
+        cwd=ROOT,
+        env=environment,
+        check=True,
     )
     assert (tmp_path / "spins.txt").read_text() == str(elastic.SPINS)
 
@@ -168,7 +192,10 @@ def test_ranks_of_two_nodes_meet_at_an_address_of_node_0(tmp_path: Path):
     line = [sys.executable, "-c", COMMAND, "leave_listeners", str(tmp_path), "1", str(port)]
     second = subprocess.Popen(line, cwd=ROOT)
     try:
-        assert launch("leave_listeners", tmp_path, folder=tmp_path, allocation=two_nodes(0, port)) is None
+        assert (
+            launch("leave_listeners", tmp_path, folder=tmp_path, allocation=two_nodes(0, port))
+            is None
+        )
         assert second.wait(PATIENCE_S) == 0
     finally:
         second.kill()
@@ -183,11 +210,15 @@ def test_a_node_that_waits_for_another_can_be_interrupted(tmp_path: Path):
     lost = Failure("node", "node n2 was lost", host="n2")
     with interruptible():
         Thread(target=end_once_it_listens, args=(lost, listeners()), daemon=True).start()
-        assert launch("leave_listeners", tmp_path, folder=tmp_path, allocation=two_nodes(0, 0)) == lost
+        assert (
+            launch("leave_listeners", tmp_path, folder=tmp_path, allocation=two_nodes(0, 0)) == lost
+        )
 
 
 def end_once_it_listens(failure: Failure, of_others: set[tuple[str, int]]) -> None:
-    """End the run as the loss of a node does, once node 0 listens for the others; earlier tests may listen still."""
+    """End the run as the loss of a node does, once node 0 listens for the others;
+    earlier tests may listen still.
+    """
     while listeners() <= of_others:
         time.sleep(0.01)
     end(failure)

@@ -15,7 +15,7 @@ from multicard.machine import network
 from multicard.machine.slurm import Allocation
 from multicard.records import content, ownership, run_folder
 from multicard.records.content import Blob
-from multicard.records.schema_parts import Data
+from multicard.records.schema_parts import DataContent
 from multicard.run import prepare
 from multicard.run.peers import Peers
 from multicard.vision.workload import WORKLOAD
@@ -30,7 +30,8 @@ def photographs(root: Path, red: int = 0) -> Path:
             folder.mkdir(parents=True)
             for number in range(24):
                 colour = (red, 100 * index, number)
-                Image.new("RGB", (32, 32), colour).save(folder / f"{number:02d}.bmp")  # of one size, whatever it shows
+                # of one size, whatever it shows
+                Image.new("RGB", (32, 32), colour).save(folder / f"{number:02d}.bmp")
     return root
 
 
@@ -39,7 +40,7 @@ def digits(root: Path) -> str:
     return content.fingerprint(WORKLOAD.data(config)).fingerprint
 
 
-def digest(*blobs: Blob) -> Data:
+def digest(*blobs: Blob) -> DataContent:
     return content.fingerprint({"dataset": blobs})
 
 
@@ -69,7 +70,8 @@ def test_all_of_small_data_counts():
     known = digest(("rows", memoryview(whole)))
     assert known.bytes == known.hashed_bytes == 300_000
     assert all(
-        digest(("rows", memoryview(whole[:place] + b"y" + whole[place + 1 :]))).fingerprint != known.fingerprint
+        digest(("rows", memoryview(whole[:place] + b"y" + whole[place + 1 :]))).fingerprint
+        != known.fingerprint
         for place in (0, 65_536, 150_000, 299_999)
     )
 
@@ -90,11 +92,15 @@ def test_of_large_data_evenly_spaced_pieces_count(tmp_path: Path, monkeypatch: p
     assert digest(("weights", file)) != known  # the size counts whatever its bytes
 
 
-def test_of_many_files_some_are_opened_and_all_are_known_by_name_and_size(monkeypatch: pytest.MonkeyPatch):
+def test_of_many_files_some_are_opened_and_all_are_known_by_name_and_size(
+    monkeypatch: pytest.MonkeyPatch,
+):
     monkeypatch.setattr(content, "MOST_FILES", 3)
 
     def blobs(changed: int = -1, value: bytes = b"y") -> list[Blob]:
-        return [(f"{index}.jpg", memoryview(value if index == changed else b"x")) for index in range(9)]
+        return [
+            (f"{index}.jpg", memoryview(value if index == changed else b"x")) for index in range(9)
+        ]
 
     known = digest(*blobs())
     assert known.hashed_bytes == 3
@@ -104,7 +110,8 @@ def test_of_many_files_some_are_opened_and_all_are_known_by_name_and_size(monkey
 
 def test_a_difference_names_the_parts():
     before, now = (
-        {"dataset": [("rows", memoryview(word))], "tokenizer": [("t", memoryview(b"t"))]} for word in (b"a", b"b")
+        {"dataset": [("rows", memoryview(word))], "tokenizer": [("t", memoryview(b"t"))]}
+        for word in (b"a", b"b")
     )
     old, new = content.fingerprint(before), content.fingerprint(now)
     changed = content.difference(old, new)
@@ -122,36 +129,49 @@ def test_rows_are_known_by_their_file_and_synthetic_ones_by_their_generator(tmp_
         row = {"instruction": "a", "output": answer}
         (tmp_path / f"{name}.jsonl").write_text(json.dumps(row))
     a, same, other = (
-        of("dataset=alpaca_cleaned", f"dataset.data_files={tmp_path / name}.jsonl") for name in ("a", "same", "other")
+        of("dataset=alpaca_cleaned", f"dataset.data_files={tmp_path / name}.jsonl")
+        for name in ("a", "same", "other")
     )
     assert a == same != other and set(a) == {"dataset"}
-    assert of("seed=1", "template=grammar", "dataset.rows=9") == of() != a  # they are repetitions of one data set
+    # they are repetitions of one data set
+    assert of("seed=1", "template=grammar", "dataset.rows=9") == of() != a
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "a.safetensors").write_bytes(b"w")
     assert set(of(f"model.weights={tmp_path / 'model'}")) == {"dataset", "weights"}
     (tmp_path / "tokenizer.model").write_text("t")
-    assert set(of("tokenizer=llama3", f"tokenizer.path={tmp_path / 'tokenizer.model'}")) == {"dataset", "tokenizer"}
+    assert set(of("tokenizer=llama3", f"tokenizer.path={tmp_path / 'tokenizer.model'}")) == {
+        "dataset",
+        "tokenizer",
+    }
 
 
-def test_a_data_set_of_the_hub_is_fetched_before_it_is_identified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_data_set_of_the_hub_is_fetched_before_it_is_identified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     import datasets as hub
 
     fetched: list[str] = []
 
     def load_dataset(source: str, revision: str | None, split: str) -> hub.Dataset:
         fetched.append(source)
-        (tmp_path / "yahma___alpaca-cleaned" / "default" / "0.0.0" / "abc").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "yahma___alpaca-cleaned" / "default" / "0.0.0" / "abc").mkdir(
+            parents=True, exist_ok=True
+        )
         return hub.Dataset.from_list([{"instruction": "a", "output": "b"}])
 
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
     monkeypatch.setattr(hub, "load_dataset", load_dataset)
     monkeypatch.setattr(network, "problem", lambda url: None)
     (tmp_path / "tokenizer.model").write_text("t")
-    config = typed_llm("dataset=alpaca_cleaned", "tokenizer=llama3", f"tokenizer.path={tmp_path}/tokenizer.model")
+    config = typed_llm(
+        "dataset=alpaca_cleaned", "tokenizer=llama3", f"tokenizer.path={tmp_path}/tokenizer.model"
+    )
     unknown = content.fingerprint(preflight.data_parts(config))
     assert set(unknown.parts) == {"tokenizer"}
     assert row_sources.load(config)[0] is row_sources.load(config)[0] is None and len(fetched) == 1
-    assert text_hub.revision("yahma/Alpaca-Cleaned") == "abc" and text_hub.revision("yahma/a") is None
+    assert (
+        text_hub.revision("yahma/Alpaca-Cleaned") == "abc" and text_hub.revision("yahma/a") is None
+    )
     known = content.fingerprint(preflight.data_parts(config))
     assert set(known.parts) == {"dataset", "tokenizer"}
     assert content.difference(unknown, known) is None and content.difference(known, unknown) is None
@@ -180,29 +200,49 @@ def test_columns_of_a_whole_data_set_of_the_hub_are_counted_and_rows_are_read_fo
         row_sources.load(config)
     assert find(str(caught.value), "llm.row-bears", column="system")
     read = row_sources.load(typed_llm("dataset=alpaca_cleaned", "dataset.columns={system: null}"))
-    assert read.rows == [{"instruction": "x", "output": "x", "input": ""}] and read.ignored == {"system": 1}
+    assert read.rows == [{"instruction": "x", "output": "x", "input": ""}] and read.ignored == {
+        "system": 1
+    }
 
 
 @pytest.mark.usefixtures("processes")
-def test_the_record_has_it_and_a_measurement_of_other_data_is_refused_not_taken(called: Called, tmp_path: Path):
+def test_the_record_has_it_and_a_measurement_of_other_data_is_refused_not_taken(
+    called: Called, tmp_path: Path
+):
     root = photographs(tmp_path / "data")
-    words = ["-m", *SMALL, "dataset=images", f"dataset.root={root}", "dataset.cache=none", "batch_size=8"]
+    words = [
+        "-m",
+        *SMALL,
+        "dataset=images",
+        f"dataset.root={root}",
+        "dataset.cache=none",
+        "batch_size=8",
+    ]
     words += ["seed=1", f"hydra.sweep.dir={tmp_path}/sweep"]
     ended, printed = called(*words)
     assert ended == 0, printed
     (result,) = (tmp_path / "sweep").glob("*/result.json")
     record = json.loads(result.read_text())
     assert record["data"]["fingerprint"] == digits(root)
-    assert record["cores"] >= 1 and record["beside"] == 0 and record["load"]["seconds"] > record["total_s"]
+    assert (
+        record["cores"] >= 1
+        and record["beside"] == 0
+        and record["load"]["seconds"] > record["total_s"]
+    )
 
     moved = root.rename(tmp_path / "gone")
     assert called(*words)[0] == 0  # as where the data are on the nodes alone, the record stands
     photographs(root, red=9)
     for more in ([], ["dry_run=true"]):
         ended, printed = called(*words, *more)
-        assert ended == 1 and find(printed, "record.other-data").facts["changed"].startswith("dataset ")
+        assert ended == 1 and find(printed, "record.other-data").facts["changed"].startswith(
+            "dataset "
+        )
         assert "refused: " in printed and json.loads(result.read_text()) == record
-    single = [*(word for word in words if word != "-m" and "hydra" not in word), f"hydra.run.dir={tmp_path}/sweep"]
+    single = [
+        *(word for word in words if word != "-m" and "hydra" not in word),
+        f"hydra.run.dir={tmp_path}/sweep",
+    ]
     assert says(called(*single)[1], "record.other-data")
 
     shutil.rmtree(root)
@@ -212,7 +252,11 @@ def test_the_record_has_it_and_a_measurement_of_other_data_is_refused_not_taken(
     shutil.rmtree(root)
     photographs(root, red=9)
     assert called(*words, "rerun=true")[0] == 0
-    assert json.loads(result.read_text())["data"]["fingerprint"] == digits(root) != record["data"]["fingerprint"]
+    assert (
+        json.loads(result.read_text())["data"]["fingerprint"]
+        == digits(root)
+        != record["data"]["fingerprint"]
+    )
 
 
 def test_a_requeued_run_is_refused_on_other_data_and_keeps_its_checkpoint(tmp_path: Path):

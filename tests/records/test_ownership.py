@@ -1,4 +1,6 @@
-"""Claims of run folders: at most one process measures into one, whatever raced, was killed or has no locks."""
+"""Claims of run folders: at most one process measures into one, whatever raced,
+was killed or has no locks.
+"""
 
 import errno
 import fcntl
@@ -22,7 +24,8 @@ from tests.helpers import records
 from tests.helpers.messages import refused, says
 from tests.helpers.records import GONE
 
-REFUSE = "def fcntl(*_): raise OSError(errno.ENOLCK, 'No locks available')"  # as some file systems do
+# as some file systems do
+REFUSE = "def fcntl(*_): raise OSError(errno.ENOLCK, 'No locks available')"
 # Claims argv[1] on a file system with locks or without, says so, and measures until its input ends
 CLAIMS = f"""
 import errno, sys
@@ -53,7 +56,9 @@ def refuse(*_: object) -> None:
 
 
 def race(sweep: Path, rounds: int, number: int, barrier: Any, wins: Any, locks: str) -> None:
-    """Claim one folder after another at the same moment as the other racer, and measure where that is granted."""
+    """Claim one folder after another at the same moment as the other racer,
+    and measure where that is granted.
+    """
     if locks == "refused":
         fcntl.fcntl = refuse
     ownership.RETRY_S = 0.002
@@ -68,7 +73,8 @@ def race(sweep: Path, rounds: int, number: int, barrier: Any, wins: Any, locks: 
             assert says(str(error), "claim.in-use"), error
         barrier.wait()
         if wins[2 * each + number]:
-            assert (folder / "mine").read_text() == str(number)  # nobody has removed it, or written into it
+            # nobody has removed it, or written into it
+            assert (folder / "mine").read_text() == str(number)
             ownership.release(folder)
 
 
@@ -84,7 +90,8 @@ ROUNDS = [
 def test_of_two_that_claim_at_once_at_most_one_measures(tmp_path: Path, locks: str, rounds: int):
     records.put_whole(tmp_path / "ok", records.vision())
     records.put(tmp_path / "failed", records.vision(status="failed"))
-    for each in range(0, rounds, 2):  # half of the folders have what a killed process left, or a measurement
+    # half of the folders have what a killed process left, or a measurement
+    for each in range(0, rounds, 2):
         folder = tmp_path / str(each) / "cell"
         shutil.copytree(tmp_path / ("ok" if each % 4 else "failed"), folder)
         for name in KEPT[1:]:
@@ -93,7 +100,8 @@ def test_of_two_that_claim_at_once_at_most_one_measures(tmp_path: Path, locks: s
     context = multiprocessing.get_context("fork")
     barrier, wins = context.Barrier(2, timeout=60.0), context.Array("b", 2 * rounds)
     racers = [
-        context.Process(target=race, args=(tmp_path, rounds, n, barrier, wins, locks), daemon=True) for n in (0, 1)
+        context.Process(target=race, args=(tmp_path, rounds, n, barrier, wins, locks), daemon=True)
+        for n in (0, 1)
     ]
     for racer in racers:
         racer.start()
@@ -103,13 +111,24 @@ def test_of_two_that_claim_at_once_at_most_one_measures(tmp_path: Path, locks: s
     granted = [sum(wins[2 * each : 2 * each + 2]) for each in range(rounds)]
     assert granted.count(2) == 0 and granted.count(1) > 0.8 * rounds
     for each in (each for each in range(rounds) if granted[each]):
-        assert {path.name for path in (tmp_path / str(each)).rglob("*")} <= {"cell", "mine", ".cell.before", *KEPT}
+        assert {path.name for path in (tmp_path / str(each)).rglob("*")} <= {
+            "cell",
+            "mine",
+            ".cell.before",
+            *KEPT,
+        }
 
 
 HERE = {"pid": os.getppid()}
-CLAIMED = {  # what stands in another's claim, how long ago it was touched (seconds), and who still has the folder
+# what stands in another's claim, how long ago it was touched (seconds),
+# and who still has the folder
+CLAIMED = {
     "a process": (HERE, 999, "process {pid}"),
-    "nobody that it names": ({"pid": 0, "host": "", "boot": ""}, 100, "process 0 on another machine"),
+    "nobody that it names": (
+        {"pid": 0, "host": "", "boot": ""},
+        100,
+        "process 0 on another machine",
+    ),
     "a process that is gone": ({"pid": GONE}, 0, None),
     "its number was used again": (HERE | {"started": 1}, 0, None),
     "its lock is free": (HERE | {"locked": True}, 0, None),
@@ -132,7 +151,9 @@ def test_a_claim_counts_as_long_as_its_process_lives(tmp_path: Path, case: str):
     if owner is None:
         assert not ownership.claim(folder) and not [*folder.iterdir()] and not path.exists()
     else:
-        with refused("claim.in-use", key="name", who=owner.format(**who), cell="cell", files=[str(path)]):
+        with refused(
+            "claim.in-use", key="name", who=owner.format(**who), cell="cell", files=[str(path)]
+        ):
             ownership.claim(folder)
         ownership.release(folder)  # of what is not its own nothing is undone
         assert [*folder.parent.glob(".*")] == [path] and (folder / "kept").exists()
@@ -141,7 +162,11 @@ def test_a_claim_counts_as_long_as_its_process_lives(tmp_path: Path, case: str):
 def test_the_same_process_may_start_again(tmp_path: Path, locks: str):
     folder = tmp_path / "cell"
     for _ in range(2):
-        assert not ownership.claim(folder) and not [*folder.iterdir()] and len(ownership.claims(folder)) == 1
+        assert (
+            not ownership.claim(folder)
+            and not [*folder.iterdir()]
+            and len(ownership.claims(folder)) == 1
+        )
         (folder / "result.json").write_text("{}")
         assert ownership.owner(folder) is None and not ownership.is_lost(folder)
     ownership.claims(folder)[0].unlink()
@@ -155,7 +180,9 @@ def test_of_two_tasks_of_a_job_one_measures(processes: None, tmp_path: Path):
     folder = tmp_path / "cell"
     claims = CLAIMS.replace("claim(Path(sys.argv[1]))", "claim(Path(sys.argv[1]), '7')")
     command = [sys.executable, "-c", claims, str(folder), "locks"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as first:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+    ) as first:
         assert first.stdout is not None and first.stdout.readline() == "claimed\n"
         (folder / "kept").touch()
         with refused("claim.in-use", key="name", cell="cell"):
@@ -169,10 +196,21 @@ def test_of_two_tasks_of_a_job_one_measures(processes: None, tmp_path: Path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-def test_processes_of_two_containers_do_not_take_each_others_folders(processes: None, tmp_path: Path, locks: str):
+def test_processes_of_two_containers_do_not_take_each_others_folders(
+    processes: None, tmp_path: Path, locks: str
+):
     """Each is process 1 of a host of one name."""
     folder = tmp_path / "cell"
-    unshared = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", sys.executable, "-c", CLAIMS]
+    unshared = [
+        "unshare",
+        "--pid",
+        "--fork",
+        "--mount-proc",
+        "--kill-child",
+        sys.executable,
+        "-c",
+        CLAIMS,
+    ]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": ROOT}
     with subprocess.Popen([*unshared, str(folder), locks], **pipes) as first:
         assert first.stdout is not None
@@ -180,7 +218,9 @@ def test_processes_of_two_containers_do_not_take_each_others_folders(processes: 
         if not said:
             pytest.skip("needs PID namespaces")
         assert said == "claimed\n"
-        second = subprocess.run([*unshared, str(folder), locks], **pipes | {"stdin": subprocess.DEVNULL}, check=True)
+        second = subprocess.run(
+            [*unshared, str(folder), locks], **pipes | {"stdin": subprocess.DEVNULL}, check=True
+        )
         assert says(second.stdout, "claim.in-use", who="process 1", cell="cell")
         first.kill()
     path = ownership.claims(folder)[0]
@@ -244,7 +284,9 @@ def test_a_measurement_that_cannot_be_read_is_not_replaced(tmp_path: Path, wrong
     assert run_folder.finished(folder) is None
     with refused(code, key="name", cell="cell"):
         ownership.claim(folder)
-    assert {path: path.read_bytes() for path in folder.iterdir()} == before and not ownership.claims(folder)
+    assert {
+        path: path.read_bytes() for path in folder.iterdir()
+    } == before and not ownership.claims(folder)
 
 
 def test_what_is_no_record_is_measured_again(tmp_path: Path):
@@ -253,7 +295,11 @@ def test_what_is_no_record_is_measured_again(tmp_path: Path):
         folder = tmp_path / str(number)
         records.put_whole(folder, records.vision())
         (folder / "result.json").unlink()
-        os.mkfifo(folder / "result.json") if wrong is None else (folder / "result.json").write_text(wrong)
+        (
+            os.mkfifo(folder / "result.json")
+            if wrong is None
+            else (folder / "result.json").write_text(wrong)
+        )
         run_folder.write_json(folder / "segments.json", {"segments": number})
         run_folder.write_json(folder / "checkpoint" / "latest.json", {"step": 1})
         assert run_folder.finished(folder) is None and not attempts.is_trained(folder, 1)
@@ -261,7 +307,9 @@ def test_what_is_no_record_is_measured_again(tmp_path: Path):
         assert not ownership.claim(folder) and not [*folder.iterdir()]
 
 
-def test_a_claim_is_touched_while_its_process_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_claim_is_touched_while_its_process_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """As those of other machines know it by that alone."""
     monkeypatch.setattr("tests.conftest.PATIENCE_S", 20.0)
     monkeypatch.setattr(ownership, "BEAT_S", 0.01)

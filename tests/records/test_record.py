@@ -1,4 +1,6 @@
-"""Files are whole or absent, and what a run left is found again; journals, and the board of the ranks."""
+"""Files are whole or absent, and what a run left is found again; journals,
+and the board of the ranks.
+"""
 
 import errno
 import json
@@ -16,7 +18,7 @@ import pytest
 from multicard.messages import Message
 from multicard.records import rank_files, run_folder, schema_page
 from multicard.records.journal import Journal, JournalError
-from multicard.records.progress import Board, Progress
+from multicard.records.progress import Board, RankProgress
 from multicard.records.rank_files import VisionRankEpoch, VisionReport
 from multicard.records.schema_environment import Environment
 from multicard.records.schema_parts import Cause
@@ -28,8 +30,14 @@ from tests.helpers.messages import refused, says
 
 
 def test_json_has_no_nan(tmp_path: Path):
-    run_folder.write_json(tmp_path / "a" / "r.json", {"a": float("nan"), "b": [1.0, float("inf")], "c": {"d": 2}})
-    assert json.loads((tmp_path / "a" / "r.json").read_text()) == {"a": None, "b": [1.0, None], "c": {"d": 2}}
+    run_folder.write_json(
+        tmp_path / "a" / "r.json", {"a": float("nan"), "b": [1.0, float("inf")], "c": {"d": 2}}
+    )
+    assert json.loads((tmp_path / "a" / "r.json").read_text()) == {
+        "a": None,
+        "b": [1.0, None],
+        "c": {"d": 2},
+    }
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path):
@@ -68,7 +76,9 @@ def test_steps_are_read_alike_before_and_after_merging(tmp_path: Path):
     assert [path.name for path in tmp_path.iterdir()] == ["steps.parquet"]
     assert merged.equals(before) and run_folder.read_steps(tmp_path).equals(before)
     places = zip(*(merged[name].to_pylist() for name in ("epoch", "rank", "step")), strict=True)
-    assert list(places) == [(epoch, rank, step) for epoch in (0, 1) for rank in (0, 1) for step in (0, 1)]
+    assert list(places) == [
+        (epoch, rank, step) for epoch in (0, 1) for rank in (0, 1) for step in (0, 1)
+    ]
 
     again = step_columns(1) | {"loss": np.full(2, 7.0)}
     run_folder.write_steps(tmp_path, 1, 0, again)  # trained again from an earlier checkpoint
@@ -76,12 +86,20 @@ def test_steps_are_read_alike_before_and_after_merging(tmp_path: Path):
     both = run_folder.read_steps(tmp_path)
     assert both["epoch"].to_pylist() == [0] * 4 + [1] * 4 + [2] * 2
     assert both["loss"].to_pylist() == [0, 0, 7, 7, *[0] * 6]
-    assert run_folder.merge_steps(tmp_path).equals(both) and run_folder.read_steps(tmp_path).equals(both)
+    assert run_folder.merge_steps(tmp_path).equals(both) and run_folder.read_steps(tmp_path).equals(
+        both
+    )
 
 
-@pytest.mark.parametrize("change", [{"odd": np.zeros(2)}, {"loss": np.zeros(2, dtype=int)}, {"samples": None}])
-def test_steps_that_the_schema_does_not_have_are_not_written(tmp_path: Path, change: dict[str, Any]):
-    columns = {name: values for name, values in (step_columns(0) | change).items() if values is not None}
+@pytest.mark.parametrize(
+    "change", [{"odd": np.zeros(2)}, {"loss": np.zeros(2, dtype=int)}, {"samples": None}]
+)
+def test_steps_that_the_schema_does_not_have_are_not_written(
+    tmp_path: Path, change: dict[str, Any]
+):
+    columns = {
+        name: values for name, values in (step_columns(0) | change).items() if values is not None
+    }
     with pytest.raises(TypeError, match=r"r00_e000\.parquet"):
         run_folder.write_steps(tmp_path, 0, 0, columns)
     assert not (tmp_path / "steps").exists()
@@ -91,7 +109,10 @@ def test_steps_that_the_schema_does_not_have_are_not_written(tmp_path: Path, cha
     ("change", "message"),
     [
         ({"total_s": "many"}, r"Expected `float \| null`, got `str` - at `\$.total_s`"),
-        ({"epochs": [{"epoch": 0, "test_accuracy": 1.5}]}, r"<= 1.0 - at `\$.epochs\[0\].test_accuracy`"),
+        (
+            {"epochs": [{"epoch": 0, "test_accuracy": 1.5}]},
+            r"<= 1.0 - at `\$.epochs\[0\].test_accuracy`",
+        ),
         ({"total_s": 0.0}, r">= 1e-09 - at `\$.total_s`"),
         ({"total_s": 1e19}, r"<= 1e\+18 - at `\$.total_s`"),
         ({"kind": "other"}, "Invalid value 'other'"),
@@ -106,7 +127,10 @@ def test_what_the_schema_does_not_have_is_no_record(change: dict[str, Any], mess
 
 @pytest.mark.parametrize("strict", [True, False])
 def test_what_is_not_of_the_schema_is_an_error_here_and_reported_elsewhere(
-    strict: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    strict: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ):
     run = records.as_run(records.vision() | {"folder": str(tmp_path)})
     run_folder.write_result(run)
@@ -129,11 +153,17 @@ def test_an_environment_is_read_as_it_was_written_and_empty_where_there_is_none(
 
 
 def test_a_run_that_was_not_measured_has_the_keys_of_all_records(tmp_path: Path):
-    refused = records.vision(status="refused", cause={"kind": "refused", "message": "gpus=0"}, identity=None)
+    refused = records.vision(
+        status="refused", cause={"kind": "refused", "message": "gpus=0"}, identity=None
+    )
     run_folder.write_result(records.as_run(refused | {"folder": str(tmp_path)}))
     content = json.loads((tmp_path / "result.json").read_text())
     assert tuple(content) == run_folder.ALWAYS and content["cause"]["message"] == "gpus=0"
-    assert (content["cause"]["code"], content["cause"]["key"], content["cause"]["facts"]) == (None, None, {})
+    assert (content["cause"]["code"], content["cause"]["key"], content["cause"]["facts"]) == (
+        None,
+        None,
+        {},
+    )
 
 
 def test_a_cause_has_what_its_message_says_as_data(tmp_path: Path):
@@ -142,12 +172,19 @@ def test_a_cause_has_what_its_message_says_as_data(tmp_path: Path):
     run.record.cause = Cause("refused", message)
     run_folder.write_result(run)
     read = run_folder.read(tmp_path)
-    assert read is not None and read.record.cause is not None and type(read.record.cause.message) is str
+    assert (
+        read is not None
+        and read.record.cause is not None
+        and type(read.record.cause.message) is str
+    )
     assert read.record.cause == run.record.cause
     cause = json.loads((tmp_path / "result.json").read_text())["cause"]
     assert (cause["message"], cause["code"], cause["key"]) == (str(message), "run.too-much", "gpus")
     assert cause["facts"] == {"value": 9, "folder": str(tmp_path)}
-    assert msgspec.structs.replace(run.record.cause, message=f"rank 0: {message}").code == "run.too-much"
+    assert (
+        msgspec.structs.replace(run.record.cause, message=f"rank 0: {message}").code
+        == "run.too-much"
+    )
 
 
 def test_the_page_of_the_record_is_up_to_date():
@@ -163,11 +200,16 @@ def test_rank_files_come_by_rank(tmp_path: Path):
 
 
 @pytest.mark.parametrize("late", ["rank", "steps"])
-def test_what_another_node_wrote_may_be_seen_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: str):
+def test_what_another_node_wrote_may_be_seen_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: str
+):
     for rank in (0, 1):
         rank_files.write(tmp_path, VisionReport(rank=rank, epochs=[VisionRankEpoch(0)]))
         run_folder.write_steps(tmp_path, rank, 0, step_columns(rank))
-    path = {"rank": rank_files.path_of(tmp_path, 1), "steps": run_folder.steps_file(tmp_path, 1, 0)}[late]
+    path = {
+        "rank": rank_files.path_of(tmp_path, 1),
+        "steps": run_folder.steps_file(tmp_path, 1, 0),
+    }[late]
     hidden = path.rename(tmp_path / "hidden")
     monkeypatch.setattr(rank_files, "pause", lambda _: hidden.exists() and hidden.rename(path))
     assert len(rank_files.read(tmp_path, expected=2)) == 2
@@ -186,8 +228,11 @@ def test_only_measurements_are_kept(tmp_path: Path):
 def test_what_earlier_commands_refused_is_forgotten_but_for_what_jobs_left(tmp_path: Path):
     for name in ("a/refused", "a/job", "a/ok", "other/refused"):
         (tmp_path / name).mkdir(parents=True)
-        (tmp_path / name / "result.json").write_text(f'{{"status": "{"ok" if name == "a/ok" else "refused"}"}}')
-    (tmp_path / "a" / "job" / "config.yaml").touch()  # else it would count as one that is being measured
+        (tmp_path / name / "result.json").write_text(
+            f'{{"status": "{"ok" if name == "a/ok" else "refused"}"}}'
+        )
+    # else it would count as one that is being measured
+    (tmp_path / "a" / "job" / "config.yaml").touch()
     (tmp_path / "a" / "link").symlink_to(tmp_path / "other" / "refused")
     run_folder.forget_refused(tmp_path / "a")
     assert {path.parent.name for path in tmp_path.glob("a/*/result.json")} == {"job", "ok", "link"}
@@ -235,7 +280,12 @@ def test_a_full_disk_is_said(tmp_path: Path):
     journal._file = os.fdopen(os.open("/dev/full", os.O_WRONLY), "w")
     with pytest.raises(JournalError) as error:
         journal.add(began=1)
-    assert says(str(error.value), "journal.unwritable", file=str(journal.path), reason=os.strerror(errno.ENOSPC))
+    assert says(
+        str(error.value),
+        "journal.unwritable",
+        file=str(journal.path),
+        reason=os.strerror(errno.ENOSPC),
+    )
     journal.close()
 
 
@@ -247,7 +297,9 @@ def test_ranks_post_and_the_controller_asks(tmp_path: Path):
     for rank in range(3):
         seen.post(rank, rank, 10, 16 * rank, 0, 0.5)
     assert seen.stop_at == 123_456_789
-    assert [board.read(rank) for rank in range(3)] == [Progress(rank, 10, 16 * rank, 0, 0.5) for rank in range(3)]
+    assert [board.read(rank) for rank in range(3)] == [
+        RankProgress(rank, 10, 16 * rank, 0, 0.5) for rank in range(3)
+    ]
     board.remove()
     assert not list(tmp_path.iterdir())
 
@@ -257,15 +309,24 @@ def test_every_node_has_a_file_of_its_own(tmp_path: Path, monkeypatch: pytest.Mo
     assert sorted(path.name for path in tmp_path.iterdir()) == [".progress", ".progress-1"]
     second.ask_stop(7)
     monkeypatch.setenv("GROUP_RANK", "1")  # as the elastic agent has it on its ranks
-    assert Board(tmp_path, 2).stop_at == 7 and Board(tmp_path, 2, node=0).stop_at == first.stop_at == 0
+    assert (
+        Board(tmp_path, 2).stop_at == 7 and Board(tmp_path, 2, node=0).stop_at == first.stop_at == 0
+    )
 
 
-def test_the_bar_has_rates_from_where_the_run_goes_on_and_is_not_full_while_evaluating(tmp_path: Path):
+def test_the_bar_has_rates_from_where_the_run_goes_on_and_is_not_full_while_evaluating(
+    tmp_path: Path,
+):
     board = Board(tmp_path, 1, create=True)
     view = ProgressBar(board, 1, epochs=2, unit="images")
     assert view.fields(0.0) == {}
     board.post(0, 2, 10, 640, 0, float("nan"))
-    assert view.fields(100.0) == {"description": "epoch 1/2", "total": 10, "completed": 2, "figures": ""}
+    assert view.fields(100.0) == {
+        "description": "epoch 1/2",
+        "total": 10,
+        "completed": 2,
+        "figures": "",
+    }
     board.post(0, 3, 10, 960, 0, 0.5)
     assert view.fields(164.0)["figures"] == "loss 0.500  5 images/s"
     board.post(0, 10, 10, 3200, 1, 0.5, evaluating=True)
@@ -285,26 +346,34 @@ def test_where_no_bar_can_be_drawn_a_long_run_says_how_far_it_and_its_sweep_are(
     monkeypatch.setattr(progress_bar, "say", lambda line: (said.append(line), has_said.set()))
     monkeypatch.setattr("sys.stderr.isatty", lambda: has_terminal, raising=False)
     monkeypatch.setenv("TERM", "dumb" if has_terminal else "xterm")
-    with ProgressBar(board, 1, epochs=2, unit="images", cell=InSweep("[1/2] lr=1   ", lambda: 61.0)):
+    with ProgressBar(
+        board, 1, epochs=2, unit="images", cell=InSweep("[1/2] lr=1   ", lambda: 61.0)
+    ):
         assert has_said.wait(60)
     assert said[0].split() == ["[1/2]", "lr=1", "epoch", "1/2", "loss", "0.500", "sweep", "0:01:01"]
 
 
-def test_lines_of_a_run_that_is_still_starting_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_lines_of_a_run_that_is_still_starting_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """In a pipe two alike would look like a run that was started twice."""
     board, said, has_said = Board(tmp_path, 1, create=True), list[str](), Event()
     times_s = iter(range(0, 1_000_000, 60))
     monkeypatch.setattr(progress_bar, "clock_s", lambda: float(next(times_s)))
     monkeypatch.setattr(progress_bar, "FIRST_LINE_S", 1.0)
     monkeypatch.setattr(progress_bar, "REFRESH_S", 0.01)
-    monkeypatch.setattr(progress_bar, "say", lambda line: (said.append(line), len(said) > 1 and has_said.set()))
+    monkeypatch.setattr(
+        progress_bar, "say", lambda line: (said.append(line), len(said) > 1 and has_said.set())
+    )
     monkeypatch.setattr("sys.stderr.isatty", lambda: False, raising=False)
     with ProgressBar(board, 1, epochs=2, unit="images"):
         assert has_said.wait(60)
     assert said[0].split()[0] == "starting," and said[0] != said[1]
 
 
-def test_a_full_disk_names_the_file_and_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_full_disk_names_the_file_and_leaves_nothing_half_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     def fail(_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -315,12 +384,20 @@ def test_a_full_disk_names_the_file_and_leaves_nothing_half_written(tmp_path: Pa
 
 
 def test_names_of_any_bytes_are_text_that_a_strict_reader_takes(tmp_path: Path):
-    names = [os.fsdecode(b"caf\xe9"), os.fsdecode(b"\xff\xfe"), "caf\u00e9 \U0001f600", "half \ud800"]
+    names = [
+        os.fsdecode(b"caf\xe9"),
+        os.fsdecode(b"\xff\xfe"),
+        "caf\u00e9 \U0001f600",
+        "half \ud800",
+    ]
     report = VisionReport(rank=0, input={"classes": names, names[0]: 1}, openmp={"OMP_X": names[1]})
     rank_files.write(tmp_path, report)
     assert rank_files.problem(tmp_path, 1) is None
     (read,) = rank_files.read(tmp_path)
-    assert read.input == {"classes": [r"caf\xe9", r"\xff\xfe", names[2], r"half \ud800"], r"caf\xe9": 1}
+    assert read.input == {
+        "classes": [r"caf\xe9", r"\xff\xfe", names[2], r"half \ud800"],
+        r"caf\xe9": 1,
+    }
     assert read.openmp == {"OMP_X": r"\xff\xfe"}
     run_folder.write_text(tmp_path / "a.txt", names[0])
     assert (tmp_path / "a.txt").read_text(encoding="utf-8") == r"caf\xe9"
@@ -350,9 +427,14 @@ def test_a_report_that_cannot_be_read_is_missing_and_named(name: str, tmp_path: 
 
 
 def test_steps_that_a_report_counts_and_nobody_finds_are_missing(tmp_path: Path):
-    rank_files.write(tmp_path, VisionReport(rank=0, epochs=[VisionRankEpoch(0), VisionRankEpoch(1)]))
+    rank_files.write(
+        tmp_path, VisionReport(rank=0, epochs=[VisionRankEpoch(0), VisionRankEpoch(1)])
+    )
     run_folder.write_steps(tmp_path, 0, 0, step_columns(0))
     problem = rank_files.problem(tmp_path, 1)
-    assert problem is not None and (problem.code, problem.facts) == ("run.no-steps", {"file": "r00_e001.parquet"})
+    assert problem is not None and (problem.code, problem.facts) == (
+        "run.no-steps",
+        {"file": "r00_e001.parquet"},
+    )
     run_folder.write_steps(tmp_path, 0, 1, step_columns(0))
     assert rank_files.problem(tmp_path, 1) is None

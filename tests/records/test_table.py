@@ -22,8 +22,14 @@ TUNED = {
 
 def result(total_s: float, status: str = "ok", **changes: Any) -> dict[str, Any]:
     """A run's record; `changes` of its configuration."""
-    figures = {"peak_memory_bytes": {"max": 5_432_000_000}, "transfer_bytes": {"h2d": 999}, "test_accuracy": 0.98765}
-    return records.vision(status=status, total_s=total_s, **figures, **changes) | {"folder": f"multirun/x/{total_s}"}
+    figures = {
+        "peak_memory_bytes": {"max": 5_432_000_000},
+        "transfer_bytes": {"h2d": 999},
+        "test_accuracy": 0.98765,
+    }
+    return records.vision(status=status, total_s=total_s, **figures, **changes) | {
+        "folder": f"multirun/x/{total_s}"
+    }
 
 
 def printed(made: list[dict[str, Any]]) -> list[list[str]]:
@@ -49,17 +55,48 @@ def test_efficiency_is_against_one_gpu_of_the_same_kind():
         ["40.0", "1.00", "(100%)"],
         ["25.0", "1.60", "(80%)"],
     ]
-    figures = {"images/s": "1,234", "accuracy": "98.77%", "peak memory": "5.43 GB", "to device": "999 B"}
+    figures = {
+        "images/s": "1,234",
+        "accuracy": "98.77%",
+        "peak memory": "5.43 GB",
+        "to device": "999 B",
+    }
     assert find(alike, "table.alike").facts["values"] == {"status": "ok"} | figures
-    assert printed(made[:1])[1] == ["fp64", "1", "ok", "100.0", "1,234", "98.77%", "5.43", "GB", "999", "B"]
+    assert printed(made[:1])[1] == [
+        "fp64",
+        "1",
+        "ok",
+        "100.0",
+        "1,234",
+        "98.77%",
+        "5.43",
+        "GB",
+        "999",
+        "B",
+    ]
 
 
 def test_repetitions_and_seeds_are_one_row_with_their_mean_and_deviation():
-    made = [result(100.0), result(104.0, repetition=2), result(60.0, gpus=2), result(58.0, gpus=2, seed=7)]
+    made = [
+        result(100.0),
+        result(104.0, repetition=2),
+        result(60.0, gpus=2),
+        result(58.0, gpus=2, seed=7),
+    ]
     made[1] |= {"peak_memory_bytes": {"max": 6_000_000_000}, "test_accuracy": 0.98}
     rows = printed([*made, result(1.0, status="failed", gpus=2, seed=8)])
     cells = [
-        ("gpus", "n", "status", "total s", "images/s", "x 1 GPU", "accuracy", "peak memory", "to device"),
+        (
+            "gpus",
+            "n",
+            "status",
+            "total s",
+            "images/s",
+            "x 1 GPU",
+            "accuracy",
+            "peak memory",
+            "to device",
+        ),
         ("1", "2", "ok", "102.0 ± 2.8", "1,234", "1.00 (100%)", "98.38% ± 0.54", "6 GB", "999 B"),
         ("2", "2", "ok", "59.0 ± 1.4", "1,234", "1.73 (86%)", "98.77%", "5.43 GB", "999 B"),
         ("2", "-", "failed", *["-"] * 6),
@@ -72,7 +109,12 @@ def test_repetitions_and_seeds_are_one_row_with_their_mean_and_deviation():
 
 
 def test_disturbed_runs_are_left_out_of_a_setting_that_has_others():
-    made = [result(100.0), result(300.0, repetition=2), result(102.0, repetition=3), result(60.0, gpus=2)]
+    made = [
+        result(100.0),
+        result(300.0, repetition=2),
+        result(102.0, repetition=3),
+        result(60.0, gpus=2),
+    ]
     made += [result(90.0, gpus=2, repetition=2), result(104.0, repetition=4)]
     for record in (made[1], made[3], made[4]):
         record["load"] = record["load"] | {"others_cores": record["cores"] / 2}
@@ -99,15 +141,25 @@ def test_efficiency_counts_the_ranks_of_all_nodes():
 
 @pytest.mark.parametrize("status", ["failed", "diverged"])
 def test_a_run_without_figures_is_shown_with_its_cause_and_never_a_reference(status: str):
-    made = [result(100.0, status=status) | {"cause": {"message": "the loss is not finite"}}, result(50.0, gpus=2)]
+    made = [
+        result(100.0, status=status) | {"cause": {"message": "the loss is not finite"}},
+        result(50.0, gpus=2),
+    ]
     _, first, second, *_ = printed(made)
-    assert first[1:] == [status, *["-"] * 5]  # the two comparisons are left out: nothing can be compared
+    # the two comparisons are left out: nothing can be compared
+    assert first[1:] == [status, *["-"] * 5]
     assert second[1:5] == ["ok", "50.0", "1,234", "98.77%"]
 
 
-def on_ranks(total_s: float, gpus: int, threads: int = 2, data: str = "a1", **more: Any) -> dict[str, Any]:
+def on_ranks(
+    total_s: float, gpus: int, threads: int = 2, data: str = "a1", **more: Any
+) -> dict[str, Any]:
     content = {"fingerprint": data, "parts": {"dataset": data}, "bytes": 1, "hashed_bytes": 1}
-    return result(total_s, gpus=gpus, device="cpu") | {"threads": threads, "data": content, "cores": 4} | more
+    return (
+        result(total_s, gpus=gpus, device="cpu")
+        | {"threads": threads, "data": content, "cores": 4}
+        | more
+    )
 
 
 def test_an_efficiency_that_cannot_be_is_marked_with_the_likely_reason():
@@ -115,7 +167,9 @@ def test_an_efficiency_that_cannot_be_is_marked_with_the_likely_reason():
     assert lines[2].endswith("2.19 (110%)") and "4.55 (114%)?" in lines[3]
     (why,) = [line for line in lines if line.startswith("? ")]
     assert says(why, "notes.doubtful", above=1.1)
-    assert not any(line.startswith("?") for line in lines_of([on_ranks(100.0, 1), on_ranks(45.5, 2)]))
+    assert not any(
+        line.startswith("?") for line in lines_of([on_ranks(100.0, 1), on_ranks(45.5, 2)])
+    )
 
 
 def test_runs_on_other_data_are_not_compared_and_are_told_apart():
@@ -130,12 +184,17 @@ def test_runs_on_other_data_are_not_compared_and_are_told_apart():
 
 def test_a_loaded_machine_and_ranks_that_take_turns_are_marked():
     busy = {"others_cores": 1.6, "stolen_cores": 0.0}
-    lines = lines_of([on_ranks(9.0, 1, load=busy), on_ranks(9.0, 8, threads=1), on_ranks(9.0, 2, beside=1)])
+    lines = lines_of(
+        [on_ranks(9.0, 1, load=busy), on_ranks(9.0, 8, threads=1), on_ranks(9.0, 2, beside=1)]
+    )
     assert [line.split()[1] for line in lines[1:4]] == ["ok&", "ok>", "ok"]
     assert says("\n".join(lines), "notes.loaded", cores=1.6, of=4, runs=1)
     assert says("\n".join(lines), "notes.mark", sign=">", mark="crowded", runs=1)
     assert says("\n".join(lines), "notes.mark", sign="", mark="beside_others", runs=1)
-    stolen = [{"others_cores": 0.2, "stolen_cores": 1.0}, {"others_cores": None, "stolen_cores": 2.0}]
+    stolen = [
+        {"others_cores": 0.2, "stolen_cores": 1.0},
+        {"others_cores": None, "stolen_cores": 2.0},
+    ]
     lines = lines_of([on_ranks(9.0, gpus, load=load) for gpus, load in enumerate(stolen, 1)])
     assert says("\n".join(lines), "notes.loaded", cores=2.0, of=4, runs=2)
     quiet = lines_of([on_ranks(9.0, 1, load={"others_cores": 0.3, "stolen_cores": 0.05})])
@@ -144,13 +203,26 @@ def test_a_loaded_machine_and_ranks_that_take_turns_are_marked():
 
 def test_a_short_run_says_why_it_has_no_throughput():
     short = result(5.0, gpus=2) | {"images_per_s": None, "step_s": None}
-    assert says("\n".join(lines_of([result(10.0), short])), "table.no-rate", key="warmup_steps", figure="images/s")
+    assert says(
+        "\n".join(lines_of([result(10.0), short])),
+        "table.no-rate",
+        key="warmup_steps",
+        figure="images/s",
+    )
     assert not says("\n".join(lines_of([result(10.0), result(9.0, status="oom")])), "table.no-rate")
 
 
 def test_units_suit_their_figures():
     counts = (None, 0, 999, 1000, 999_999, 5.432e9, 2e13)
-    assert [*map(text_table.in_bytes, counts)] == ["-", "0 B", "999 B", "1 kB", "1 MB", "5.43 GB", "20 TB"]
+    assert [*map(text_table.in_bytes, counts)] == [
+        "-",
+        "0 B",
+        "999 B",
+        "1 kB",
+        "1 MB",
+        "5.43 GB",
+        "20 TB",
+    ]
     joules = (3.0, 0.0, 4321.0, 2.5e6, 1.2345e9)
     assert [*map(text_table.in_joules, joules)] == ["3 J", "0 J", "4.32 kJ", "2.5 MJ", "1.23 GJ"]
 
@@ -168,7 +240,10 @@ LONG = [["a" * 40, "1,234", "b " * 20], ["界" * 30, "-", "x"]]
 
 
 def test_columns_of_figures_are_aligned_to_the_right():
-    rows = [["fp16", "1,234.5", "98.10% ± 0.20", "1.67 (83%)", "-"], ["fp64", "-", "97.00%", "", "5 GB"]]
+    rows = [
+        ["fp16", "1,234.5", "98.10% ± 0.20", "1.67 (83%)", "-"],
+        ["fp64", "-", "97.00%", "", "5 GB"],
+    ]
     assert text_table.text(["precision", "s", "accuracy", "x", "memory"], rows) == [
         "precision        s       accuracy           x  memory",
         "fp16       1,234.5  98.10% ± 0.20  1.67 (83%)       -",
@@ -182,7 +257,8 @@ def test_columns_of_figures_are_aligned_to_the_right():
 def test_a_table_keeps_to_the_width_and_changes_no_figure(wrap: bool):
     total, *lines = text_table.text(HEADINGS, LONG, 40, wrap=wrap)
     assert all(cell_len(line) <= 40 for line in (total, *lines))
-    assert (total.split(), lines[0].split()) == (["name", "total", "commit"], ["s"])  # above "1,234"
+    # above "1,234"
+    assert (total.split(), lines[0].split()) == (["name", "total", "commit"], ["s"])
     assert "1,234" in lines[1]
     assert ("…" in lines[1] and "…" in lines[2]) != wrap
     letters = "".join(lines[1:])
@@ -219,35 +295,51 @@ def test_cells_of_several_lines_and_blank_rows():
 
 def test_text_of_a_run_drives_no_terminal_and_is_no_markup():
     name = "[red]x\x1b[2J\u202e|*&_"
-    for content in ("\n".join(text_table.text(["n"], [[name]])), text_table.Table(["n"], [[name]]).markdown()):
+    for content in (
+        "\n".join(text_table.text(["n"], [[name]])),
+        text_table.TextTable(["n"], [[name]]).markdown(),
+    ):
         assert "\x1b" not in content and "\u202e" not in content
     assert text_table.text(["n"], [[name]])[1] == "[red]x�[2J�|*&_"
     assert text_table.clean("one\ntwo\x1b") == "one two�"
-    assert r"\[red\]x�\[2J�\|\*\&\_" in text_table.Table(["n"], [[name]]).markdown()
+    assert r"\[red\]x�\[2J�\|\*\&\_" in text_table.TextTable(["n"], [[name]]).markdown()
 
 
 def test_markdown_latex_and_csv():
     headings, rows = ["name", "s"], [["a_b\nc", "1.0 ± 0.2"]]
-    assert [line.replace(" ", "") for line in text_table.Table(headings, rows).markdown().split("\n")] == [
+    assert [
+        line.replace(" ", "")
+        for line in text_table.TextTable(headings, rows).markdown().split("\n")
+    ] == [
         "|name|s|",
         "|:----------|----------:|",
         r"|a\_b<br>c|1.0±0.2|",
     ]
-    latex = text_table.Table(headings, [["x_y", "1.0 ± 0.2"]]).latex()
+    latex = text_table.TextTable(headings, [["x_y", "1.0 ± 0.2"]]).latex()
     assert r"\begin{tabular}{lr}" in latex and r"x\_y" in latex and r"1.0 $\pm$ 0.2 \\" in latex
     assert text_table.escape_latex("a_b ÷ ~") == r"a\_b $\div$ \textasciitilde{}"
-    assert text_table.to_csv(headings, [["a,b", 1.23456789], [None, True]]) == 'name,s\n"a,b",1.23456789\n,True\n'
+    assert (
+        text_table.to_csv(headings, [["a,b", 1.23456789], [None, True]])
+        == 'name,s\n"a,b",1.23456789\n,True\n'
+    )
 
 
 def test_the_work_of_a_table_grows_no_faster_than_its_rows():
-    rows = [[f"run {i}", "ok", f"{i * 3.7:.1f}", "12.3 MB", "node1, 界" * 4] * 3 for i in range(2000)]
+    rows = [
+        [f"run {i}", "ok", f"{i * 3.7:.1f}", "12.3 MB", "node1, 界" * 4] * 3 for i in range(2000)
+    ]
     headings = [f"heading {i}" for i in range(15)]
-    few, many = (calls_of(lambda count=count: text_table.text(headings, rows[:count], 120)) for count in (500, 2000))
+    few, many = (
+        calls_of(lambda count=count: text_table.text(headings, rows[:count], 120))
+        for count in (500, 2000)
+    )
     assert many < 5 * few
 
 
 def on_cpu(own: dict[str, Any] | None = None, **changes: Any) -> Any:
-    """A training run on CPU ranks: `changes` of its configuration, or of its record; `own` keys of its record alone."""
+    """A training run on CPU ranks: `changes` of its configuration, or of its record;
+    `own` keys of its record alone.
+    """
     return records.as_record(records.vision("cpu", **changes) | (own or {}))
 
 
@@ -255,7 +347,8 @@ def test_a_reference_differs_on_its_axis_alone():
     one, two = on_cpu(), on_cpu(gpus=2)
     assert comparable.reference(two, [two, one], gpus=1) is one
     assert comparable.reference(one, [two, one], gpus=1) is one
-    assert comparable.reference(two, [two, on_cpu(gpus=1, name="y")], gpus=1) is not None  # the name measures nothing
+    # the name measures nothing
+    assert comparable.reference(two, [two, on_cpu(gpus=1, name="y")], gpus=1) is not None
     for other in (
         on_cpu(lr=0.1),
         on_cpu(dataset__train_limit=5),
@@ -272,12 +365,18 @@ def test_a_reference_differs_on_its_axis_alone():
 
 def test_what_differs_beside_the_axes_is_shown():
     assert comparable.varied([on_cpu(), on_cpu()], ("gpus",)) == ["gpus"]
-    assert comparable.varied([on_cpu(), on_cpu(precision__name="fp64")], ("gpus",)) == ["precision", "gpus"]
+    assert comparable.varied([on_cpu(), on_cpu(precision__name="fp64")], ("gpus",)) == [
+        "precision",
+        "gpus",
+    ]
     limited = [on_cpu(), on_cpu(dataset__train_limit=5)]
     assert comparable.varied(limited, ("gpus",)) == ["gpus", "dataset.train_limit"]
     assert [comparable.cell(r, "dataset.train_limit") for r in limited] == ["null", "5"]
-    other_set = on_cpu(dataset={"name": "mnist", "train_limit": None, "mean": [0.2], "root": "x", "image_size": 32})
-    assert comparable.varied([on_cpu(), other_set], ()) == ["dataset"]  # and not all that comes with it
+    other_set = on_cpu(
+        dataset={"name": "mnist", "train_limit": None, "mean": [0.2], "root": "x", "image_size": 32}
+    )
+    # and not all that comes with it
+    assert comparable.varied([on_cpu(), other_set], ()) == ["dataset"]
     refused = on_cpu(status="refused")
     refused.config = {}
     assert comparable.varied([refused, on_cpu(gpus=2)], ()) == ["gpus"]
@@ -314,7 +413,11 @@ def test_a_run_with_a_step_that_was_stopped_is_marked_and_the_step_left_out(case
     assert np.flatnonzero(stalls).tolist() == stopped
     assert (limits.STALLED.sign in limits.brief_signs(run)) is bool(stopped)
     assert run.steps.taken == len(samples_s) and statistics["stalled_count"] == len(stopped)
-    assert not stopped or statistics["mean"] == pytest.approx(statistics["median"], rel=1e-9) or case == "two stopped"
+    assert (
+        not stopped
+        or statistics["mean"] == pytest.approx(statistics["median"], rel=1e-9)
+        or case == "two stopped"
+    )
 
 
 def in_segments(*steps: int) -> Any:
@@ -322,7 +425,9 @@ def in_segments(*steps: int) -> Any:
 
 
 def tuned(cut: int, left_out: int) -> Any:
-    return records.as_record(records.llm("cpu") | {"text_rows": {"read": 40, "cut": cut, "left_out": left_out}})
+    return records.as_record(
+        records.llm("cpu") | {"text_rows": {"read": 40, "cut": cut, "left_out": left_out}}
+    )
 
 
 def read_in(mode: str) -> Any:
@@ -340,7 +445,10 @@ SHARED = {"disturbed_by": [{"name": "solve", "pid": 7}, {"name": None, "pid": 8}
         (
             [on_cpu(), on_cpu(commit="def", dirty=True, hardware="H200")],
             [
-                Told("notes.several", facts={"what": "commits", "found": ["8fdd49003", "def+changes"]}),
+                Told(
+                    "notes.several",
+                    facts={"what": "commits", "found": ["8fdd49003", "def+changes"]},
+                ),
                 Told("notes.several", facts={"what": "machines", "found": ["AMD EPYC", "H200"]}),
             ],
         ),

@@ -1,4 +1,6 @@
-"""Attempts of a run and the folder that they share; a controller that is killed once its ranks have ended."""
+"""Attempts of a run and the folder that they share;
+a controller that is killed once its ranks have ended.
+"""
 
 import json
 import multiprocessing
@@ -24,7 +26,7 @@ from multicard.ranks.failures import Failure
 from multicard.ranks.gates import LEAD
 from multicard.records import limits, ownership, run_folder
 from multicard.records.progress import Board
-from multicard.records.schema_parts import Data, Segment
+from multicard.records.schema_parts import DataContent, Segment
 from multicard.run import attempts, outcome, preemption
 from multicard.run import controller as run
 from multicard.run.peers import Peers
@@ -53,7 +55,9 @@ def test_attempts_are_listed_with_what_each_trained(tmp_path: Path):
     attempts.begin(tmp_path, JOB)  # killed without a word too, but saved before
     attempts.end(tmp_path, None)
     trained = [(0, 10), (10, 5), (15, 3)]
-    segments = attempts.merge(tmp_path, [Segment(first_step=first, steps=steps) for first, steps in trained])
+    segments = attempts.merge(
+        tmp_path, [Segment(first_step=first, steps=steps) for first, steps in trained]
+    )
     assert [(one.end, one.first_step, one.steps) for one in segments] == [
         ("preempted", 0, 10),
         (None, 10, 0),
@@ -67,8 +71,8 @@ def test_attempts_are_listed_with_what_each_trained(tmp_path: Path):
 
 def test_data_that_was_changed_while_a_run_trained_is_noted(tmp_path: Path):
     for now, changed in (("a", None), (None, None), ("b", "dataset a, now b")):
-        attempts.begin(tmp_path, JOB, data=Data("x", {"dataset": "a"}, 1, 1))
-        attempts.end(tmp_path, None, data=now and Data("x", {"dataset": now}, 1, 1))
+        attempts.begin(tmp_path, JOB, data=DataContent("x", {"dataset": "a"}, 1, 1))
+        attempts.end(tmp_path, None, data=now and DataContent("x", {"dataset": now}, 1, 1))
         data = attempts.last(tmp_path).data
         run = as_record(vision(data=msgspec.to_builtins(data)))
         assert data is not None and data.changed == changed
@@ -98,7 +102,9 @@ def test_a_requeued_job_finds_its_folder_again(tmp_path: Path):
     assert [path.name for path in folder.iterdir()] == [run_folder.SEGMENTS]
 
 
-def test_a_folder_is_not_taken_from_another_job_that_is_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_folder_is_not_taken_from_another_job_that_is_alive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     folder = tmp_path / "sweep" / "cell"
     claimed = claim(folder, job="12_3", pid=GONE)
     monkeypatch.setattr(slurm, "is_alive", lambda job: job == "12_3")
@@ -109,10 +115,14 @@ def test_a_folder_is_not_taken_from_another_job_that_is_alive(tmp_path: Path, mo
     assert ownership.claim(folder, "13") is False
     assert not claimed.exists()
     claims = [run_folder.read_json(path) or {} for path in ownership.claims(folder)]
-    assert [(one["host"], one["pid"], one["job"]) for one in claims] == [(os.uname().nodename, os.getpid(), "13")]
+    assert [(one["host"], one["pid"], one["job"]) for one in claims] == [
+        (os.uname().nodename, os.getpid(), "13")
+    ]
 
 
-def test_ranks_that_are_too_slow_to_save_before_the_time_limit_are_ended(tmp_path: Path, monkeypatch):
+def test_ranks_that_are_too_slow_to_save_before_the_time_limit_are_ended(
+    tmp_path: Path, monkeypatch
+):
     ended, board = list[Failure](), Board(tmp_path, 1, create=True)
     monkeypatch.setattr("tests.conftest.PATIENCE_S", 20.0)
     monkeypatch.setattr(preemption, "POLL_S", 0.01)
@@ -122,18 +132,29 @@ def test_ranks_that_are_too_slow_to_save_before_the_time_limit_are_ended(tmp_pat
     board.post(0, 3, 10, 48, 0, 0.5)
     warned.set()
     allocation = Allocation(job="12_3", grace_s=0.1)
-    with preemption.StopOnWarning(allocation, board, CPU, tmp_path, True, Peers(allocation)) as stop:
+    with preemption.StopOnWarning(
+        allocation, board, CPU, tmp_path, True, Peers(allocation)
+    ) as stop:
         awaited(lambda: ended)
-    assert board.stop_at > 3 and [failure.kind for failure in ended] == ["timeout"] and stop.outcome(None) is None
+    assert (
+        board.stop_at > 3
+        and [failure.kind for failure in ended] == ["timeout"]
+        and stop.outcome(None) is None
+    )
     board.remove()
 
 
-@pytest.mark.parametrize(("device", "nodes", "ahead"), [("cuda", 2, LEAD), ("cuda", 1, 2), ("cpu", 2, 2)])
+@pytest.mark.parametrize(
+    ("device", "nodes", "ahead"), [("cuda", 2, LEAD), ("cuda", 1, 2), ("cpu", 2, 2)]
+)
 def test_a_stop_over_several_nodes_is_as_far_ahead_as_their_hosts_may_be_of_their_gpus(
     device: str, nodes: int, ahead: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(preemption, "POLL_S", 0.01)
-    allocation, placement = Allocation(("n1", "n2")[:nodes], job="12_3"), Placement(device, "gloo", 1, False, nodes)
+    allocation, placement = (
+        Allocation(("n1", "n2")[:nodes], job="12_3"),
+        Placement(device, "gloo", 1, False, nodes),
+    )
     board = Board(tmp_path, placement.world_size, create=True)
     board.post(0, 30, 100, 48, 0, 0.5)  # and no step is over until it is read again
     stop = preemption.StopOnWarning(allocation, board, placement, tmp_path, True, Peers(allocation))
@@ -141,8 +162,16 @@ def test_a_stop_over_several_nodes_is_as_far_ahead_as_their_hosts_may_be_of_thei
     board.remove()
 
 
-WORDS = (*SMALL, "name=cut-off", "epochs=2", "dataset.train_limit=32", "dataset.test_limit=16", "model.width=0.25")
-CHANGES = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "shutil.rmtree"}  # audit events
+WORDS = (
+    *SMALL,
+    "name=cut-off",
+    "epochs=2",
+    "dataset.train_limit=32",
+    "dataset.test_limit=16",
+    "model.width=0.25",
+)
+# audit events
+CHANGES = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "shutil.rmtree"}
 
 
 def measure_until(cfg: DictConfig, folder: Path, change: int) -> None:
@@ -226,7 +255,10 @@ def test_killed_at_any_change_of_its_folder_the_next_start_writes_the_same_recor
         process.join()
         assert process.exitcode in (0, -signal.SIGKILL)
         assert start(trained.cfg, folder) == trained.record, change
-        assert (files(folder.parent), run_folder.read_steps(folder)) == (files(trained.folder.parent), steps), change
+        assert (files(folder.parent), run_folder.read_steps(folder)) == (
+            files(trained.folder.parent),
+            steps,
+        ), change
         if process.exitcode == 0:
             break
     assert change > 15
@@ -237,7 +269,9 @@ def test_killed_before_the_end_was_noted_only_what_was_measured_beside_is_lost(t
     record = start(trained.cfg, folder)
     assert record is not None and trained.record is not None
     lost = {"ended_at", "load", "beside", "limits"}  # of its limits, the one of its load
-    assert record["limits"] == [each for each in trained.record["limits"] if each["code"] != limits.LOADED.code]
+    assert record["limits"] == [
+        each for each in trained.record["limits"] if each["code"] != limits.LOADED.code
+    ]
     assert [record[key] for key in ("load", "beside")] == [None, None]
     assert {key for key in record if record[key] != trained.record[key]} - {"segments"} <= lost
     assert files(folder) == files(trained.folder)
@@ -259,7 +293,9 @@ def test_an_error_while_recording_leaves_the_cause_and_what_the_record_is_made_o
     assert files(folder) == files(trained.folder)
 
 
-def test_what_was_trained_is_measured_again_only_where_that_is_asked_for(trained: Trained, monkeypatch):
+def test_what_was_trained_is_measured_again_only_where_that_is_asked_for(
+    trained: Trained, monkeypatch
+):
     monkeypatch.setattr(run, "_run_ranks", lambda *_: pytest.fail("trained again"))
     folder = trained.killed("noted")
     json.dump({"segments": []}, (folder / "segments.json").open("w"))

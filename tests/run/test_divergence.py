@@ -1,4 +1,6 @@
-"""Runs whose losses are not finite: status, cause and count; what goes on after one, and what does not."""
+"""Runs whose losses are not finite: status, cause and count; what goes on after one,
+and what does not.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -46,17 +48,24 @@ def test_infinite_rewards_are_a_divergence_of_dpo():
     rewards = {"rewards_chosen": [0.1, 5.0], "rewards_rejected": [0.1, -INF]}
     logged = {name: np.array(values) for name, values in (columns | rewards).items()}  # by rank 0
     assert summary._judged(logged, ranks=2, pairs=False) == (0, None)
-    assert summary._judged(logged, ranks=2, pairs=True) == (1, Divergence(epoch=0, step=1, rank=None))
+    assert summary._judged(logged, ranks=2, pairs=True) == (
+        1,
+        Divergence(epoch=0, step=1, rank=None),
+    )
 
 
 def trained(folder: Path, *words: str, bad: list[tuple[int, int]]) -> dict[str, Any]:
-    """Two epochs of three steps on two ranks, with NaN in place of the losses of `bad`: rank and step of the run."""
+    """Two epochs of three steps on two ranks, with NaN in place of
+    the losses of `bad`: rank and step of the run.
+    """
     warm_up()
 
     def arguments(*given: Any) -> tuple[Any, ...]:
         return *WORKLOAD.arguments(*given), bad
 
-    workload = replace(WORKLOAD, work="tests.helpers.rank_work:train_with_bad_losses", arguments=arguments)
+    workload = replace(
+        WORKLOAD, work="tests.helpers.rank_work:train_with_bad_losses", arguments=arguments
+    )
     cfg = composed(*SMALL, "gpus=2", "epochs=2", *words)
     return as_dict(run.measure(workload, cfg, folder / "sweep" / "1", keep_refused=True))
 
@@ -64,7 +73,11 @@ def trained(folder: Path, *words: str, bad: list[tuple[int, int]]) -> dict[str, 
 @pytest.mark.usefixtures("processes")
 def test_all_ranks_stop_after_the_epoch_in_which_one_diverged(tmp_path: Path):
     record = trained(tmp_path, "diagnose=true", "profile=kineto", bad=[(0, 0), (1, 2)])
-    assert (record["status"], len(record["epochs"]), record["non_finite_losses"]) == ("diverged", 1, 2)
+    assert (record["status"], len(record["epochs"]), record["non_finite_losses"]) == (
+        "diverged",
+        1,
+        2,
+    )
     assert record["divergence"] == {"epoch": 0, "step": 2, "rank": 1}
     cause = record["cause"]
     assert (cause["kind"], cause["rank"], cause["code"]) == ("diverged", 1, "run.diverged")
@@ -80,15 +93,31 @@ def test_all_ranks_stop_after_the_epoch_in_which_one_diverged(tmp_path: Path):
 @pytest.mark.usefixtures("processes")
 def test_a_diverged_run_can_train_on_for_its_timing(tmp_path: Path):
     bad = [(1, 2), (1, 3), (1, 4), (1, 5), (0, 4)]
-    record = trained(tmp_path, "stop_on_divergence=false", "profile=kineto", "profile.steps=1", bad=bad)
-    assert (record["status"], len(record["epochs"]), record["non_finite_losses"]) == ("diverged", 2, 5)
+    record = trained(
+        tmp_path, "stop_on_divergence=false", "profile=kineto", "profile.steps=1", bad=bad
+    )
+    assert (record["status"], len(record["epochs"]), record["non_finite_losses"]) == (
+        "diverged",
+        2,
+        5,
+    )
     assert record["divergence"] == {"epoch": 0, "step": 2, "rank": 1}
     assert record["step_s"]["mean"] > 0 and record["profile"]["steps"] == 1
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_sweep_goes_on_after_a_divergence_and_ends_well(called: Callable[..., tuple[int, str]], tmp_path: Path):
-    words = ("-m", *SMALL, "epochs=2", "lr=1e30,0.01", "model.width=0.35", "name=s", f"hydra.sweep.dir={tmp_path}/s")
+def test_a_sweep_goes_on_after_a_divergence_and_ends_well(
+    called: Callable[..., tuple[int, str]], tmp_path: Path
+):
+    words = (
+        "-m",
+        *SMALL,
+        "epochs=2",
+        "lr=1e30,0.01",
+        "model.width=0.35",
+        "name=s",
+        f"hydra.sweep.dir={tmp_path}/s",
+    )
     code, printed = called(*words, "order=typed")
     assert code == 0 and says(printed, "run.diverged", epoch=1, epochs=2, step=2, rank=0)
     assert "\n[1/2] lr=1e+30   diverged: " in printed
@@ -107,8 +136,12 @@ def test_a_sweep_goes_on_after_a_divergence_and_ends_well(called: Callable[..., 
     ],
     ids=str,
 )
-def test_tuning_stops_at_a_divergence_unless_it_is_to_go_on(tuned, words: list[str], epochs: int, rank: int | None):
-    record = tuned(*words, "lr=1e30", "warmup_steps=0", "epochs=2", "dataset.rows=40", "diagnose=true")
+def test_tuning_stops_at_a_divergence_unless_it_is_to_go_on(
+    tuned, words: list[str], epochs: int, rank: int | None
+):
+    record = tuned(
+        *words, "lr=1e30", "warmup_steps=0", "epochs=2", "dataset.rows=40", "diagnose=true"
+    )
     assert (record["status"], len(record["epochs"])) == ("diverged", epochs), record["cause"]
     assert record["divergence"]["epoch"] == 0 and record["divergence"]["rank"] == rank
     assert record["cause"]["rank"] == rank and record["non_finite_losses"] > 0

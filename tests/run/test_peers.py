@@ -26,7 +26,9 @@ CONNECTIONS: list[Any] = []
 
 @pytest.fixture
 def endings(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Failure]]:
-    """The failures that would have ended this process. No listening thread outlives the test: it would really do so."""
+    """The failures that would have ended this process.
+    No listening thread outlives the test: it would really do so.
+    """
     failed: list[Failure] = []
     monkeypatch.setattr(failures, "end", failed.append)
     yield failed
@@ -65,7 +67,9 @@ def meet(hosts: tuple[str, ...] = HOSTS) -> tuple[Peers, list[Guest]]:
 
 
 def begin(head: Peers, guests: list[Guest]) -> list[int]:
-    """Start the run on all nodes. Returns a list of the steps that they will be asked to stop after."""
+    """Start the run on all nodes. Returns a list of the
+    steps that they will be asked to stop after.
+    """
     stops = list[int]()
     with ThreadPoolExecutor(len(guests)) as pool:
         starting = [pool.submit(guest.wait_for_start) for guest in guests]
@@ -128,13 +132,23 @@ def test_a_node_that_is_gone_is_named_on_either_side(endings: list[Failure]):
 def test_what_a_node_refuses_is_refused_by_all(endings: list[Failure]):
     head, guests = meet()
     with ThreadPoolExecutor(len(guests)) as pool:
-        gone = Message("data.gone", "dataset.root=data: is not there", key="dataset.root", value="data")
+        gone = Message(
+            "data.gone", "dataset.root=data: is not there", key="dataset.root", value="data"
+        )
         refusals = (None, gone)
-        starting = [pool.submit(guest.wait_for_start, refusal) for guest, refusal in zip(guests, refusals, strict=True)]
+        starting = [
+            pool.submit(guest.wait_for_start, refusal)
+            for guest, refusal in zip(guests, refusals, strict=True)
+        ]
         with refused("node.refused", key="dataset.root", host="third") as refusal:
             head.begin(0, ())
         reason = refusal.value.facts["reason"]
-        assert (reason, reason.code, reason.key, reason.facts) == (gone, gone.code, gone.key, gone.facts)
+        assert (reason, reason.code, reason.key, reason.facts) == (
+            gone,
+            gone.code,
+            gone.key,
+            gone.facts,
+        )
         assert refusal.value.message.sentence.endswith("(on third)")
         head.close()
         assert [start.result(PATIENCE_S) for start in starting] == [None, None]
@@ -155,7 +169,11 @@ def test_a_node_that_does_not_come_up_is_named(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(failures.Interrupted) as absent:
         Peers(allocation(0)).meet()
     failure = absent.value.failure
-    assert (failure.code, failure.facts["hosts"], failure.host) == ("node.absent", ["second", "third"], "second")
+    assert (failure.code, failure.facts["hosts"], failure.host) == (
+        "node.absent",
+        ["second", "third"],
+        "second",
+    )
 
 
 def test_a_stranger_is_not_let_in(monkeypatch: pytest.MonkeyPatch):
@@ -192,11 +210,14 @@ def connected() -> socket.socket:
 
 
 def test_node_0_listens_at_its_own_address_alone(monkeypatch: pytest.MonkeyPatch):
-    """Other machines of the tests' network are other loopback addresses, all of which are this machine."""
+    """Other machines of the tests' network are other loopback addresses,
+    all of which are this machine.
+    """
     names = {"n1": "127.0.0.7", "n2": "127.0.0.1"}
     monkeypatch.setattr(socket, "gethostbyname", names.__getitem__)
     assert allocation(1, ("n1", "n2")).head_address() == "127.0.0.7"  # where others see it
-    assert allocation(0, ("n1", "n2")).head_address() == "127.0.0.1"  # its own name may stand for itself alone
+    # its own name may stand for itself alone
+    assert allocation(0, ("n1", "n2")).head_address() == "127.0.0.1"
     names["n1"] = "192.0.2.5"
     assert allocation(0, ("n1", "n2")).head_address() == "192.0.2.5"
     assert Allocation().head_address() == "127.0.0.1"
@@ -214,8 +235,13 @@ def test_node_0_listens_at_its_own_address_alone(monkeypatch: pytest.MonkeyPatch
 
 
 def test_an_address_that_is_not_of_this_machine_is_named(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(socket, "gethostbyname", lambda _: "192.0.2.5")  # for documentation: nobody has it
+    # for documentation: nobody has it
+    monkeypatch.setattr(socket, "gethostbyname", lambda _: "192.0.2.5")
     with pytest.raises(failures.Interrupted) as ended:
         Peers(allocation(0)).meet()
     failure = ended.value.failure
-    assert (failure.code, failure.facts["host"], failure.host) == ("node.no-port", "localhost", "localhost")
+    assert (failure.code, failure.facts["host"], failure.host) == (
+        "node.no-port",
+        "localhost",
+        "localhost",
+    )

@@ -1,4 +1,6 @@
-"""Runs that are stopped after a step and go on: the same results as without the stop, and every step counted once."""
+"""Runs that are stopped after a step and go on: the same results as without the stop,
+and every step counted once.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,16 @@ NO_WORKERS_KEPT = ("loader.persistent_workers=false",)
 STREAMED = ("dataset.device_budget_bytes=0", "dataset.augment=true")
 WAITS = {"first_batch_s", "evaluate_first_batch_s", "gap_s"}
 MEASURED = {"train_s", "evaluate_s", "ended_s", "images_per_s", *WAITS}  # of an epoch: differ
-COUNTED = ("epoch", "rank", "step", "loss", "samples", "loaded", "h2d_images_bytes", "h2d_labels_bytes")
+COUNTED = (
+    "epoch",
+    "rank",
+    "step",
+    "loss",
+    "samples",
+    "loaded",
+    "h2d_images_bytes",
+    "h2d_labels_bytes",
+)
 
 
 def without_times(epochs: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -27,21 +38,37 @@ def without_times(epochs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("words", "world", "workers", "per_epoch", "stops"),
     [
-        (["epochs=3", *NO_WORKERS_KEPT], 1, 2, 6, [3, 6, 8]),  # in an epoch, at its end, and in the next
-        (["optimizer=adamw", "schedule=cosine", "layout=nhwc", "dataset.flip=true", *THREADS], 1, 2, 6, [2, 4]),
+        # in an epoch, at its end, and in the next
+        (["epochs=3", *NO_WORKERS_KEPT], 1, 2, 6, [3, 6, 8]),
+        (
+            ["optimizer=adamw", "schedule=cosine", "layout=nhwc", "dataset.flip=true", *THREADS],
+            1,
+            2,
+            6,
+            [2, 4],
+        ),
         # 101 samples are 51 on a rank, 4 batches of which the last has 3
         (["strategy=ddp_ds", "dataset.train_limit=101"], 2, 0, 4, [2, 7]),
         # 9 batches of 8: the fifth round, an epoch's last, has one
         (["strategy=ddp_rr", "dataset.train_limit=72", "batch_size=8"], 2, 2, 5, [4, 5]),
-        # each batch crosses by itself: what crosses for a whole epoch would cross once more after a stop
-        (["strategy=ddp", "optimizer=adam", "schedule=constant", "loader=device", *STREAMED], 2, 0, 6, [5, 7]),
+        # each batch crosses by itself: what crosses for a
+        # whole epoch would cross once more after a stop
+        (
+            ["strategy=ddp", "optimizer=adam", "schedule=constant", "loader=device", *STREAMED],
+            2,
+            0,
+            6,
+            [5, 7],
+        ),
     ],
     ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else None,
 )
 def test_a_resumed_run_ends_like_an_uninterrupted_one(
     words: list[str], world: int, workers: int, per_epoch: int, stops: list[int], tmp_path: Path
 ):
-    """Bit for bit: one thread a rank, and two ranks' gradients have one order in which to be added."""
+    """Bit for bit: one thread a rank, and two ranks'
+    gradients have one order in which to be added.
+    """
     whole = case(tmp_path / "whole", *words, world=world, workers=workers)
     cut = case(tmp_path / "cut", *words, world=world, workers=workers)
     expected, summary = whole.train(), cut.train(*stops)
@@ -53,12 +80,15 @@ def test_a_resumed_run_ends_like_an_uninterrupted_one(
 
     steps = per_epoch * cut.config.epochs
     spans = list(zip([0, *stops], [*stops, steps], strict=True))
-    assert [(s["first_step"], s["steps"]) for s in summary["segments"]] == [(a, b - a) for a, b in spans]
+    assert [(s["first_step"], s["steps"]) for s in summary["segments"]] == [
+        (a, b - a) for a, b in spans
+    ]
     assert [(s["first_step"], s["steps"]) for s in expected["segments"]] == [(0, steps)]
     assert summary["step_s"]["warmup_count"] == sum(a < steps for a, _ in spans)
     assert summary["step_s"]["count"] + summary["step_s"]["warmup_count"] == steps
     rows = cut.rows()
-    for rank in rank_files.read(cut.folder):  # time counts once, that of an epoch before its stop too
+    # time counts once, that of an epoch before its stop too
+    for rank in rank_files.read(cut.folder):
         assert sum(s.trained_s for s in rank.segments) == pytest.approx(rank.epochs[-1].ended_s)
         for epoch in rank.epochs:
             own = (rows["rank"] == rank.rank) & (rows["epoch"] == epoch.epoch)
@@ -66,12 +96,24 @@ def test_a_resumed_run_ends_like_an_uninterrupted_one(
 
 
 @pytest.mark.parametrize(("precision", "scale"), [("fp32", None), ("fp16", 2**13)])
-def test_the_state_at_the_end_is_the_same_to_the_last_bit(precision: str, scale: int | None, tmp_path: Path):
-    # 5 batches of 8 are 3 rounds, the last of which has one. MobileNetV2's fp16 overflows in all of them
-    words = (f"precision={precision}", "strategy=ddp_rr", "dataset.train_limit=40", "batch_size=8", "epochs=1")
+def test_the_state_at_the_end_is_the_same_to_the_last_bit(
+    precision: str, scale: int | None, tmp_path: Path
+):
+    # 5 batches of 8 are 3 rounds, the last of which has one.
+    # MobileNetV2's fp16 overflows in all of them
+    words = (
+        f"precision={precision}",
+        "strategy=ddp_rr",
+        "dataset.train_limit=40",
+        "batch_size=8",
+        "epochs=1",
+    )
     words = (*words, "model.width=0.25")  # fp16 is slow on CPU
-    whole, cut = (case(tmp_path / name, *words, "dataset.test_limit=8", world=2) for name in ("whole", "cut"))
-    expected, summary = whole.train(3), cut.train(1, 2, 3)  # of 3 steps: after the last, only evaluation is left
+    whole, cut = (
+        case(tmp_path / name, *words, "dataset.test_limit=8", world=2) for name in ("whole", "cut")
+    )
+    # of 3 steps: after the last, only evaluation is left
+    expected, summary = whole.train(3), cut.train(1, 2, 3)
     assert summary["test_accuracy"] == expected["test_accuracy"]
     assert summary["segments"][-1]["steps"] == 0 and summary["step_s"]["warmup_count"] == 3
     for rank in range(2):
@@ -81,7 +123,9 @@ def test_the_state_at_the_end_is_the_same_to_the_last_bit(precision: str, scale:
         momentum = a["optimizer"]["state"]
         assert len(momentum) == len(b["optimizer"]["state"]) == (158 if scale is None else 0)
         for index, state in momentum.items():
-            assert torch.equal(state["momentum_buffer"], b["optimizer"]["state"][index]["momentum_buffer"])
+            assert torch.equal(
+                state["momentum_buffer"], b["optimizer"]["state"][index]["momentum_buffer"]
+            )
         assert a["optimizer"]["param_groups"] == b["optimizer"]["param_groups"]
         assert a["schedule"] == b["schedule"]
         assert a["scaler"] == b["scaler"] and a["scaler"].get("scale") == scale

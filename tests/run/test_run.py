@@ -22,7 +22,16 @@ from tests.conftest import SMALL, Measured, composed, ok, shared
 from tests.helpers import cells
 from tests.helpers.messages import find
 
-STEPS = ("epoch", "rank", "step", "samples", "loaded", "h2d_images_bytes", "h2d_labels_bytes", "loss")
+STEPS = (
+    "epoch",
+    "rank",
+    "step",
+    "samples",
+    "loaded",
+    "h2d_images_bytes",
+    "h2d_labels_bytes",
+    "loss",
+)
 
 
 def steps(result: dict[str, Any]) -> list[dict[str, Any]]:
@@ -38,23 +47,45 @@ def test_the_record_is_whole(once: Measured):
     files = ["config.yaml", "environment.json", "logs", "result.json", "steps.parquet"]
     assert sorted(path.name for path in folder.iterdir()) == files
     assert (record["schema_version"], record["kind"], record["cause"]) == (1, "vision", None)
-    axes = {"precision": "fp32", "gpus": 2, "strategy": "ddp_ds", "batch_size": 16, "scale": "full", "device": "cpu"}
+    axes = {
+        "precision": "fp32",
+        "gpus": 2,
+        "strategy": "ddp_ds",
+        "batch_size": 16,
+        "scale": "full",
+        "device": "cpu",
+    }
     assert record["axes"] | axes == record["axes"]
     assert [epoch["epoch"] for epoch in record["epochs"]] == [0, 1]
     assert all(epoch["samples"] == epoch["samples_trained"] == 96 for epoch in record["epochs"])
-    assert all(epoch["test_right"] == round(50 * epoch["test_accuracy"]) for epoch in record["epochs"])
+    assert all(
+        epoch["test_right"] == round(50 * epoch["test_accuracy"]) for epoch in record["epochs"]
+    )
     assert record["test_accuracy"] == record["epochs"][-1]["test_accuracy"]
     assert record["time_to_target_s"] == record["epochs"][0]["ended_s"]
-    trained, evaluated = (sum(epoch[key] for epoch in record["epochs"]) for key in ("train_s", "evaluate_s"))
+    trained, evaluated = (
+        sum(epoch[key] for epoch in record["epochs"]) for key in ("train_s", "evaluate_s")
+    )
     assert record["train_s"] == trained and record["evaluate_s"] == evaluated
-    assert max(trained, evaluated) < record["total_s"] == record["epochs"][-1]["ended_s"]  # each by its slowest rank
+    # each by its slowest rank
+    assert max(trained, evaluated) < record["total_s"] == record["epochs"][-1]["ended_s"]
     assert record["step_s"]["count"] == 5 and record["step_s"]["warmup_count"] == 1
     assert record["startup_s"] > 0
     assert record["gpu"] is record["joules_per_image"] is None
     memory = record["peak_memory_bytes"]
-    assert memory["kind"] == "rss" and memory["max"] == max(memory["per_rank"]) and len(memory["per_rank"]) == 2
-    rows = [row for row in run_folder.read_steps(folder).to_pylist() if (row["epoch"], row["step"]) > (0, 0)]
-    assert sum(record["phases_s"].values()) == pytest.approx(sum(row["step_s"] for row in rows) / len(rows))
+    assert (
+        memory["kind"] == "rss"
+        and memory["max"] == max(memory["per_rank"])
+        and len(memory["per_rank"]) == 2
+    )
+    rows = [
+        row
+        for row in run_folder.read_steps(folder).to_pylist()
+        if (row["epoch"], row["step"]) > (0, 0)
+    ]
+    assert sum(record["phases_s"].values()) == pytest.approx(
+        sum(row["step_s"] for row in rows) / len(rows)
+    )
     last = [row for row in rows if row["epoch"] == 1]
     losses = sum(row["loss"] * row["samples"] for row in last) / sum(row["samples"] for row in last)
     assert record["epochs"][1]["train_loss"] == pytest.approx(losses)
@@ -71,9 +102,14 @@ def test_communication_bytes_in_closed_form(once: Measured):
     statistics = 4 * 2 * 17056  # running mean and variance of MobileNetV2's 17,056 channels
     buffers = statistics + 8 * 52  # and 52 batch counters
     assert result["communication_bytes"]["all_reduce"] == 6 * parameters  # 2 (w - 1) / w = 1
-    assert result["communication_bytes"]["broadcast"] == parameters + buffers + 6 * buffers + 2 * statistics
+    assert (
+        result["communication_bytes"]["broadcast"]
+        == parameters + buffers + 6 * buffers + 2 * statistics
+    )
     alone = ok(once())
-    assert alone["communication_bytes"]["all_reduce"] == alone["communication_bytes"]["broadcast"] == 0
+    assert (
+        alone["communication_bytes"]["all_reduce"] == alone["communication_bytes"]["broadcast"] == 0
+    )
 
 
 @pytest.mark.core
@@ -81,7 +117,9 @@ def test_communication_bytes_in_closed_form(once: Measured):
     ("strategy", "loaded", "trained", "rounds"),
     [("ddp_ds", 2 * 51, 2 * 51, 4), ("ddp_rr", 2 * 101, 101, 4), ("ddp", 2 * 101, 2 * 101, 7)],
 )
-def test_strategies_load_move_and_train_as_they_say(measured, strategy: str, loaded: int, trained: int, rounds: int):
+def test_strategies_load_move_and_train_as_they_say(
+    measured, strategy: str, loaded: int, trained: int, rounds: int
+):
     # 101 samples in batches of 16 are 7 batches, the last of 5; the sampler repeats one on 2 ranks
     result = ok(measured(f"strategy={strategy}", "gpus=2", "dataset.train_limit=101"))
     rows = steps(result)
@@ -98,7 +136,10 @@ def test_strategies_load_move_and_train_as_they_say(measured, strategy: str, loa
 def test_a_last_batch_that_cannot_be_trained_on_is_named(measured: Measured):
     result = measured("dataset.train_limit=97")
     assert result["status"] == "failed"
-    assert result["cause"]["message"].startswith("rank 0: ") and "batch_size" in result["cause"]["message"]
+    assert (
+        result["cause"]["message"].startswith("rank 0: ")
+        and "batch_size" in result["cause"]["message"]
+    )
 
 
 def test_the_flags_in_force_are_recorded(measured: Measured):
@@ -109,19 +150,34 @@ def test_the_flags_in_force_are_recorded(measured: Measured):
         assert environment["flags"]["matmul_allow_tf32"] is matmul
         assert environment["malloc"] == "tuned" and environment["git"]["commit"]
         assert environment["ranks"][0]["device"] == "cpu"
-        assert {name: os.environ[name] for name in environment["openmp"]} == environment["openmp"] != {}
+        assert (
+            {name: os.environ[name] for name in environment["openmp"]}
+            == environment["openmp"]
+            != {}
+        )
 
 
 def test_training_can_stop_at_its_target_and_has_no_time_to_one_out_of_reach(measured: Measured):
-    assert len(ok(measured("epochs=3", "target_accuracy=0.001", "stop_at_target=true"))["epochs"]) == 1
+    assert (
+        len(ok(measured("epochs=3", "target_accuracy=0.001", "stop_at_target=true"))["epochs"]) == 1
+    )
     assert ok(measured("target_accuracy=1.0"))["time_to_target_s"] is None
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        pytest.param(["layout=nhwc", "optimizer=adam", "schedule=cosine", "loader=batched"], marks=pytest.mark.core),
-        ["optimizer=adamw", "num_workers=2", "malloc=system", "strategy.gradient_as_bucket_view=true", "gpus=2"],
+        pytest.param(
+            ["layout=nhwc", "optimizer=adam", "schedule=cosine", "loader=batched"],
+            marks=pytest.mark.core,
+        ),
+        [
+            "optimizer=adamw",
+            "num_workers=2",
+            "malloc=system",
+            "strategy.gradient_as_bucket_view=true",
+            "gpus=2",
+        ],
         ["model.name=resnet18"],
         ["model.name=vit_b_16", "dataset.train_limit=4", "dataset.test_limit=2"],
         ["batch_size=96", "num_workers=1"],
@@ -138,8 +194,12 @@ def test_other_options_train_too(measured: Measured, words: list[str]):
 def test_a_refusal_in_a_sweep_is_recorded(measured: Measured):
     for words, said in (("gpus=0", ("gpus",)), ("model.name=resnet5", ("model", "resnet50"))):
         record = json.loads((Path(measured(words)["folder"]) / "result.json").read_text())
-        assert record["status"] == "refused" and all(word in record["cause"]["message"] for word in said)
-        assert record["axes"]["precision"] == "fp32" and record["axes"]["gpus"] == (0 if words == "gpus=0" else 1)
+        assert record["status"] == "refused" and all(
+            word in record["cause"]["message"] for word in said
+        )
+        assert record["axes"]["precision"] == "fp32" and record["axes"]["gpus"] == (
+            0 if words == "gpus=0" else 1
+        )
 
 
 def test_a_folder_that_is_a_link_is_refused_with_the_reason(measured: Measured, tmp_path: Path):
@@ -148,17 +208,29 @@ def test_a_folder_that_is_a_link_is_refused_with_the_reason(measured: Measured, 
     (tmp_path / "sweep" / "1").symlink_to(tmp_path)
     record = measured()
     cause = record["cause"]
-    assert (record["status"], cause["code"], cause["key"]) == ("refused", "folder.unwritable", "hydra.run.dir")
-    assert cause["facts"]["folder"] == f"{tmp_path}/sweep/1" and "symbolic link" in cause["facts"]["reason"]
+    assert (record["status"], cause["code"], cause["key"]) == (
+        "refused",
+        "folder.unwritable",
+        "hydra.run.dir",
+    )
+    assert (
+        cause["facts"]["folder"] == f"{tmp_path}/sweep/1"
+        and "symbolic link" in cause["facts"]["reason"]
+    )
 
 
-def test_a_refusal_after_the_folder_was_taken_leaves_its_record_alone(measured: Measured, tmp_path: Path, monkeypatch):
+def test_a_refusal_after_the_folder_was_taken_leaves_its_record_alone(
+    measured: Measured, tmp_path: Path, monkeypatch
+):
     def refuse(*_: object) -> None:
         raise ValueError("batch_size=16: this cannot be")
 
     monkeypatch.setattr(attempts, "begin", refuse)
     result = measured()
-    assert (result["status"], result["cause"]["message"]) == ("refused", "batch_size=16: this cannot be")
+    assert (result["status"], result["cause"]["message"]) == (
+        "refused",
+        "batch_size=16: this cannot be",
+    )
     assert [path.name for path in Path(result["folder"]).iterdir()] == ["result.json"]
 
 
@@ -176,14 +248,22 @@ def test_the_end_of_a_job_is_recorded_over_what_an_earlier_one_left(
 ):
     if before is not None:
         run_folder.write_json(tmp_path / "result.json", before)
-    outcome.fail(outcome.begin(WORKLOAD, composed(*SMALL), tmp_path, job), Failure("slurm", "gone"), "timeout")
+    outcome.fail(
+        outcome.begin(WORKLOAD, composed(*SMALL), tmp_path, job),
+        Failure("slurm", "gone"),
+        "timeout",
+    )
     record = run_folder.read_json(tmp_path / "result.json")
     assert record is not None
     assert (record["status"] == "timeout") is written
 
 
 @pytest.mark.parametrize(
-    "words", [("loader=torch", "num_workers=2"), ("loader=device", "gpus=2", "layout=nhwc", "strategy=ddp_rr")]
+    "words",
+    [
+        ("loader=torch", "num_workers=2"),
+        ("loader=device", "gpus=2", "layout=nhwc", "strategy=ddp_rr"),
+    ],
 )
 def test_real_photographs_train(measured: Measured, tmp_path: Path, words: tuple[str, ...]):
     cached = "gpus=2" in words
@@ -204,26 +284,39 @@ def test_the_input_of_a_run_is_recorded(measured: Measured):
         "test": test,
     }
     moved = result["transfer_bytes"]
-    assert moved["h2d_images"] == {"train": 2 * 96 * 64, "evaluate": 2 * 50 * 8}  # an order of the test set each time
+    # an order of the test set each time
+    assert moved["h2d_images"] == {"train": 2 * 96 * 64, "evaluate": 2 * 50 * 8}
     assert moved["h2d_labels"] == {"train": 2 * 96 * 8, "evaluate": 0}
     assert moved["h2d_setup"] == {"train": 0, "evaluate": 50 * (64 + 8)}
     assert moved["h2d"] == 2 * 96 * 72 + 2 * 50 * 8 + 50 * 72
     first, second = result["epochs"]
     assert first["gap_s"] is None and second["gap_s"] >= second["first_batch_s"] > 0
-    assert all(0 < epoch["evaluate_first_batch_s"] < epoch["evaluate_s"] for epoch in (first, second))
+    assert all(
+        0 < epoch["evaluate_first_batch_s"] < epoch["evaluate_s"] for epoch in (first, second)
+    )
 
 
 @pytest.mark.slow
 def test_digits_are_learnt(measured: Measured):
     """By a small model in few epochs: 0.93 and more; the defaults come to 0.97."""
-    words = ("model.width=0.5", "dataset.train_limit=null", "dataset.test_limit=null", "gpus=2", "epochs=6")
+    words = (
+        "model.width=0.5",
+        "dataset.train_limit=null",
+        "dataset.test_limit=null",
+        "gpus=2",
+        "epochs=6",
+    )
     assert ok(measured(*words, "preset=fast", "precision=fp32"))["test_accuracy"] >= 0.85
 
 
 def test_start_up_counts_from_the_command_for_its_first_run_alone(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(command, "process_started_s", lambda: -1e6)
     began = []
-    monkeypatch.setattr(controller, "measure", lambda *_, started_s, **__: began.append(started_s) or {"status": "ok"})
+    monkeypatch.setattr(
+        controller,
+        "measure",
+        lambda *_, started_s, **__: began.append(started_s) or {"status": "ok"},
+    )
     mine = Command(WORKLOAD)
     mine.foreseen_s = 7.0
     for seed in ("seed=0", "seed=1"):
@@ -231,14 +324,19 @@ def test_start_up_counts_from_the_command_for_its_first_run_alone(monkeypatch: p
     assert began[0] == -1e6 + 7.0 and began[1] >= 0
 
 
-def test_a_folder_that_is_removed_while_the_ranks_run_ends_the_run_alone(measured: Measured, monkeypatch):
+def test_a_folder_that_is_removed_while_the_ranks_run_ends_the_run_alone(
+    measured: Measured, monkeypatch
+):
     def remove(_: str, arguments: tuple[Any, ...], *__: Any) -> None:
         shutil.rmtree(arguments[1])
 
     monkeypatch.setattr(elastic, "launch", remove)
     record = measured()
     assert (record["status"], record["cause"]["kind"]) == ("failed", "disk")
-    assert (record["cause"]["code"], record["cause"]["key"]) == ("folder.not-recorded", "hydra.run.dir")
+    assert (record["cause"]["code"], record["cause"]["key"]) == (
+        "folder.not-recorded",
+        "hydra.run.dir",
+    )
     assert not Path(record["folder"]).exists()
 
 
@@ -253,7 +351,9 @@ def test_a_run_without_the_reports_of_all_its_ranks_has_failed(
     monkeypatch.setattr(elastic, "warm_up", lambda *_: None)
     monkeypatch.setattr(elastic, "launch", launch)
     monkeypatch.setattr(rank_files, "SEEN_S", 0.0)
-    run = controller.measure(WORKLOAD, composed(*SMALL, "gpus=2"), tmp_path / "s" / "cell", keep_refused=True)
+    run = controller.measure(
+        WORKLOAD, composed(*SMALL, "gpus=2"), tmp_path / "s" / "cell", keep_refused=True
+    )
     record, cause = run.record, run.record.cause
     if missing is None:
         assert (record.status, cause) == ("ok", None)
@@ -265,17 +365,27 @@ def test_a_run_without_the_reports_of_all_its_ranks_has_failed(
     assert written is not None and written["status"] == "failed"
 
 
-def test_a_failure_on_a_full_disk_is_said_where_it_cannot_be_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_failure_on_a_full_disk_is_said_where_it_cannot_be_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(run_folder, "write_result", full)
-    run = outcome.fail(outcome.begin(WORKLOAD, composed(*SMALL), tmp_path / "s" / "cell"), Failure("slurm", "gone"))
-    assert run.status == "failed" and run.record.cause is not None and run.record.cause.message == "gone"
+    run = outcome.fail(
+        outcome.begin(WORKLOAD, composed(*SMALL), tmp_path / "s" / "cell"), Failure("slurm", "gone")
+    )
+    assert (
+        run.status == "failed"
+        and run.record.cause is not None
+        and run.record.cause.message == "gone"
+    )
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC], ids=errno.errorcode.get)
-def test_a_sweep_in_a_folder_that_cannot_be_written_to_is_refused_in_a_line(called, tmp_path, monkeypatch, number: int):
+def test_a_sweep_in_a_folder_that_cannot_be_written_to_is_refused_in_a_line(
+    called, tmp_path, monkeypatch, number: int
+):
     def fail(*_: Any, **__: Any) -> None:
         raise OSError(number, os.strerror(number))
 

@@ -1,12 +1,15 @@
-"""Runs a script and counts by itself what each step trained on: `counting.py FOLDER SCRIPT WORD ...`.
+"""Runs a script and counts by itself what each step trained
+on: `counting.py FOLDER SCRIPT WORD ...`.
 
-It shares nothing with multicard. The contents of each batch that a loader hands out are hashed, and so are the tensors
-that reach a module from outside of any other while gradients are recorded. Where they are the same, the module trains
-on that batch. With BY_INPUTS before the folder, each such call is a batch, of as many samples as its first tensor has
+It shares nothing with multicard. The contents of each batch that a loader hands out are hashed, and
+so are the tensors that reach a module from outside of any other while gradients are recorded. Where
+they are the same, the module trains on that batch. With BY_INPUTS before the folder, each such call
+is a batch, of as many samples as its first tensor has
 rows: for models that get what a script makes of a batch, as images with noise.
 
-A step is the step of an optimiser since which before a batch was trained on; of a script without a loader, that of its
-first optimiser. What was counted is written to `rank0.json` and so on, in the folder.
+A step is the step of an optimiser since which before a batch was trained on; of a script without a
+loader, that of its first optimiser. What was counted is written to `rank0.json` and so on,
+in the folder.
 """
 
 import functools
@@ -55,9 +58,11 @@ class Counter:
         self.by_inputs = by_inputs
         self.steps: list[tuple[int, int]] = []
         self.optimizer_steps = 0
-        self._handed_out: dict[str, tuple[int, int]] = {}  # number and samples of a batch, by what is in it
+        # number and samples of a batch, by what is in it
+        self._handed_out: dict[str, tuple[int, int]] = {}
         self._batches = self._depth = 0
-        self._trained_on: dict[int, int] = {}  # samples, by number of the batch, since the last step
+        # samples, by number of the batch, since the last step
+        self._trained_on: dict[int, int] = {}
         self._first: int | None = None
 
     def hands_out(self, batch: Any) -> None:
@@ -72,7 +77,8 @@ class Counter:
     def enters(self, module: Any, arguments: Any, keywords: Any = None) -> None:
         if self._depth == 0 and torch.is_grad_enabled() and self.by_inputs:
             first = next(tensors((arguments, keywords or {})), None)
-            if first is not None and any(True for _ in module.parameters()):  # no transform of an image
+            # no transform of an image
+            if first is not None and any(True for _ in module.parameters()):
                 self._trained_on[len(self._trained_on)] = first.shape[0]
         elif self._depth == 0 and torch.is_grad_enabled():
             for tensor in tensors((arguments, keywords or {})):

@@ -1,9 +1,11 @@
 """Compares what multicard counts of a script with what `counting.py` counts in the same run.
 
-`python -m tests.script.harness FOLDER` does so for the scripts that FOLDER/scripts.json lists, which are not of this
-project: objects with `name`, `script` (relative to the folder), and where they need them `words` (of the script's
-command line), `overrides`, `cwd`, `commit`, `gpus` (list), `steps_only` (for one without a loader) and `by_inputs`
-(see `counting.py`). It prints a table and exits with 1 where a count differs.
+`python -m tests.script.harness FOLDER` does so for the scripts that FOLDER/scripts.json lists,
+which are not of this
+project: objects with `name`, `script` (relative to the folder), and where they need them `words`
+(of the script's command line), `overrides`, `cwd`, `commit`, `gpus` (list), `steps_only` (for one
+without a loader) and `by_inputs` (see `counting.py`).
+It prints a table and exits with 1 where a count differs.
 """
 
 import json
@@ -66,12 +68,23 @@ def compare(
     """
     folder.mkdir(parents=True, exist_ok=True)
     options = [BY_INPUTS] if by_inputs else []
-    quoted = ",".join(json.dumps(word) for word in (*options, str(folder.absolute()), str(script), *words))
-    own = [f"script={DRIVER}", f"words=[{quoted}]", "device=cpu", "tracker.mode=disabled", f"gpus={gpus}", *overrides]
+    quoted = ",".join(
+        json.dumps(word) for word in (*options, str(folder.absolute()), str(script), *words)
+    )
+    own = [
+        f"script={DRIVER}",
+        f"words=[{quoted}]",
+        "device=cpu",
+        "tracker.mode=disabled",
+        f"gpus={gpus}",
+        *overrides,
+    ]
     cfg = composed(*own, entry="measure_script")
     run = controller.measure(WORKLOAD, cfg, (folder / "run" / "cell").absolute(), keep_refused=True)
     assert isinstance(run.record, ScriptRecord)
-    return Comparison(run.record, list(_counted(run.folder, gpus)), [_by_hand(folder, n) for n in range(gpus)])
+    return Comparison(
+        run.record, list(_counted(run.folder, gpus)), [_by_hand(folder, n) for n in range(gpus)]
+    )
 
 
 def _counted(folder: Path, gpus: int) -> Iterator[list[Step]]:
@@ -90,7 +103,10 @@ def _by_hand(folder: Path, rank: int) -> list[Step]:
 def main(folder: Path) -> bool:
     """Compare the scripts of a folder; returns whether all counts agree."""
     agree = True
-    print("| script | commit | ranks | status | steps | samples | steps by hand | samples by hand | same |")
+    print(
+        "| script | commit | ranks | status | steps | samples | steps by hand | samples by hand |"
+        " same |"
+    )
     print("|---|---|---|---|---|---|---|---|---|")
     for entry in json.loads((folder / "scripts.json").read_text()):
         for gpus in entry.get("gpus", (1, 2)):
@@ -111,7 +127,9 @@ def _compare_entry(folder: Path, entry: dict[str, Any], gpus: int) -> bool:
     agrees = found.agrees
     if entry.get("steps_only"):
         pairs = zip(found.counted, found.by_hand, strict=True)
-        agrees = found.record.status == "ok" and all(len(own) == len(theirs) for own, theirs in pairs)
+        agrees = found.record.status == "ok" and all(
+            len(own) == len(theirs) for own, theirs in pairs
+        )
     cells = [entry["name"], entry.get("commit", ""), gpus, found.record.status]
     cells += [*totals(found.counted), *totals(found.by_hand), "yes" if agrees else "NO"]
     print("|", " | ".join(map(str, cells)), "|", flush=True)

@@ -40,7 +40,9 @@ class Loop:
     def __init__(self, evaluate: "Evaluation") -> None:
         torch.manual_seed(int(os.environ.get("RANK", "0")))
         self.data, self.held_out = rows(6 * BATCH + 3), rows(2 * BATCH + 1)
-        self.model: Any = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        self.model: Any = torch.nn.Sequential(
+            torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)
+        )
         if dist.is_initialized():
             self.model = torch.nn.parallel.DistributedDataParallel(self.model)
         self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1)
@@ -139,7 +141,9 @@ def read_by(read: Callable[[Iterable[Any]], Iterator[Any]], **how: Any) -> Calla
     return train
 
 
-def accumulated_by(read: Callable[[Iterable[Any]], Iterator[Any]], at_once: bool) -> Callable[[Loop], None]:
+def accumulated_by(
+    read: Callable[[Iterable[Any]], Iterator[Any]], at_once: bool
+) -> Callable[[Loop], None]:
     def train(loop: Loop) -> None:
         for _ in range(3):
             groups = in_groups(read(loop.loader()), 3)
@@ -168,9 +172,12 @@ def left_early(loop: Loop) -> None:
         loop.evaluate()
 
 
-def looked_at(count: int, epochs: int, between: bool, read: Read = iter, keep: bool = False) -> Callable[[Loop], None]:
-    """So many batches are read and not trained on: before each epoch, as PyTorch's tutorials do for the batch size or
-    a picture, or in each epoch between two steps. Their iterator may be kept."""
+def looked_at(
+    count: int, epochs: int, between: bool, read: Read = iter, keep: bool = False
+) -> Callable[[Loop], None]:
+    """So many batches are read and not trained on: before each epoch, as PyTorch's tutorials do for
+    the batch size or a picture, or in each epoch between two steps. Their iterator may be kept.
+    """
 
     def train(loop: Loop) -> None:
         kept = []
@@ -230,7 +237,8 @@ def broken_off(read: Read) -> Callable[[Loop], None]:
 
 
 def broken_off_of_several(read: Read, is_anew: bool = False) -> Callable[[Loop], None]:
-    """Tasks or clients, in any order, each with data of its own, of which a few batches are trained on.
+    """Tasks or clients, in any order, each with data of its own,
+    of which a few batches are trained on.
 
     Args:
         is_anew: each visit draws from data that are built for it.
@@ -251,7 +259,9 @@ def broken_off_of_several(read: Read, is_anew: bool = False) -> Callable[[Loop],
 
 
 def averaged(loop: Loop) -> None:
-    """As Reptile: a step without a batch or a call of backward, between tasks that are broken off."""
+    """As Reptile: a step without a batch or a call of backward,
+    between tasks that are broken off.
+    """
     several = [DataLoader(rows(6 * BATCH), BATCH - number) for number in range(3)]
     of_tasks = torch.optim.SGD(loop.model.parameters(), 0.5)
     for task in (0, 1, 2, 1, 2, 0, 2, 0, 1):
@@ -337,7 +347,10 @@ def two_of_a_step(loop: Loop) -> None:
     """The losses of two batches are added."""
     for _ in range(2):
         for pair in in_groups(loop.loader(), 2):
-            losses = [torch.nn.functional.cross_entropy(loop.model(inputs), labels) for inputs, labels in pair]
+            losses = [
+                torch.nn.functional.cross_entropy(loop.model(inputs), labels)
+                for inputs, labels in pair
+            ]
             sum(losses[1:], losses[0]).backward()
             loop.optimizer.step()
         loop.evaluate()
@@ -349,7 +362,9 @@ def mixed(loop: Loop) -> None:
         batches = iter(loop.loader(drop_last=True))
         for first, second in zip(batches, batches, strict=False):
             outputs = loop.model(0.3 * first[0] + 0.7 * second[0])
-            losses = [torch.nn.functional.cross_entropy(outputs, labels) for _, labels in (first, second)]
+            losses = [
+                torch.nn.functional.cross_entropy(outputs, labels) for _, labels in (first, second)
+            ]
             (0.3 * losses[0] + 0.7 * losses[1]).backward()
             loop.optimizer.step()
             loop.steps.append(len(first[1]) + len(second[1]))
@@ -394,7 +409,9 @@ def skipping_adversarial(loop: Loop) -> None:
 
 
 def beside(loop: Loop, weight: Callable[[int], float | None]) -> None:
-    """A second loader, whose loss is added with a weight: from or up to some step, or never (None: it is not drawn)."""
+    """A second loader, whose loss is added with a weight: from or up to some step,
+    or never (None: it is not drawn).
+    """
     further, batches = endless(DataLoader(rows(40), 5)), endless(loop.loader())
     for number in range(40):
         batch = next(batches)
@@ -416,7 +433,10 @@ def whole_pass(loop: Loop) -> None:
     """The losses of a whole pass are added, for one step."""
     for _ in range(12):
         batches = list(loop.loader())
-        losses = [torch.nn.functional.cross_entropy(loop.model(inputs), labels) for inputs, labels in batches]
+        losses = [
+            torch.nn.functional.cross_entropy(loop.model(inputs), labels)
+            for inputs, labels in batches
+        ]
         sum(losses[1:], losses[0]).backward()
         loop.optimizer.step()
         loop.optimizer.zero_grad()
@@ -457,7 +477,9 @@ def gradients_alone(loop: Loop, keeps: int) -> None:
             if number % keeps:
                 continue
             loss = torch.nn.functional.cross_entropy(loop.model(batch[0]), batch[1])
-            for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+            for parameter, gradient in zip(
+                parameters, torch.autograd.grad(loss, parameters), strict=True
+            ):
                 parameter.grad = gradient
             loop.optimizer.step()
             loop.steps.append(len(batch[1]))
@@ -470,8 +492,12 @@ def streamed(loop: Loop) -> None:
         loop.evaluate()
 
 
-def adversarial_by(read: Callable[[Iterable[Any]], Iterator[Any]], every: int) -> Callable[[Loop], None]:
-    """A discriminator is trained on real and on made samples, and every so many batches the generator."""
+def adversarial_by(
+    read: Callable[[Iterable[Any]], Iterator[Any]], every: int
+) -> Callable[[Loop], None]:
+    """A discriminator is trained on real and on made samples,
+    and every so many batches the generator.
+    """
 
     def train(loop: Loop) -> None:
         generator = torch.nn.Linear(4, 4)

@@ -61,8 +61,8 @@ def train(loop: Loop, around: dict[str, Context], batches: int = 2) -> None:
     """Each step adds the losses of some batches, so that it is watched.
 
     Args:
-        around: contexts of "draw" (of the batches), "compute" (of the losses), "both", "evaluate", and "predict"
-            (of each batch).
+        around: contexts of "draw" (of the batches), "compute" (of the losses), "both", "evaluate",
+            and "predict" (of each batch).
     """
 
     def of(part: str) -> AbstractContextManager[Any]:
@@ -105,7 +105,9 @@ PLACES += [("predict", name) for name in CONTEXTS]
 
 
 @pytest.mark.parametrize(("place", "name"), PLACES)
-def test_contexts_of_a_script_do_not_matter_to_what_is_watched(tmp_path: Path, place: str, name: str):
+def test_contexts_of_a_script_do_not_matter_to_what_is_watched(
+    tmp_path: Path, place: str, name: str
+):
     loop = Loop(none)
     with recorded(tmp_path) as reports:
         train(loop, {place: CONTEXTS[name]})

@@ -25,7 +25,9 @@ for epoch in range(2):
 
 
 @pytest.mark.parametrize(("split", "each"), [(False, 1), (True, 1), (False, 3), (True, 2)])
-def test_batches_of_a_step_are_those_that_each_rank_trains_on(script: Callable[[str], str], split: bool, each: int):
+def test_batches_of_a_step_are_those_that_each_rank_trains_on(
+    script: Callable[[str], str], split: bool, each: int
+):
     body = DISPATCHED.replace("SPLIT", str(split)).replace("EACH", str(each))
     record = measured(script(body), "gpus=2", "warmup_steps=1").record
     assert isinstance(record, ScriptRecord) and (record.status, record.cause) == ("ok", None)

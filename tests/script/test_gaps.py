@@ -39,7 +39,10 @@ def test_batches_that_are_kept_are_trained_on_without_a_gap(tmp_path: Path):
                 training.loss(batch).backward()
                 training.optimizer.step()
     assert column(tmp_path, "batches") == [1] * 12
-    assert min(column(tmp_path, "step_s")) >= GAP_S / 8 and "script.between-passes" not in reports[0].seen_codes
+    assert (
+        min(column(tmp_path, "step_s")) >= GAP_S / 8
+        and "script.between-passes" not in reports[0].seen_codes
+    )
 
 
 def steps_without_a_loader(training: Training, evaluate, every: int) -> None:

@@ -1,4 +1,6 @@
-"""What each step trained on, in the loops of `patterns.py`, as multicard and as `counting.py` count it."""
+"""What each step trained on, in the loops of `patterns.py`,
+as multicard and as `counting.py` count it.
+"""
 
 from pathlib import Path
 
@@ -30,12 +32,16 @@ def test_a_step_has_the_samples_that_it_trained_on(tmp_path: Path, name: str, ev
 
 @pytest.mark.parametrize("evaluation", ["none", "trainer"])
 @pytest.mark.parametrize("name", patterns.COUNTING)
-def test_a_step_never_has_the_samples_of_a_batch_that_was_skipped(tmp_path: Path, name: str, evaluation: str):
+def test_a_step_never_has_the_samples_of_a_batch_that_was_skipped(
+    tmp_path: Path, name: str, evaluation: str
+):
     with recorded(tmp_path):
         by_hand = patterns.main(name, evaluation)
     found = column(tmp_path, "samples")
     assert len(found) == len(by_hand)
-    assert [samples for samples, true in zip(found, by_hand, strict=True) if samples not in (0, true)] == []
+    assert [
+        samples for samples, true in zip(found, by_hand, strict=True) if samples not in (0, true)
+    ] == []
 
 
 def test_batches_that_were_seen_to_reach_no_loss_are_named(tmp_path: Path):
@@ -58,7 +64,9 @@ KNOWN = (
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_what_is_trained_on_is_known_where_operations_and_cleared_gradients_show_it(tmp_path: Path, name: str):
+def test_what_is_trained_on_is_known_where_operations_and_cleared_gradients_show_it(
+    tmp_path: Path, name: str
+):
     with recorded(tmp_path):
         by_hand = patterns.main(name)
     assert column(tmp_path, "samples") == by_hand
@@ -69,6 +77,8 @@ def test_what_is_trained_on_is_known_where_operations_and_cleared_gradients_show
 @pytest.mark.parametrize("gpus", [1, 2])
 @pytest.mark.parametrize("name", ["one-ahead", "accumulated-at-once"])
 def test_ranks_count_the_samples_that_they_trained_on(tmp_path: Path, name: str, gpus: int):
-    found = harness.compare(Path(patterns.__file__), tmp_path / "run", [name, "trainer"], gpus, ["warmup_steps=1"])
+    found = harness.compare(
+        Path(patterns.__file__), tmp_path / "run", [name, "trainer"], gpus, ["warmup_steps=1"]
+    )
     assert found.record.cause is None and found.counted == found.by_hand
     assert all(found.counted)

@@ -28,7 +28,9 @@ class Training:
     """A model and its data. `train` takes steps; evaluation data are of their own."""
 
     def __init__(self) -> None:
-        self.data, self.held_out = (TensorDataset(torch.randn(48, 4), torch.randint(0, 2, (48,))) for _ in range(2))
+        self.data, self.held_out = (
+            TensorDataset(torch.randn(48, 4), torch.randint(0, 2, (48,))) for _ in range(2)
+        )
         self.model = torch.nn.Linear(4, 2)
         self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1)
 
@@ -83,7 +85,8 @@ def test_accumulated_batches_make_a_step(tmp_path: Path, batches: list[int]):
     training = Training()
     with recorded(tmp_path) as reports:
         for _ in range(3):
-            for number, batch in zip(range(1, 7), DataLoader(training.data, 8), strict=False):  # as Lightning counts
+            # as Lightning counts
+            for number, batch in zip(range(1, 7), DataLoader(training.data, 8), strict=False):
                 training.loss(batch).backward()
                 if number in accumulate(batches):
                     training.optimizer.step()
@@ -94,12 +97,14 @@ def test_accumulated_batches_make_a_step(tmp_path: Path, batches: list[int]):
 def test_a_batch_that_a_loader_reads_ahead_is_not_of_the_samples(tmp_path: Path):
     training = Training()
     with recorded(tmp_path) as reports:
-        for steps in (6, 4):  # a whole pass, and one that is cut short; as Accelerate's loaders read
+        # a whole pass, and one that is cut short; as Accelerate's loaders read
+        for steps in (6, 4):
             batches = iter(DataLoader(training.data, 8))
             ahead = next(batches)
             for number in range(steps):
                 if number == 5:
-                    with_gradients(training.held_out, training.loss)  # the last batch is there already
+                    # the last batch is there already
+                    with_gradients(training.held_out, training.loss)
                 batch, ahead = ahead, next(batches, None)
                 training.loss(batch).backward()
                 training.optimizer.step()
@@ -122,10 +127,18 @@ def test_a_batch_that_a_loader_reads_ahead_is_not_of_the_samples(tmp_path: Path)
     ],
 )
 def test_the_first_optimiser_counts_until_another_steps_alone(
-    tmp_path: Path, stepping: Callable[[int], slice], steps: int, left_out: list[int], names: list[str], further: int
+    tmp_path: Path,
+    stepping: Callable[[int], slice],
+    steps: int,
+    left_out: list[int],
+    names: list[str],
+    further: int,
 ):
     training = Training()
-    optimizers = [training.optimizer, *(torch.optim.Adam(training.model.parameters()) for _ in range(30))]
+    optimizers = [
+        training.optimizer,
+        *(torch.optim.Adam(training.model.parameters()) for _ in range(30)),
+    ]
     with recorded(tmp_path) as reports:
         for number in range(6):
             for place, batch in enumerate(DataLoader(training.data, 8), 6 * number):
@@ -166,11 +179,16 @@ def not_to_its_end(data: Any, use: Callable[[Any], Any]) -> None:
         ("ETET", with_gradients, None, 1),  # none before the first step
         ("TETE", with_gradients, {"batch_size": 16}, 2),
         ("TETE", with_gradients, {"shuffle": True}, 2),
-        ("TETE", with_gradients, {}, 1),  # in the training's batches: after it, nothing tells it from them
+        # in the training's batches: after it, nothing tells it from them
+        ("TETE", with_gradients, {}, 1),
     ],
 )
 def test_an_evaluation_is_told_from_training(
-    tmp_path: Path, order: str, evaluate: Evaluation, of_training: dict[str, Any] | None, evaluations: int
+    tmp_path: Path,
+    order: str,
+    evaluate: Evaluation,
+    of_training: dict[str, Any] | None,
+    evaluations: int,
 ):
     training = Training()
     data = training.held_out if of_training is None else training.data
@@ -205,7 +223,8 @@ def test_data_built_anew_for_each_pass_are_trained_on(tmp_path: Path, evaluate: 
                 evaluate(Stream(), training.loss)
     (report,) = reports
     assert (column(tmp_path, "samples"), column(tmp_path, "batches")) == ([8] * 18, [1] * 18)
-    assert report.left_out == ([6, 12] if evaluate else [6])  # at the first new data it is watched whether they train
+    # at the first new data it is watched whether they train
+    assert report.left_out == ([6, 12] if evaluate else [6])
     assert says(seen_by(report), "script.evaluations", evaluations=3) == bool(evaluate)
     waits = column(tmp_path, "data_s")
     assert min(waits[6], waits[12]) >= 0.02
@@ -247,7 +266,9 @@ def test_a_step_that_a_scaler_leaves_out_counts(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("evaluates", "left_out"), [(False, [0]), (True, [0, 1, 2])])
-def test_without_a_loader_samples_are_not_known(tmp_path: Path, evaluates: bool, left_out: list[int]):
+def test_without_a_loader_samples_are_not_known(
+    tmp_path: Path, evaluates: bool, left_out: list[int]
+):
     training = Training()
     with recorded(tmp_path) as reports:
         for _ in range(3):
@@ -256,8 +277,14 @@ def test_without_a_loader_samples_are_not_known(tmp_path: Path, evaluates: bool,
             if evaluates:
                 with_gradients(training.held_out, training.loss)
     (report,) = reports
-    assert (column(tmp_path, "samples"), report.loads, report.left_out) == ([0] * 3, False, left_out)
-    assert says(seen_by(report), "script.no-loader") and says(seen_by(report), "script.samples-unknown", steps=3)
+    assert (column(tmp_path, "samples"), report.loads, report.left_out) == (
+        [0] * 3,
+        False,
+        left_out,
+    )
+    assert says(seen_by(report), "script.no-loader") and says(
+        seen_by(report), "script.samples-unknown", steps=3
+    )
 
 
 def test_marks_are_exact(tmp_path: Path):
@@ -311,7 +338,12 @@ def test_marks_do_nothing_outside_of_a_run():
 
 def test_sizes_of_batches():
     images, labels = torch.zeros(8, 3), torch.zeros(8)
-    assert samples([images, labels], 8) == samples({"x": images, "y": labels}, 8) == samples(images, None) == 8
+    assert (
+        samples([images, labels], 8)
+        == samples({"x": images, "y": labels}, 8)
+        == samples(images, None)
+        == 8
+    )
     assert samples([(torch.zeros(3, 5), 1)] * 8, 8) == 8
     assert samples([images[:3], labels[:3]], 8) == 3
     assert samples(object(), 8) is samples("text", None) is None
@@ -319,11 +351,16 @@ def test_sizes_of_batches():
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize(
-    "collate", [len, lambda rows: {"packed": torch.zeros(1, 64)}, lambda rows: tuple(zip(*rows, strict=True))]
+    "collate",
+    [len, lambda rows: {"packed": torch.zeros(1, 64)}, lambda rows: tuple(zip(*rows, strict=True))],
 )
-def test_samples_are_those_drawn_however_a_batch_is_made(tmp_path: Path, workers: int, collate: Callable[..., Any]):
+def test_samples_are_those_drawn_however_a_batch_is_made(
+    tmp_path: Path, workers: int, collate: Callable[..., Any]
+):
     training = Training()
-    batches = DataLoader(training.data, 10, collate_fn=collate, num_workers=workers, persistent_workers=workers > 0)
+    batches = DataLoader(
+        training.data, 10, collate_fn=collate, num_workers=workers, persistent_workers=workers > 0
+    )
     with recorded(tmp_path):
         for most in (3, 9):  # a pass that is broken off, and a whole one
             for _, _ in zip(range(most), batches, strict=False):
@@ -331,7 +368,9 @@ def test_samples_are_those_drawn_however_a_batch_is_made(tmp_path: Path, workers
     assert column(tmp_path, "samples") == [10] * 3 + [10] * 4 + [8]
 
 
-def test_two_threads_that_close_wait_for_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_two_threads_that_close_wait_for_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     write, begun, training = Recorder._write, threading.Event(), Training()
 
     def slow(*arguments: Any) -> None:

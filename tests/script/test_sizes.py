@@ -69,7 +69,9 @@ def test_parts_that_disagree_show_none(name: str):
     assert samples(UNKNOWN[name], None) is None
 
 
-@pytest.mark.parametrize("name", ["lengths first", "targets of another size", "pictures", "numbers"])
+@pytest.mark.parametrize(
+    "name", ["lengths first", "targets of another size", "pictures", "numbers"]
+)
 def test_the_batch_size_of_the_loader_decides(name: str):
     assert samples(UNKNOWN[name], 8) == 8
 
@@ -113,20 +115,28 @@ def test_what_a_stream_collates_is_counted_in_this_process(tmp_path: Path):
 
 
 def test_batches_that_a_loader_hands_on_are_not_one_sample(tmp_path: Path):
-    report = train_on(DataLoader(Stream(3, zeros(8, 4)), 1, collate_fn=lambda rows: rows[0]), tmp_path)
+    report = train_on(
+        DataLoader(Stream(3, zeros(8, 4)), 1, collate_fn=lambda rows: rows[0]), tmp_path
+    )
     assert column(tmp_path, "samples") == [0] * 3
     assert says(seen_by(report), "script.samples-unknown", steps=3)
 
 
 @pytest.mark.process
 def test_more_short_batches_than_workers_are_packed_rows(tmp_path: Path):
-    report = train_on(DataLoader(Stream(16, zeros(4)), 4, collate_fn=one_row, num_workers=1), tmp_path)
+    report = train_on(
+        DataLoader(Stream(16, zeros(4)), 4, collate_fn=one_row, num_workers=1), tmp_path
+    )
     assert column(tmp_path, "samples") == [0] * 4
     assert says(seen_by(report), "script.samples-unknown", steps=4)
 
 
-def attempts(data: Any, folder: Path, steps_before: int, calls_backward: bool) -> list[tuple[int, int]]:
-    """Train on smaller and smaller batches, as those before did not fit: samples and batches of each step."""
+def attempts(
+    data: Any, folder: Path, steps_before: int, calls_backward: bool
+) -> list[tuple[int, int]]:
+    """Train on smaller and smaller batches, as those before did
+    not fit: samples and batches of each step.
+    """
     model = torch.nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
 
@@ -147,7 +157,9 @@ def attempts(data: Any, folder: Path, steps_before: int, calls_backward: bool) -
 
 @pytest.mark.parametrize("steps_before", [0, 1, 2])
 @pytest.mark.parametrize("calls_backward", [False, True])
-def test_batches_of_a_failed_attempt_are_of_no_step(tmp_path: Path, steps_before: int, calls_backward: bool):
+def test_batches_of_a_failed_attempt_are_of_no_step(
+    tmp_path: Path, steps_before: int, calls_backward: bool
+):
     data = torch.utils.data.TensorDataset(torch.randn(48, 4), torch.zeros(48))
     found = attempts(data, tmp_path, steps_before, calls_backward)
     assert found == [(16, 1)] * steps_before + [(8, 1)] * 6

@@ -89,13 +89,17 @@ def test_what_lies_between_passes_that_a_thread_reads_is_in_no_time(tmp_path: Pa
             train(loop, READS[name], epochs=1)
             time.sleep(0.02)
     assert reports[0].left_out == [7, 14]
-    assert says(seen_by(reports[0]), "script.steps-of") and not says(seen_by(reports[0]), "script.evaluations")
+    assert says(seen_by(reports[0]), "script.steps-of") and not says(
+        seen_by(reports[0]), "script.evaluations"
+    )
 
 
 def accumulate(
     loop: Loop, read: Read, epochs: int = 4, leaks: bool = True, keeps: Callable[[int], bool] = bool
 ) -> None:
-    """Steps of two batches. The last of a pass is stepped with the first of the next one, where it leaks."""
+    """Steps of two batches. The last of a pass is stepped with the first of the next one,
+    where it leaks.
+    """
     samples = number = 0
     for _ in range(epochs):
         for place, batch in enumerate(read(DataLoader(loop.data, BATCH)), 1):
@@ -144,7 +148,9 @@ def test_what_a_thread_draws_is_trained_on_in_its_turn(
 
 
 @pytest.mark.parametrize("name", READS)
-@pytest.mark.parametrize("keeps", [lambda place: place % 2, lambda place: place < 7, lambda place: place > 1])
+@pytest.mark.parametrize(
+    "keeps", [lambda place: place % 2, lambda place: place < 7, lambda place: place > 1]
+)
 def test_samples_of_a_script_that_skips_batches_of_a_thread_are_not_known(
     tmp_path: Path, name: str, keeps: Callable[[int], bool]
 ):
@@ -158,7 +164,9 @@ def test_samples_of_a_script_that_skips_batches_of_a_thread_are_not_known(
 
 
 @pytest.mark.parametrize("name", READS)
-def test_batches_that_are_dropped_where_a_loop_breaks_leave_the_samples_unknown(tmp_path: Path, name: str):
+def test_batches_that_are_dropped_where_a_loop_breaks_leave_the_samples_unknown(
+    tmp_path: Path, name: str
+):
     loop = Loop(none)
     with recorded(tmp_path):
         for _ in range(3):

@@ -1,4 +1,6 @@
-"""Whether ranks of a real script trained one model: what the record says, and what nobody may say of such runs."""
+"""Whether ranks of a real script trained one model: what the record says,
+and what nobody may say of such runs.
+"""
 
 import re
 from collections.abc import Callable
@@ -84,7 +86,8 @@ def own_limits(record: ScriptRecord) -> set[str]:
     ("body", "words", "trained", "limit"),
     [
         (TRAIN, STEPS, "apart", limits.APART),
-        ("torch.manual_seed(0)\n" + IN_FUNCTION, (), "apart", limits.APART),  # equal copies, gone at the end
+        # equal copies, gone at the end
+        ("torch.manual_seed(0)\n" + IN_FUNCTION, (), "apart", limits.APART),
         (JOIN + OWN_SEED + OWN_DATA + TRAIN, STEPS, "apart", limits.OTHER_WEIGHTS),
         (JOIN + OWN_SEED + IN_FUNCTION, (), "apart", limits.OTHER_WEIGHTS),
         (JOIN + UNEVEN + LOADED_BY_ONE, (), "apart", limits.OTHER_STEPS),
@@ -110,7 +113,7 @@ def own_limits(record: ScriptRecord) -> set[str]:
     ],
 )
 def test_the_record_says_how_ranks_trained(
-    script: Script, body: str, words: tuple[str, ...], trained: str, limit: limits.Kind | None
+    script: Script, body: str, words: tuple[str, ...], trained: str, limit: limits.LimitKind | None
 ):
     record = on_two_ranks(script(body), *words)
     assert record.trained == trained
@@ -118,9 +121,17 @@ def test_the_record_says_how_ranks_trained(
 
 
 def test_nobody_recommends_more_ranks_that_train_copies(script: Script, tmp_path: Path):
-    """The shape of pytorch's own example of MNIST: a function that trains, one seed, no process group."""
+    """The shape of pytorch's own example of MNIST: a function that trains, one seed,
+    no process group.
+    """
     body = "torch.manual_seed(0)\n" + IN_FUNCTION
-    words = ["-m", f"script={tmp_path / script(body)}", "device=cpu", "tracker.mode=disabled", "gpus=1,2"]
+    words = [
+        "-m",
+        f"script={tmp_path / script(body)}",
+        "device=cpu",
+        "tracker.mode=disabled",
+        "gpus=1,2",
+    ]
     words += ["warmup_steps=1", f"hydra.sweep.dir={tmp_path}/out"]
     ended = command(*words, entry="measure_script.py")
     assert (ended.returncode, ended.stderr) == (0, "")
@@ -140,6 +151,6 @@ def test_nobody_recommends_more_ranks_that_train_copies(script: Script, tmp_path
     assert PastRun(apart).left_out is not None  # for this, or first for a busy machine
     with refused("figure.nothing-to-show"):
         draw.make("efficiency", runs)
-    page = build(load.Found(runs, []), "a title", mix=False)
+    page = build(load.FoundRuns(runs, []), "a title", mix=False)
     assert limits.APART.sign in page.legend
     assert re.findall(r"\(\d+%\)", ended.stdout) == ["(100%)"]  # of one rank over itself

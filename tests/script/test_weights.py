@@ -13,7 +13,9 @@ from multicard.script import weights
 
 def model(seed: int = 0) -> torch.nn.Module:
     torch.manual_seed(seed)
-    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.LayerNorm(16), torch.nn.Linear(16, 4))
+    return torch.nn.Sequential(
+        torch.nn.Linear(8, 16), torch.nn.LayerNorm(16), torch.nn.Linear(16, 4)
+    )
 
 
 def trained(network: torch.nn.Module, data_seed: int, steps: int = 2) -> Weights:
@@ -72,7 +74,9 @@ def test_digests_change_neither_values_nor_random_numbers():
     network, state = model(), torch.get_rng_state()
     before = [tensor.clone() for tensor in network.parameters()]
     weights.of(network.parameters())
-    assert all(torch.equal(own, tensor) for own, tensor in zip(before, network.parameters(), strict=True))
+    assert all(
+        torch.equal(own, tensor) for own, tensor in zip(before, network.parameters(), strict=True)
+    )
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -97,8 +101,10 @@ def test_ranks_whose_models_are_averaged_now_and_then_are_not_known_to_train_apa
 def digests_at_the_end(network: torch.nn.Module, data_seed: int) -> Weights | None:
     """As a rank makes them that trained some steps of its own."""
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
-    held = weights.Trained()
-    network(torch.randn(4, 8, generator=torch.Generator().manual_seed(data_seed))).square().sum().backward()
+    held = weights.TrainedParameters()
+    network(
+        torch.randn(4, 8, generator=torch.Generator().manual_seed(data_seed))
+    ).square().sum().backward()
     optimizer.step()
     held.counts(optimizer)
     return held.digests()

@@ -22,14 +22,46 @@ def typed(*overrides: str) -> ScriptConfig:
     return typed_script("script=train.py", *overrides)
 
 
-ARGS = ("args.lr=0.1", "args.bf16=true", "args.off=false", "args.none=null", "args.sizes=[1,2]", "args.optim.name=sgd")
+ARGS = (
+    "args.lr=0.1",
+    "args.bf16=true",
+    "args.off=false",
+    "args.none=null",
+    "args.sizes=[1,2]",
+    "args.optim.name=sgd",
+)
 
 
 def test_argparse_gets_options():
-    own = words.words(typed(*ARGS, "args.text='it is \"a\" $b'", "args.shift=-3", "args.flag=-x", "words=[in.csv,-v]"))
-    expected = ["--lr", "0.1", "--bf16", "--sizes", "1", "2", "--optim.name", "sgd", "--text", 'it is "a" $b']
+    own = words.words(
+        typed(
+            *ARGS,
+            "args.text='it is \"a\" $b'",
+            "args.shift=-3",
+            "args.flag=-x",
+            "words=[in.csv,-v]",
+        )
+    )
+    expected = [
+        "--lr",
+        "0.1",
+        "--bf16",
+        "--sizes",
+        "1",
+        "2",
+        "--optim.name",
+        "sgd",
+        "--text",
+        'it is "a" $b',
+    ]
     assert own == ["in.csv", "-v", *expected, "--shift", "-3", "--flag=-x"]
-    assert words.words(typed("args.lr=0.1", "words=[fit,--,-x]")) == ["fit", "--lr", "0.1", "--", "-x"]
+    assert words.words(typed("args.lr=0.1", "words=[fit,--,-x]")) == [
+        "fit",
+        "--lr",
+        "0.1",
+        "--",
+        "-x",
+    ]
 
 
 def test_hydra_gets_keys_and_reads_them_back():
@@ -44,20 +76,35 @@ def test_hydra_gets_keys_and_reads_them_back():
 
 
 def test_equals_gives_keys_and_values_in_one_word():
-    config = typed("args.style=equals", "args.lr=1e-3", "args.compile=false", "args.none=null", "args.sizes=[1,2]")
+    config = typed(
+        "args.style=equals",
+        "args.lr=1e-3",
+        "args.compile=false",
+        "args.none=null",
+        "args.sizes=[1,2]",
+    )
     assert words.words(config) == ["--lr=0.001", "--compile=False", "--sizes=[1,2]"]
 
 
 def test_texts_that_hydra_reads_as_something_else_stay_texts():
-    assert words.words(typed("args.style=hydra", "args.a='null'", "args.b='True'")) == ["a='null'", "b='True'"]
+    assert words.words(typed("args.style=hydra", "args.a='null'", "args.b='True'")) == [
+        "a='null'",
+        "b='True'",
+    ]
     assert words.words(typed("args.a=[null,x]")) == ["--a", "null", "x"]
 
 
 @pytest.mark.parametrize(
     ("typed_word", "own"),
     [
-        *((f"args.x={value}", ["--x", value]) for value in ("1.10", "1e3", "12e4567", "007", "0x10", "yes", ".5")),
-        *((f"args.x={value}", ["--x", value]) for value in ("1_000", "-1e3", "5.", "NaN", "1.10-rc", "3", "0.1")),
+        *(
+            (f"args.x={value}", ["--x", value])
+            for value in ("1.10", "1e3", "12e4567", "007", "0x10", "yes", ".5")
+        ),
+        *(
+            (f"args.x={value}", ["--x", value])
+            for value in ("1_000", "-1e3", "5.", "NaN", "1.10-rc", "3", "0.1")
+        ),
         ("args.x=null", []),
         ("args.x=[1.10,True,null]", ["--x", "1.10", "True", "null"]),
         ("args.x={a: 1e3}", ["--x.a", "1e3"]),
@@ -70,7 +117,9 @@ def test_values_reach_a_script_as_they_are_typed(typed_word: str, own: list[str]
 
 def test_values_of_a_sweep_and_of_literals_are_as_they_are_typed():
     assert command_line.switched(["args.x=1e3,0.1,2"], WORKLOAD) == ["args.x='1e3',0.1,2"]
-    read = command_line.switched(["args.style=equals", "args.compile=False,true", "gpus=1,2"], WORKLOAD)
+    read = command_line.switched(
+        ["args.style=equals", "args.compile=False,true", "gpus=1,2"], WORKLOAD
+    )
     assert words.words(typed(*read[:1], "args.compile='False'")) == ["--compile=False"]
     assert read[1:] == ["args.compile='False','true'", "gpus=1,2"]
     assert command_line.switched(["args.x=range(1,3)"], WORKLOAD) == ["args.x=range(1,3)"]
@@ -86,13 +135,22 @@ def test_a_command_that_trains_on_has_no_length_of_a_trial():
 
 
 def test_the_command_of_a_configuration_makes_it_again():
-    config = typed("args.lr='1e3'", "args.text='a b'", "args.style=equals", "words=[fit,--,-x]", "steps=5")
+    config = typed(
+        "args.lr='1e3'", "args.text='a b'", "args.style=equals", "words=[fit,--,-x]", "steps=5"
+    )
     again = typed(*command_line.switched(words.overrides(config)[1:], WORKLOAD))
     assert again.identity() == config.identity()
 
 
 def test_the_command_of_a_configuration_has_all_that_was_typed():
-    own = ["device=cpu", "name=trial", "warmup_steps=2", "gpus=2", "malloc=system", "tracker.mode=disabled"]
+    own = [
+        "device=cpu",
+        "name=trial",
+        "warmup_steps=2",
+        "gpus=2",
+        "malloc=system",
+        "tracker.mode=disabled",
+    ]
     profile = ["profile=kineto", "profile.window=start", "profile.steps=3"]
     config = typed(*own, *profile, "args.lr=0.1", "launch=python", "repeat=2")
     found = words.overrides(config)
@@ -109,7 +167,12 @@ def test_the_command_of_a_configuration_has_a_name_that_was_typed(names: list[st
 def test_variables_are_set_by_env():
     config = typed("args.style=env", *ARGS)
     assert words.words(config) == []
-    assert words.variables(config) == {"LR": "0.1", "BF16": "1", "SIZES": "1 2", "OPTIM_NAME": "sgd"}
+    assert words.variables(config) == {
+        "LR": "0.1",
+        "BF16": "1",
+        "SIZES": "1 2",
+        "OPTIM_NAME": "sgd",
+    }
     with refused("script.launch-variable", key="args.rank", variable="RANK"):
         words.variables(typed("args.style=env", "args.rank=1"))
 
@@ -120,7 +183,11 @@ def test_variables_are_set_by_env():
         (["args.style=shell"], "config.script-style", {"key": "args.style", "value": "shell"}),
         (["diagnose=true"], "config.script-diagnose", {"key": "diagnose"}),
         (["profile=kineto"], "config.script-window", {"key": "profile.window"}),
-        (["race.figure=samples_per_s"], "config.script-race-length", {"key": "race", "value": "samples_per_s"}),
+        (
+            ["race.figure=samples_per_s"],
+            "config.script-race-length",
+            {"key": "race", "value": "samples_per_s"},
+        ),
         (["steps=0"], "config.least", {"key": "steps", "value": 0, "least": 1}),
     ],
 )
@@ -130,7 +197,13 @@ def test_what_a_script_cannot_do_is_refused(overrides: list[str], code: str, fac
 
 
 def test_arguments_and_steps_are_part_of_the_identity():
-    configs = [typed(), typed("args.lr=0.1"), typed("args.lr=0.2"), typed("steps=5"), typed("words=[a]")]
+    configs = [
+        typed(),
+        typed("args.lr=0.1"),
+        typed("args.lr=0.2"),
+        typed("steps=5"),
+        typed("words=[a]"),
+    ]
     assert len({config.identity() for config in configs}) == len(configs)
     assert describe(configs[3]) == ["train.py", "5 steps"]
 
@@ -140,7 +213,12 @@ def test_the_fingerprint_covers_the_script_and_its_packages(tmp_path: Path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("")
     config = typed(f"script={tmp_path / 'train.py'}")
-    assert [name for name, _ in code(config)["script"]] == ["train.py", "helper.py", "pkg/__init__.py", "pkg/deep.py"]
+    assert [name for name, _ in code(config)["script"]] == [
+        "train.py",
+        "helper.py",
+        "pkg/__init__.py",
+        "pkg/deep.py",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -153,7 +231,9 @@ def test_the_fingerprint_covers_the_script_and_its_packages(tmp_path: Path):
         ('{"cells": []}', "script.notebook", {}),
     ],
 )
-def test_what_is_no_script_is_refused(tmp_path: Path, content: str | None, code: str, facts: dict[str, Any]):
+def test_what_is_no_script_is_refused(
+    tmp_path: Path, content: str | None, code: str, facts: dict[str, Any]
+):
     path = tmp_path / ("train.ipynb" if content and "cells" in content else "train.py")
     if content:
         path.write_text(content)

@@ -1,4 +1,6 @@
-"""A SLURM for tests, started by `tests/slurm/cluster up`. Without it they skip, on another machine's SLURM too."""
+"""A SLURM for tests, started by `tests/slurm/cluster up`. Without it they skip,
+on another machine's SLURM too.
+"""
 
 import json
 import os
@@ -14,10 +16,19 @@ from tests.conftest import ROOT, SMALL
 from tests.faults.harness import ENTRY
 
 CLUSTER = Path(__file__).parent / "cluster"
-QUICK = (*(word for word in SMALL if word != "device=cpu"), "dataset.train_limit=48", "cpus_per_gpu=1")
+QUICK = (
+    *(word for word in SMALL if word != "device=cpu"),
+    "dataset.train_limit=48",
+    "cpus_per_gpu=1",
+)
 
 # Variables that a user may have set: no answer of SLURM's, and no job, is another for them
-USERS = {"SQUEUE_STATES": "COMPLETED", "SACCT_FEDERATION": "1", "SBATCH_JOB_NAME": "other", "SBATCH_TIMELIMIT": "1"}
+USERS = {
+    "SQUEUE_STATES": "COMPLETED",
+    "SACCT_FEDERATION": "1",
+    "SBATCH_JOB_NAME": "other",
+    "SBATCH_TIMELIMIT": "1",
+}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -53,7 +64,12 @@ class Sweep:
         self.folder, self.root = folder, root
 
     def words(self, *words: str) -> list[str]:
-        fixed = ["hydra/launcher=submitit_slurm", f"hydra.sweep.dir={self.folder}", "order=typed", *QUICK]
+        fixed = [
+            "hydra/launcher=submitit_slurm",
+            f"hydra.sweep.dir={self.folder}",
+            "order=typed",
+            *QUICK,
+        ]
         return [sys.executable, str(self.root / ENTRY), "-m", *fixed, *words]
 
     def start(self, *words: str) -> subprocess.Popen[str]:
@@ -61,7 +77,9 @@ class Sweep:
         return subprocess.Popen(self.words(*words), **self._where, stdout=out, stderr=error)
 
     def run(self, *words: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(self.words(*words), **self._where, capture_output=True, timeout=timeout, check=False)
+        return subprocess.run(
+            self.words(*words), **self._where, capture_output=True, timeout=timeout, check=False
+        )
 
     @property
     def _where(self) -> dict[str, Any]:
@@ -69,16 +87,25 @@ class Sweep:
         return {"cwd": self.root, "env": variables, "stdin": subprocess.DEVNULL, "text": True}
 
     def results(self) -> list[dict[str, Any]]:
-        return [json.loads(path.read_text()) | {"folder": path.parent} for path in self.folder.glob("*/result.json")]
+        return [
+            json.loads(path.read_text()) | {"folder": path.parent}
+            for path in self.folder.glob("*/result.json")
+        ]
 
     def submissions(self) -> list[str]:
         return submissions(self.folder)
 
 
 def submissions(sweep: Path) -> list[str]:
-    """All jobs that SLURM ever had for a sweep's folder, by its accounting (which leaves out those on hold)."""
+    """All jobs that SLURM ever had for a sweep's folder,
+    by its accounting (which leaves out those on hold).
+    """
     names = [path.stem for path in (sweep / ".submitit").glob("*.json")]
-    return ask("sacct", "-X", "-n", "-P", "-o", "JobID", "--name", ",".join(names)).split() if names else []
+    return (
+        ask("sacct", "-X", "-n", "-P", "-o", "JobID", "--name", ",".join(names)).split()
+        if names
+        else []
+    )
 
 
 @pytest.fixture

@@ -1,4 +1,6 @@
-"""`multicard evidence --slurm`: the command as one job, which writes page and file where it was submitted."""
+"""`multicard evidence --slurm`: the command as one job,
+which writes page and file where it was submitted.
+"""
 
 import subprocess
 import sys

@@ -22,7 +22,17 @@ from multicard.measure.timing import clock_s, pause
 from multicard.records import ownership, run_folder
 from tests.conftest import awaited
 from tests.faults import harness
-from tests.faults.acts import empty, fill, held, is_unpickled, kill_holder, mount, root, send_nonsense, then_release
+from tests.faults.acts import (
+    empty,
+    fill,
+    held,
+    is_unpickled,
+    kill_holder,
+    mount,
+    root,
+    send_nonsense,
+    then_release,
+)
 from tests.faults.harness import SWEEP, Fault, Trial
 from tests.slurm.conftest import ask, submissions
 
@@ -39,7 +49,9 @@ def wait_until_idle() -> None:
     def is_idle() -> bool:
         with suppress(AssertionError, subprocess.SubprocessError):
             states = ask("sinfo", "-h", "-N", "-p", "main", "-o", "%T").split()
-            return bool(states) and all(re.fullmatch("idle|mixed|allocated", state) for state in states)
+            return bool(states) and all(
+                re.fullmatch("idle|mixed|allocated", state) for state in states
+            )
         return False
 
     awaited(is_idle)
@@ -73,7 +85,9 @@ def restart(name: Callable[[Trial], str]) -> Callable[[Trial], None]:
         pause(3.0)  # nobody answers meanwhile
         program, _, node = daemon.partition("-")
         variables = os.environ | {"MYSQL_UNIX_PORT": str(home / "db" / "sock")}
-        subprocess.run([program, *(("-N", node) if node else ())], check=True, env=variables, timeout=60)
+        subprocess.run(
+            [program, *(("-N", node) if node else ())], check=True, env=variables, timeout=60
+        )
         wait_until_idle()
 
     return act
@@ -94,7 +108,10 @@ def requeue(trial: Trial) -> None:
 def kill_step(trial: Trial) -> None:
     """SLURM's own process around the controller, and then the controller."""
     controller = psutil.Process(claim(trial)["pid"])
-    for process in (*(each for each in controller.parents() if "slurmstepd" in each.name()), controller):
+    for process in (
+        *(each for each in controller.parents() if "slurmstepd" in each.name()),
+        controller,
+    ):
         process.kill()
 
 
@@ -118,7 +135,11 @@ def submitted_once(trial: Trial) -> str | None:
 
 def left_by_refusal(trial: Trial) -> str | None:
     """Whether sbatch's own lines are printed, or pickles of the jobs are left."""
-    return "sbatch's lines, or pickles" if trial.command.said("^sbatch:") or [*trial.sweep.rglob("*.pkl")] else None
+    return (
+        "sbatch's lines, or pickles"
+        if trial.command.said("^sbatch:") or [*trial.sweep.rglob("*.pkl")]
+        else None
+    )
 
 
 def hide_record(trial: Trial) -> None:
@@ -168,7 +189,9 @@ FAULTS = (
 
 @pytest.fixture(autouse=True)
 def clean() -> Iterator[None]:
-    """Leave no job, and every node as it was: SLURM drains one that cannot start a job, on a full disk say."""
+    """Leave no job, and every node as it was: SLURM drains one that cannot start a job,
+    on a full disk say.
+    """
     yield
     ask("scancel", "--user", ask("id", "-un"))
     resume()
@@ -206,15 +229,23 @@ COMMAND_S = 25.0  # within which a command has submitted, and its jobs have begu
 @pytest.mark.faults
 @pytest.mark.nightly
 @pytest.mark.timeout(SOAK_S + 1200)
-def test_two_commands_at_once_that_are_killed_at_random_lose_nothing_and_measure_nothing_twice(tmp_path: Path):
-    """For MULTICARD_SOAK_S seconds; MULTICARD_SOAK_SEED repeats the choices of a soak that failed."""
+def test_two_commands_at_once_that_are_killed_at_random_lose_nothing_and_measure_nothing_twice(
+    tmp_path: Path,
+):
+    """For MULTICARD_SOAK_S seconds; MULTICARD_SOAK_SEED
+    repeats the choices of a soak that failed.
+    """
     random, ends_s, cells, kills = Random(SOAK_SEED), clock_s() + SOAK_S, 0, Counter[str]()
     for number in count():
         if clock_s() > ends_s:
             break
         with Trial(Fault("", SLURM), tmp_path / str(number)) as trial:
             for _ in range(2):
-                users = {name: random.choice(values) for name, values in USERS.items() if random.random() < 0.5}
+                users = {
+                    name: random.choice(values)
+                    for name, values in USERS.items()
+                    if random.random() < 0.5
+                }
                 trial.fault = replace(trial.fault, variables=users)
                 trial.start()
                 pause(random.uniform(0.0, 1.0))
@@ -226,11 +257,24 @@ def test_two_commands_at_once_that_are_killed_at_random_lose_nothing_and_measure
                     command.process.send_signal(kill)
             said = [f"{command.wait()}: {command.output}" for command in trial.commands]
             again = trial.start()
-            assert again.wait() == 0, f"seed {SOAK_SEED}, round {number}: {again.output} after {said}"
+            assert again.wait() == 0, (
+                f"seed {SOAK_SEED}, round {number}: {again.output} after {said}"
+            )
             found = harness.records(trial.sweep)
-            whole = [record["status"] == "ok" and harness.is_whole(run, record) for run, record in found.items()]
+            whole = [
+                record["status"] == "ok" and harness.is_whole(run, record)
+                for run, record in found.items()
+            ]
             twice = harness.again_measured({}, found, trial.starts())
             left = trial.left(files=True)
-            assert (whole, twice, left, submitted_once(trial)) == ([True] * 2, 0, [], None), f"seed {SOAK_SEED}: {said}"
+            assert (whole, twice, left, submitted_once(trial)) == (
+                [True] * 2,
+                0,
+                [],
+                None,
+            ), f"seed {SOAK_SEED}: {said}"
             cells += len(found)
-    print(f"soak of {SOAK_S:.0f} s, seed {SOAK_SEED}: {cells} cells, 0 lost, 0 twice, 0 left; kills {dict(kills)}")
+    print(
+        f"soak of {SOAK_S:.0f} s, seed {SOAK_SEED}: {cells} cells, 0 lost, 0 twice, 0 left; kills"
+        f" {dict(kills)}"
+    )

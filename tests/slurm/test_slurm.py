@@ -49,7 +49,9 @@ def controller(**variables: str) -> psutil.Process | None:
 @contextmanager
 def lost(node: str, controller: psutil.Process) -> Iterator[None]:
     """Kill all that SLURM runs on a node, as a power cut would; within it the node is gone."""
-    daemon = psutil.Process(int((Path(os.environ["SLURM_CONF"]).parent / f"run/slurmd-{node}.pid").read_text()))
+    daemon = psutil.Process(
+        int((Path(os.environ["SLURM_CONF"]).parent / f"run/slurmd-{node}.pid").read_text())
+    )
     step = controller.parent()
     assert step is not None and "slurmstepd" in step.name()
     for process in (daemon, step, controller):
@@ -59,7 +61,9 @@ def lost(node: str, controller: psutil.Process) -> Iterator[None]:
     finally:
         ask("scancel", "--user", ask("id", "-un"))
         ask("slurmd", "-N", node)
-        awaited(lambda: ask("sinfo", "-h", "-N", "-p", "main", "-o", "%T").split() == ["idle", "idle"])
+        awaited(
+            lambda: ask("sinfo", "-h", "-N", "-p", "main", "-o", "%T").split() == ["idle", "idle"]
+        )
 
 
 def test_each_job_gets_its_own_resources_and_is_not_measured_twice(sweep: Sweep):
@@ -74,7 +78,16 @@ def test_each_job_gets_its_own_resources_and_is_not_measured_twice(sweep: Sweep)
     done = sweep.run(*words)
     assert done.returncode == 0, done.stdout + done.stderr
     assert [result["status"] for result in sweep.results()] == ["ok"] * 6
-    asked = ask("sacct", "-X", "-n", "-P", "-o", "JobID,AllocTRES,Start,End", "-j", ",".join(sweep.submissions()))
+    asked = ask(
+        "sacct",
+        "-X",
+        "-n",
+        "-P",
+        "-o",
+        "JobID,AllocTRES,Start,End",
+        "-j",
+        ",".join(sweep.submissions()),
+    )
     jobs = {line.split("|")[0]: line.split("|")[1:] for line in asked.splitlines()}
     for result in sweep.results():
         gpus = result["axes"]["gpus"]
@@ -125,7 +138,9 @@ def test_a_job_of_two_nodes_is_closed_to_other_users(sweep: Sweep):
 
     def addresses() -> list[str]:
         """At which the ranks' store and gloo listen, once there are ranks."""
-        processes = [process for node in nodes for process in (node, *node.children(recursive=True))]
+        processes = [
+            process for node in nodes for process in (node, *node.children(recursive=True))
+        ]
         sockets = [socket for process in processes for socket in process.net_connections("tcp")]
         listening = [socket.laddr.ip for socket in sockets if socket.status == psutil.CONN_LISTEN]
         return listening if len(listening) >= 3 else []
@@ -165,7 +180,8 @@ def test_every_end_is_recorded_and_stops_no_other(sweep: Sweep):
 def test_a_killed_job_is_recorded_from_accounting_and_a_cancelled_one_by_itself(sweep: Sweep):
     running = sweep.start(f"seed={SLEEPS}", "precision=fp32,bf16")
     tasks = [awaited(lambda task=task: controller(SLURM_ARRAY_TASK_ID=task)) for task in ("0", "1")]
-    awaited(lambda: len(list(sweep.folder.glob("*/logs/r00.log"))) == 2)  # of a rank: its controller answers signals
+    # of a rank: its controller answers signals
+    awaited(lambda: len(list(sweep.folder.glob("*/logs/r00.log"))) == 2)
     job = tasks[0].environ()["SLURM_ARRAY_JOB_ID"]
     node = ask("squeue", "-h", "-j", f"{job}_0", "-o", "%N")
     tasks[0].kill()
@@ -180,24 +196,40 @@ def test_a_killed_job_is_recorded_from_accounting_and_a_cancelled_one_by_itself(
 
 
 def preempt(_: str, __: Path) -> None:
-    line = ["-p", "urgent", "-w", "n1", "--gpus-per-node=4", "-o", "/dev/null", "--parsable", "--wrap", "sleep 3"]
+    line = [
+        "-p",
+        "urgent",
+        "-w",
+        "n1",
+        "--gpus-per-node=4",
+        "-o",
+        "/dev/null",
+        "--parsable",
+        "--wrap",
+        "sleep 3",
+    ]
     ask("sbatch", *line)
 
 
 def fail_node(job: str, folder: Path) -> None:
-    """Have SLURM take the node for failed: it puts the job back into the queue, and ends what runs of it."""
+    """Have SLURM take the node for failed: it puts the job back into the queue,
+    and ends what runs of it.
+    """
     ask("scontrol", "update", "nodename=n1", "state=down", "reason=test")
 
     def has_begun_again() -> bool:
         for words in (["update", "nodename=n1", "state=resume"], ["release", job]):
-            subprocess.run(["scontrol", *words], check=False)  # needed if SLURM met the old processes on the node
+            # needed if SLURM met the old processes on the node
+            subprocess.run(["scontrol", *words], check=False)
         return len(run_folder.read_segments(folder)) > 1
 
     awaited(has_begun_again)
 
 
 @pytest.mark.parametrize(("stop", "end"), [(preempt, "preempted"), (fail_node, "requeued")])
-def test_a_run_that_slurm_stops_goes_on_to_the_same_result(sweep: Sweep, stop: Callable[[str, Path], None], end: str):
+def test_a_run_that_slurm_stops_goes_on_to_the_same_result(
+    sweep: Sweep, stop: Callable[[str, Path], None], end: str
+):
     words = ("epochs=6", "dataset.train_limit=800", "seed=5", "hydra.launcher.signal_delay_s=20")
     undisturbed = Sweep(sweep.folder.with_name("undisturbed"))
     other_running = undisturbed.start(*words, "hydra.launcher.nodelist=n2")
@@ -214,7 +246,8 @@ def test_a_run_that_slurm_stops_goes_on_to_the_same_result(sweep: Sweep, stop: C
     (result,) = sweep.results()
     assert result["status"] == "ok"
     first, second = result["segments"]
-    ends = (end, None) if stop is fail_node else (end,)  # after a failure SLURM leaves little time to save
+    # after a failure SLURM leaves little time to save
+    ends = (end, None) if stop is fail_node else (end,)
     assert first["end"] in ends and second["end"] == "ok" and first["job"] == second["job"] == job
     assert (first["first_step"], second["first_step"]) == (0, first["steps"])
     assert not (result["folder"] / "checkpoint").exists()
@@ -224,14 +257,17 @@ def test_a_run_that_slurm_stops_goes_on_to_the_same_result(sweep: Sweep, stop: C
     assert result["total_s"] == pytest.approx((first["trained_s"] or 0) + second["trained_s"])
 
 
-def test_jobs_outlive_an_interrupted_and_a_killed_launcher_and_the_same_command_waits_for_them(sweep: Sweep):
+def test_jobs_outlive_an_interrupted_and_a_killed_launcher_and_the_same_command_waits_for_them(
+    sweep: Sweep,
+):
     words = ("seed=1,2,3", "epochs=4")
     first = sweep.start(*words)
     awaited(lambda: list(sweep.folder.glob(".*.running")))
     first.send_signal(signal.SIGINT)
     output, _ = first.communicate(timeout=PATIENCE_S)
     assert first.returncode == 1, output
-    jobs = awaited(lambda: listed if len(listed := sweep.submissions()) == 3 else None)  # accounting lags
+    # accounting lags
+    jobs = awaited(lambda: listed if len(listed := sweep.submissions()) == 3 else None)
     base = jobs[0].partition("_")[0]
     (names,) = find(output, "job.left-in-queue").facts["names"]
     assert re.fullmatch(rf"{base}_\[[0-2,]+\]", names)
@@ -239,7 +275,11 @@ def test_jobs_outlive_an_interrupted_and_a_killed_launcher_and_the_same_command_
 
     second = sweep.start(*words)
     assert second.stdout is not None
-    next(line for line in second.stdout if says(line, "job.submitted-before") or "measured before" in line)
+    next(
+        line
+        for line in second.stdout
+        if says(line, "job.submitted-before") or "measured before" in line
+    )
     second.kill()
     second.wait()
 
@@ -252,7 +292,11 @@ def test_jobs_outlive_an_interrupted_and_a_killed_launcher_and_the_same_command_
 def test_changed_code_is_noticed(sweep: Sweep, tmp_path: Path):
     copy = tmp_path / "copy"
     files = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
+        ["git", "ls-files", "-co", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     for name in files.stdout.splitlines():
         if (ROOT / name).is_file():
@@ -264,7 +308,11 @@ def test_changed_code_is_noticed(sweep: Sweep, tmp_path: Path):
     other = Sweep(tmp_path / "latest", copy)
     on_hold = "hydra.launcher.additional_parameters={hold: true}"
     running, latest = sweep.start(on_hold), other.start(on_hold, "code=latest")
-    jobs = awaited(lambda: held if len(held := ask("squeue", "-h", "-t", "PD", "-o", "%F").split()) == 2 else None)
+    jobs = awaited(
+        lambda: (
+            held if len(held := ask("squeue", "-h", "-t", "PD", "-o", "%F").split()) == 2 else None
+        )
+    )
     with (copy / "multicard" / "cli" / "command.py").open("a") as file:
         file.write("# edited while the job waits\n")
     ask("scontrol", "release", *jobs)
@@ -284,7 +332,10 @@ def test_a_job_without_the_users_variables_runs_and_one_without_an_answer_is_wai
     """sbatch submits it, and says that it timed out. No second job is submitted."""
     program = tmp_path / "bin" / "sbatch"
     program.parent.mkdir()
-    failed = "echo 'sbatch: error: Batch job submission failed: Socket timed out on send/recv operation' >&2"
+    failed = (
+        "echo 'sbatch: error: Batch job submission failed: Socket timed out on send/recv"
+        " operation' >&2"
+    )
     program.write_text(f'#!/bin/sh\n{shutil.which("sbatch")} "$@" >/dev/null\n{failed}\nexit 1\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(program.parent), prepend=":")

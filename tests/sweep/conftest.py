@@ -1,4 +1,6 @@
-"""Sweeps whose runs do not train: what they would measure, and records of the times that a test gives them."""
+"""Sweeps whose runs do not train: what they would measure,
+and records of the times that a test gives them.
+"""
 
 import math
 from collections.abc import Callable
@@ -11,7 +13,7 @@ import pytest
 
 from multicard.measure import formulas
 from multicard.records import content
-from multicard.records.run_folder import Run
+from multicard.records.run_folder import RecordedRun
 from multicard.run import controller, outcome
 from multicard.run.prepare import typed
 from multicard.sweep import cells
@@ -27,7 +29,8 @@ Measure = Callable[..., tuple[int, str, Measured]]
 class Dry:
     """What a dry run found.
 
-    cells: in the typed order. groups: those of each group of jobs, in the order in which they are measured.
+    cells: in the typed order. groups: those of each group of jobs,
+    in the order in which they are measured.
     """
 
     cells: list[Cell]
@@ -53,7 +56,9 @@ def dry(called: Called, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> DryR
         dry_run = cells.dry_run
         with monkeypatch.context() as patched:
             patched.setattr(cells, "dry_run", take)
-            code, printed = called("-m", *words, "dry_run=true", "device=cpu", f"hydra.sweep.dir={tmp_path}/s")
+            code, printed = called(
+                "-m", *words, "dry_run=true", "device=cpu", f"hydra.sweep.dir={tmp_path}/s"
+            )
         assert code == 0, printed
         seen[-1].printed = printed
         return seen[-1]
@@ -69,10 +74,11 @@ def planned(dry: DryRun) -> Planned:
 
 @pytest.fixture
 def sweep(called: Called, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Measure:
-    """Runs a sweep whose runs take the step times that `step_s` of precision and repetition says, without training.
+    """Runs a sweep whose runs take the step times that `step_s` of precision and repetition says,
+    without training.
 
-    `busy` says of which runs others use the cores meanwhile. After `most` runs the sweep is interrupted.
-    Returns the exit code, what was printed, and the runs that were measured.
+    `busy` says of which runs others use the cores meanwhile. After `most` runs the sweep is
+    interrupted. Returns the exit code, what was printed, and the runs that were measured.
     """
 
     def take(
@@ -83,14 +89,21 @@ def sweep(called: Called, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Me
     ) -> tuple[int, str, Measured]:
         measured: Measured = []
 
-        def measure(workload: Any, cfg: Any, folder: Path, **_: Any) -> Run:
+        def measure(workload: Any, cfg: Any, folder: Path, **_: Any) -> RecordedRun:
             config: Any = typed(workload, cfg)
             measured.append((config.precision.name, config.seed, config.repetition))
             begun = outcome.begin(workload, cfg, folder).record
-            own = {"axes": begun.axes, "repetition": begun.repetition, "identity": config.identity()}
+            own = {
+                "axes": begun.axes,
+                "repetition": begun.repetition,
+                "identity": config.identity(),
+            }
             seconds = step_s(config.precision.name, config.repetition)
             status = "ok" if math.isfinite(seconds) else "oom"
-            timed = {"status": status, "step_s": formulas.statistics([seconds if status == "ok" else 1.0] * 10, 1)}
+            timed = {
+                "status": status,
+                "step_s": formulas.statistics([seconds if status == "ok" else 1.0] * 10, 1),
+            }
             data = msgspec.to_builtins(content.fingerprint(workload.data(config)))
             record = records.vision("cpu") | own | timed | {"data": data, "folder": str(folder)}
             record["config"] = record["config"] | {"order": config.order}
@@ -100,7 +113,10 @@ def sweep(called: Called, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Me
                 record["cause"] = {"kind": "oom", "message": "out of memory"}
             if len(measured) > most:
                 measured.pop()
-                record |= {"status": "interrupted", "cause": {"kind": "interrupt", "message": "SIGINT"}}
+                record |= {
+                    "status": "interrupted",
+                    "cause": {"kind": "interrupt", "message": "SIGINT"},
+                }
             records.put_whole(folder, record)
             return records.as_run(record)
 

@@ -1,4 +1,6 @@
-"""`repeat=N`: repetitions that were disturbed are measured once more, as further ones of their setting."""
+"""`repeat=N`: repetitions that were disturbed are measured once more,
+as further ones of their setting.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +37,8 @@ def test_a_disturbed_repetition_is_measured_once_more_and_kept(sweep: Measure, t
     (folder,) = tmp_path.glob("s/*bf16*-r4")
     assert (run_folder.read_json(folder / "result.json") or {})["repetition"] == 4
     runs = [run for run in load.read([tmp_path / "s"]).runs if run["precision"] == "bf16"]
-    assert sorted(run["repetition"] for run in runs) == [1, 2, 3, 4]  # the record of the first is kept
+    # the record of the first is kept
+    assert sorted(run["repetition"] for run in runs) == [1, 2, 3, 4]
     assert sorted(run["repetition"] for run in undisturbed(runs)) == [1, 3, 4]
 
 
@@ -54,16 +57,24 @@ def test_a_machine_that_is_always_busy_ends(sweep: Measure):
     _, printed, more = sweep(*TWO, busy=always)
     assert more == [] and says(printed, "repeat.still-disturbed")
     _, printed, more = sweep(*TWO, "repeat_disturbed=3")  # on a machine that is quiet again
-    assert more == [(precision, 0, repetition) for repetition in (10, 11, 12) for precision in ("fp32", "bf16")]
+    assert more == [
+        (precision, 0, repetition) for repetition in (10, 11, 12) for precision in ("fp32", "bf16")
+    ]
     assert not says(printed, "repeat.still-disturbed")
 
 
 def test_that_can_be_switched_off(sweep: Measure):
     _, printed, measured = sweep(*TWO, "repeat_disturbed=0", busy=lambda *_: True)
-    assert measured == FIRST and not says(printed, "repeat.again") and not says(printed, "repeat.still-disturbed")
+    assert (
+        measured == FIRST
+        and not says(printed, "repeat.again")
+        and not says(printed, "repeat.still-disturbed")
+    )
 
 
-@pytest.mark.parametrize("words", [["precision=fp32,bf16"], ["precision=fp32,bf16", "seed=0,1"], [*TWO, "probe=true"]])
+@pytest.mark.parametrize(
+    "words", [["precision=fp32,bf16"], ["precision=fp32,bf16", "seed=0,1"], [*TWO, "probe=true"]]
+)
 def test_single_runs_and_probes_are_not_measured_again(words: list[str], sweep: Measure):
     once = sweep(*words, "order=typed")[2]
     _, printed, measured = sweep(*words, "order=typed", "rerun=true", busy=lambda *_: True)
@@ -76,7 +87,9 @@ def test_an_interrupted_sweep_goes_on_with_what_is_owed(sweep: Measure):
     assert first == FIRST
     _, printed, rest = sweep(*TWO, busy=busy)
     assert rest == [("fp32", 0, 4), ("bf16", 0, 4), ("fp32", 0, 5)]
-    assert says(printed, "repeat.again", runs=2, of=6) and says(printed, "repeat.again", runs=1, of=8)
+    assert says(printed, "repeat.again", runs=2, of=6) and says(
+        printed, "repeat.again", runs=1, of=8
+    )
     _, _, none = sweep(*TWO, busy=busy)
     assert none == []
     _, _, more = sweep(*TWO, "repeat=5", busy=busy)  # what was measured once more counts
@@ -88,7 +101,11 @@ def test_a_dry_run_shows_the_repetitions_and_what_is_owed(sweep: Measure):
     assert says(printed, "sweep.dry-run", cells=6) and not says(printed, "repeat.again")
     sweep(*TWO, busy=at(("bf16", 2)), most=6)
     _, printed, none = sweep(*TWO, "dry_run=true")
-    assert none == [] and says(printed, "repeat.again", runs=1) and says(printed, "sweep.dry-run", cells=1)
+    assert (
+        none == []
+        and says(printed, "repeat.again", runs=1)
+        and says(printed, "sweep.dry-run", cells=1)
+    )
 
 
 def test_batches_of_a_sweep_are_all_measured_before(sweep: Measure):
@@ -107,28 +124,41 @@ def test_jobs_of_slurm_too(sweep: Measure, monkeypatch: pytest.MonkeyPatch):
         for cell in swept.left:
             assert cell.number in jobs
             number = cell.cfg.repetition
-            others = {"others_cores": 8.0} if (cell.cfg.precision.name, number) == ("fp32", 2) else {}
-            record = records.vision("cpu", repetition=number) | {"step_s": formulas.statistics([0.1] * 10, 1)}
+            others = (
+                {"others_cores": 8.0} if (cell.cfg.precision.name, number) == ("fp32", 2) else {}
+            )
+            record = records.vision("cpu", repetition=number) | {
+                "step_s": formulas.statistics([0.1] * 10, 1)
+            }
             record["load"] = record["load"] | others
             cell.result = records.as_run(record | {"folder": str(cell.folder)})
 
     monkeypatch.setattr(slurm_submit, "submit", submit)
     monkeypatch.setattr(slurm_wait, "wait", wait)
     _, printed, _ = sweep(*TWO, "hydra/launcher=submitit_slurm")
-    assert arrays == [[(precision, repetition) for precision, _, repetition in FIRST], [("fp32", 4)]]
+    assert arrays == [
+        [(precision, repetition) for precision, _, repetition in FIRST],
+        [("fp32", 4)],
+    ]
     assert says(printed, "repeat.again", runs=1, of=6)
 
 
 def test_what_every_run_of_a_setting_has_is_not_measured_again():
-    """More ranks than cores are crowded however often they run; on the cores of a smaller job they were by chance."""
+    """More ranks than cores are crowded however often they run;
+    on the cores of a smaller job they were by chance.
+    """
     config = replace(cells.default_config(), repeat="3", order="typed")
 
     def owed(*cores: int) -> int:
         again, members = Again(config), []
         for number, own in enumerate(cores, 1):
-            result = records.as_run(records.vision("cpu", gpus=4, repetition=number) | {"cores": own})
+            result = records.as_run(
+                records.vision("cpu", gpus=4, repetition=number) | {"cores": own}
+            )
             assert bool(limits.forbidding(limits.of(result.record), Forbids.rate)) == (own < 4)
-            members.append(cells.cell(number, result=result, overrides=["gpus=4", f"repetition={number}"]))
+            members.append(
+                cells.cell(number, result=result, overrides=["gpus=4", f"repetition={number}"])
+            )
         again.take(members)
         return len(again.next_round())
 

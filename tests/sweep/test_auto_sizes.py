@@ -1,4 +1,6 @@
-"""`batch_size=auto` and `max_seq_len=auto`: each cell's size, by predicted memory, confirmed by probes."""
+"""`batch_size=auto` and `max_seq_len=auto`: each cell's size, by predicted memory,
+confirmed by probes.
+"""
 
 import json
 from collections.abc import Sequence
@@ -14,7 +16,7 @@ from multicard.decide.plan.jobs_file import read
 from multicard.estimate.estimates import Predictor
 from multicard.machine import environment
 from multicard.records import run_folder
-from multicard.records.schema_parts import Interval, Prediction
+from multicard.records.schema_parts import PredictedInterval, Prediction
 from multicard.sweep import auto
 from multicard.sweep.cells import Cell
 from multicard.sweep.command import Command
@@ -24,20 +26,39 @@ from tests.llm.test_folders import SIZES, TEMPLATE, byte_tokenizer
 
 GB = 1e9
 WORDS = [word for word in SMALL if not word.startswith("batch_size=")]
-TUNES = ["tracker.mode=disabled", "dataset.rows=40", "tokenizer.vocab_size=300", "max_steps=2", "skip_steps=0"]
+TUNES = [
+    "tracker.mode=disabled",
+    "dataset.rows=40",
+    "tokenizer.vocab_size=300",
+    "max_steps=2",
+    "skip_steps=0",
+]
 SAMPLE, TOKEN = 100_000_000, 10_000_000  # bytes of one, as predicted here
 
 
 @pytest.fixture(autouse=True)
 def known_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine with two cores and 6.5 GB left, and memory in proportion to the batch, or the sequence."""
+    """A machine with two cores and 6.5 GB left, and memory in proportion to the batch,
+    or the sequence.
+    """
 
-    def predict_all(_: Predictor, configs: Sequence[RunConfig], *__: bool | None) -> list[Prediction]:
-        lengths = [(config.max_seq_len or 0) * TOKEN if isinstance(config, LlmConfig) else 0 for config in configs]
-        sizes = [
-            length or getattr(config, "batch_size", 0) * SAMPLE for length, config in zip(lengths, configs, strict=True)
+    def predict_all(
+        _: Predictor, configs: Sequence[RunConfig], *__: bool | None
+    ) -> list[Prediction]:
+        lengths = [
+            (config.max_seq_len or 0) * TOKEN if isinstance(config, LlmConfig) else 0
+            for config in configs
         ]
-        return [Prediction("unknown", memory_bytes=Interval(size, size, size), memory_basis="steps") for size in sizes]
+        sizes = [
+            length or getattr(config, "batch_size", 0) * SAMPLE
+            for length, config in zip(lengths, configs, strict=True)
+        ]
+        return [
+            Prediction(
+                "unknown", memory_bytes=PredictedInterval(size, size, size), memory_basis="steps"
+            )
+            for size in sizes
+        ]
 
     monkeypatch.setattr(environment, "cores", lambda: 2)
     monkeypatch.setattr(auto, "available_memory_bytes", lambda: 6_500_000_000)
@@ -45,7 +66,9 @@ def known_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def needs(text: str, code: str, **facts: Any) -> tuple[float, float]:
-    """The bytes that are needed at most, and those that there are, by the message with this code."""
+    """The bytes that are needed at most, and those that there are,
+    by the message with this code.
+    """
     found = find(text, code, **facts).facts["needs"].facts
     return found["most_bytes"], found["has_bytes"]
 
@@ -61,13 +84,17 @@ def test_each_cell_has_the_largest_size_that_fits(called: Called, tmp_path: Path
     assert not any((tmp_path / "x").glob("*/result.json"))
 
 
-def test_the_samples_of_a_rank_bound_it_and_too_little_memory_is_said(called: Called, tmp_path: Path):
+def test_the_samples_of_a_rank_bound_it_and_too_little_memory_is_said(
+    called: Called, tmp_path: Path
+):
     words = [word for word in WORDS if "train_limit" not in word]
     code, printed = called(*words, "dataset.train_limit=44", "batch_size=auto", "dry_run=true",
                            f"hydra.sweep.dir={tmp_path / 'x'}")  # fmt: skip
     assert code == 0 and says(printed, "auto.chosen", key="batch_size", value=44)
     auto.available_memory_bytes = lambda: 640_000_000
-    printed = called(*words, "batch_size=auto", "dry_run=true", f"hydra.sweep.dir={tmp_path / 'x'}")[1]
+    printed = called(
+        *words, "batch_size=auto", "dry_run=true", f"hydra.sweep.dir={tmp_path / 'x'}"
+    )[1]
     reasons = find(printed, "auto.chosen", key="batch_size", value=1).facts["reasons"]
     assert needs(reasons, "auto.too-large", size=2) == (0.8 * GB, 0.64 * GB)
 
@@ -92,7 +119,9 @@ def test_the_longest_sequence_that_fits_and_makes_sense(
 @pytest.mark.skipif(find_spec("trl") is None, reason="pip install -e .[trl]")
 @pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(("positions", "value"), [(384, 384), (8192, 512)])
-def test_the_longest_sequence_of_a_folders_model(positions: int, value: int, called: Called, tmp_path: Path):
+def test_the_longest_sequence_of_a_folders_model(
+    positions: int, value: int, called: Called, tmp_path: Path
+):
     place = tmp_path / "model"
     place.mkdir()
     byte_tokenizer(place)
@@ -100,7 +129,14 @@ def test_the_longest_sequence_of_a_folders_model(positions: int, value: int, cal
     sizes = {"model_type": "mistral", **SIZES, "max_position_embeddings": positions}
     (place / "config.json").write_text(json.dumps(sizes))
     fixed = [word for word in TUNES if "tokenizer" not in word]
-    words = ["engine=trl", "model=hf", f"model.path={place}", "model.weights=random", "packed=true", "batch_size=1"]
+    words = [
+        "engine=trl",
+        "model=hf",
+        f"model.path={place}",
+        "model.weights=random",
+        "packed=true",
+        "batch_size=1",
+    ]
     words += ["max_seq_len=auto", "dry_run=true", f"hydra.sweep.dir={tmp_path / 'x'}"]
     code, printed = called(*fixed, *words, entry="tune_llm.py")
     assert code == 0 and says(printed, "auto.chosen", key="max_seq_len", value=value), printed
@@ -124,7 +160,9 @@ def tuned(words: list[str], called: Called, folder: Path) -> tuple[int, str]:
         (["dataset=chat", "dataset.data_files=none.jsonl"], "memory.data-unreadable"),
     ],
 )
-def test_a_length_that_cannot_be_told_is_refused(words: list[str], reason: str, called: Called, tmp_path: Path):
+def test_a_length_that_cannot_be_told_is_refused(
+    words: list[str], reason: str, called: Called, tmp_path: Path
+):
     code, printed = tuned(words, called, tmp_path)
     refusal = find(printed, "auto.unknown", key="max_seq_len")
     assert code == 1 and says(refusal.facts["reasons"], reason)
@@ -148,24 +186,34 @@ def test_a_length_is_not_chosen_beside_another_key_or_a_profile(called: Called, 
         (["profile=kineto"], "auto.size-profiled"),
     ],
 )
-def test_what_cannot_be_with_it_is_refused(words: list[str], code: str | None, called: Called, tmp_path: Path):
-    ended, printed = called("-m", *WORDS, "batch_size=auto", *words, f"hydra.sweep.dir={tmp_path / 'x'}")
+def test_what_cannot_be_with_it_is_refused(
+    words: list[str], code: str | None, called: Called, tmp_path: Path
+):
+    ended, printed = called(
+        "-m", *WORDS, "batch_size=auto", *words, f"hydra.sweep.dir={tmp_path / 'x'}"
+    )
     assert ended == 1 and "batch_size" in printed and "Traceback" not in printed
     assert code is None or says(printed, code, key="batch_size")
     ended, printed = called("-m", *WORDS, "batch_size=auto,8")
     assert ended == 1 and printed.count("auto,8") == 1
 
 
-def test_a_size_is_not_one_because_no_memory_is_predicted(called: Called, tmp_path: Path, monkeypatch):
+def test_a_size_is_not_one_because_no_memory_is_predicted(
+    called: Called, tmp_path: Path, monkeypatch
+):
     unknown = Prediction("unknown", memory_basis="a reason")
-    monkeypatch.setattr(Predictor, "predict_all", lambda _, configs, *__: [unknown for _ in configs])
+    monkeypatch.setattr(
+        Predictor, "predict_all", lambda _, configs, *__: [unknown for _ in configs]
+    )
     code, printed = called(*WORDS, "batch_size=auto", f"hydra.sweep.dir={tmp_path / 'x'}")
     assert code == 1 and not (tmp_path / "x").exists()
     assert says(printed, "auto.unknown", key="batch_size", reasons="a reason")
 
 
 def test_a_plan_is_of_given_sizes(tmp_path: Path):
-    (jobs := tmp_path / "jobs.yaml").write_text("jobs:\n  a: {run: train_vision.py batch_size=auto}\n")
+    (jobs := tmp_path / "jobs.yaml").write_text(
+        "jobs:\n  a: {run: train_vision.py batch_size=auto}\n"
+    )
     with refused("plan.file", key="jobs.a.run") as caught:
         read(jobs)
     assert caught.value.facts["reason"].code == "plan.auto"
@@ -179,7 +227,14 @@ def test_it_is_no_part_of_a_runs_identity():
     ("entry", "words", "key", "out", "left", "most_bytes"),
     [
         ("train_vision.py", [*WORDS, "model.width=0.35"], "batch_size", 56, 48, 5.4 * GB),
-        ("tune_llm.py", [*TUNES, "packed=true", "batch_size=1"], "max_seq_len", 512, 256, 3.16 * GB),
+        (
+            "tune_llm.py",
+            [*TUNES, "packed=true", "batch_size=1"],
+            "max_seq_len",
+            512,
+            256,
+            3.16 * GB,
+        ),
     ],
 )
 @pytest.mark.usefixtures("processes")
@@ -208,7 +263,10 @@ def test_memory_that_runs_out_lowers_it_and_a_later_command_takes_it(
     assert code == 0, printed
     reasons = find(printed, "auto.chosen", key=key, value=left).facts["reasons"]
     assert codes(reasons) == ["auto.fits", "auto.ran-out", "auto.confirmed"]
-    assert says(reasons, "auto.ran-out", value=out) and needs(reasons, "auto.fits") == (most_bytes, 6.5 * GB)
+    assert says(reasons, "auto.ran-out", value=out) and needs(reasons, "auto.fits") == (
+        most_bytes,
+        6.5 * GB,
+    )
     (made,) = [path.parent for path in tmp_path.glob(f"*{key}={left},*/result.json")]
     written_ns = (made / run_folder.RESULT).stat().st_mtime_ns
     run = run_folder.read(made)

@@ -1,4 +1,6 @@
-"""Cells that share their groups are composed once by Hydra; each is what Hydra composes of its own overrides."""
+"""Cells that share their groups are composed once by Hydra;
+each is what Hydra composes of its own overrides.
+"""
 
 from collections.abc import Sequence
 
@@ -16,19 +18,46 @@ from multicard.sweep.compositions import Compositions, task_of
 
 VISION, TUNING = "train_vision", "tune_llm"
 CELLS: dict[str, tuple[str, list[list[str]]]] = {
-    "values": (VISION, [[f"seed={seed}", f"lr={lr}", "epochs=3"] for seed in range(3) for lr in (0.1, 0.02)]),
-    "groups": (VISION, [[f"precision={name}", f"gpus={gpus}"] for name in ("fp32", "bf16") for gpus in (1, 2)]),
-    "keys of a group": (VISION, [["optimizer=adamw", f"optimizer.weight_decay={decay}"] for decay in (0, 0.1)]),
-    "a value before its group": (VISION, [[f"loader.prefetch_factor={many}", "loader=torch"] for many in (2, 4)]),
-    "presets": (VISION, [[f"preset={name}", f"seed={seed}"] for name in ("papers", "fast") for seed in (0, 1)]),
-    "an experiment": (VISION, [["experiment=table2", f"gpus={gpus}", "precision=fp64"] for gpus in (1, 2, 3)]),
+    "values": (
+        VISION,
+        [[f"seed={seed}", f"lr={lr}", "epochs=3"] for seed in range(3) for lr in (0.1, 0.02)],
+    ),
+    "groups": (
+        VISION,
+        [[f"precision={name}", f"gpus={gpus}"] for name in ("fp32", "bf16") for gpus in (1, 2)],
+    ),
+    "keys of a group": (
+        VISION,
+        [["optimizer=adamw", f"optimizer.weight_decay={decay}"] for decay in (0, 0.1)],
+    ),
+    "a value before its group": (
+        VISION,
+        [[f"loader.prefetch_factor={many}", "loader=torch"] for many in (2, 4)],
+    ),
+    "presets": (
+        VISION,
+        [[f"preset={name}", f"seed={seed}"] for name in ("papers", "fast") for seed in (0, 1)],
+    ),
+    "an experiment": (
+        VISION,
+        [["experiment=table2", f"gpus={gpus}", "precision=fp64"] for gpus in (1, 2, 3)],
+    ),
     "a named model": (VISION, [["model=resnet18", f"batch_size={size}"] for size in (8, 16)]),
     "lists and texts": (TUNING, [[f"tracker.tags=[a,{tag}]", "name='a b'"] for tag in ("b", "c")]),
-    "null and words": (TUNING, [[f"max_steps={steps}", "model=llama3_tiny"] for steps in ("null", 7)]),
-    "dictionaries": (TUNING, [["dataset=chat", f"dataset.columns={{instruction: {name}}}"] for name in ("a", "b")]),
+    "null and words": (
+        TUNING,
+        [[f"max_steps={steps}", "model=llama3_tiny"] for steps in ("null", 7)],
+    ),
+    "dictionaries": (
+        TUNING,
+        [["dataset=chat", f"dataset.columns={{instruction: {name}}}"] for name in ("a", "b")],
+    ),
     "added and deleted": (VISION, [["+hydra.job.env_set.X=1", f"seed={seed}"] for seed in (0, 1)]),
     "Hydra's own": (VISION, [[f"hydra.job.num={jobs}", "seed=1"] for jobs in (1, 2)]),
-    "an interpolation": (VISION, [[f"batch_size={size}", "warmup_steps=${batch_size}"] for size in (8, 16)]),
+    "an interpolation": (
+        VISION,
+        [[f"batch_size={size}", "warmup_steps=${batch_size}"] for size in (8, 16)],
+    ),
 }
 
 
@@ -64,7 +93,9 @@ def composed_by_hydra(monkeypatch: pytest.MonkeyPatch, cells: Sequence[Sequence[
     loader, sweep = loader_of(VISION)
     counted = []
     whole = ConfigLoaderImpl.load_sweep_config
-    monkeypatch.setattr(ConfigLoaderImpl, "load_sweep_config", lambda *args: counted.append(1) or whole(*args))
+    monkeypatch.setattr(
+        ConfigLoaderImpl, "load_sweep_config", lambda *args: counted.append(1) or whole(*args)
+    )
     compositions = Compositions(loader, sweep)
     for words in cells:
         compositions.of(words)
@@ -72,7 +103,9 @@ def composed_by_hydra(monkeypatch: pytest.MonkeyPatch, cells: Sequence[Sequence[
 
 
 def test_hydra_composes_each_choice_of_groups_once(monkeypatch: pytest.MonkeyPatch):
-    cells = [[f"seed={seed}", f"precision={name}"] for seed in range(20) for name in ("fp32", "bf16")]
+    cells = [
+        [f"seed={seed}", f"precision={name}"] for seed in range(20) for name in ("fp32", "bf16")
+    ]
     assert composed_by_hydra(monkeypatch, cells) == 2
 
 

@@ -28,9 +28,14 @@ def test_each_round_has_an_order_of_its_own(dry: DryRun):
     found = dry(*GRID, "repeat=3")
     (measured,) = found.groups
     typed = settings(found.cells)
-    assert typed == [(r, p, b) for r in (1, 2, 3) for p in ("fp32", "bf16", "fp16") for b in (4, 8, 16)]
+    assert typed == [
+        (r, p, b) for r in (1, 2, 3) for p in ("fp32", "bf16", "fp16") for b in (4, 8, 16)
+    ]
     in_order = settings(measured)
-    assert sorted(in_order) == sorted(typed) and [each[0] for each in in_order] == [1] * 9 + [2] * 9 + [3] * 9
+    assert (
+        sorted(in_order) == sorted(typed)
+        and [each[0] for each in in_order] == [1] * 9 + [2] * 9 + [3] * 9
+    )
     rounds = [[each[1:] for each in in_order[first : first + 9]] for first in (0, 9, 18)]
     assert len({str(each) for each in [*rounds, [each[1:] for each in typed[:9]]]}) == 4
     assert [cell.label for cell in measured] == [f"[{turn}/27] " for turn in range(1, 28)]
@@ -45,8 +50,11 @@ def test_a_sweep_of_one_run_each_is_shuffled_and_says_how_to_have_that_order_aga
     other = dry(*GRID, "order=1")
     assert settings(other.groups[0]) != settings(found.groups[0])
     typed = dry(*GRID, "order=typed")
-    assert settings(typed.groups[0]) == settings(typed.cells) and not says(typed.printed, "sweep.order")
-    assert not says(dry("precision=fp32", "repeat=3").printed, "sweep.order")  # there is nothing to shuffle
+    assert settings(typed.groups[0]) == settings(typed.cells) and not says(
+        typed.printed, "sweep.order"
+    )
+    # there is nothing to shuffle
+    assert not says(dry("precision=fp32", "repeat=3").printed, "sweep.order")
 
 
 def test_arrays_of_slurm_are_submitted_in_that_order(dry: DryRun):
@@ -98,7 +106,14 @@ def test_rounds_of_auto_are_shuffled_too(sweep: Measure):
 
 
 def test_cells_of_a_race_keep_their_order(called: Called, tmp_path: Path):
-    words = ["-m", *GRID, "race=images_per_s", "device=cpu", f"hydra.sweep.dir={tmp_path}/s", "dry_run=true"]
+    words = [
+        "-m",
+        *GRID,
+        "race=images_per_s",
+        "device=cpu",
+        f"hydra.sweep.dir={tmp_path}/s",
+        "dry_run=true",
+    ]
     code, printed = called(*words)
     assert code == 0, printed
     found = re.findall(r"precision=(\w+) +batch_size=(\d+)", printed)
@@ -113,9 +128,17 @@ def test_an_order_that_is_none_is_refused(order: str, called: Called, tmp_path: 
 
 
 def test_the_order_of_cells_depends_on_what_they_measure_alone():
-    cells = [[f"gpus={gpus}", f"layout={layout}"] for gpus in (1, 2, 4) for layout in ("nchw", "nhwc")]
+    cells = [
+        [f"gpus={gpus}", f"layout={layout}"] for gpus in (1, 2, 4) for layout in ("nchw", "nhwc")
+    ]
     order = [turn.words for turn in in_turn(numbered(cells), "7")]
-    beside = ["name=x", "rerun=true", "hydra/launcher=submitit_slurm", "order=7", "tracker.mode=disabled"]
+    beside = [
+        "name=x",
+        "rerun=true",
+        "hydra/launcher=submitit_slurm",
+        "order=7",
+        "tracker.mode=disabled",
+    ]
     again = in_turn(numbered([[*beside, *words] for words in cells]), "7")
     assert [turn.words[len(beside) :] for turn in again] == order
     more = in_turn(numbered([*cells, ["gpus=8", "layout=nchw"]]), "7")
@@ -123,7 +146,12 @@ def test_the_order_of_cells_depends_on_what_they_measure_alone():
 
 
 def test_experiments_and_seeds_follow_one_another():
-    cells = [[f"experiment={name}", f"seed={seed}", f"gpus={n}"] for name in "ab" for seed in (0, 1) for n in (1, 2, 4)]
+    cells = [
+        [f"experiment={name}", f"seed={seed}", f"gpus={n}"]
+        for name in "ab"
+        for seed in (0, 1)
+        for n in (1, 2, 4)
+    ]
     found = [turn.words[:2] for turn in in_turn(numbered(cells), "3")]
     assert found == [words[:2] for words in cells]
 
@@ -144,6 +172,14 @@ def test_drift_falls_on_no_setting():
 
 @pytest.mark.parametrize("order", ["7", "typed"])
 def test_a_race_takes_no_order(order: str, called: Called, tmp_path: Path):
-    words = ("-m", "lr=0.1,0.2", "race=images_per_s", f"order={order}", f"hydra.sweep.dir={tmp_path / 'race'}")
+    words = (
+        "-m",
+        "lr=0.1,0.2",
+        "race=images_per_s",
+        f"order={order}",
+        f"hydra.sweep.dir={tmp_path / 'race'}",
+    )
     code, printed = called(*words)
-    assert code == 1 and says(printed, "race.order", value=order) and not (tmp_path / "race").exists()
+    assert (
+        code == 1 and says(printed, "race.order", value=order) and not (tmp_path / "race").exists()
+    )

@@ -19,7 +19,7 @@ from omegaconf import DictConfig
 from submitit.core.utils import DelayedSubmission
 
 from multicard.machine import private
-from multicard.machine.shares import Machine, MachineShare, Pool
+from multicard.machine.shares import MachineShare, MachineShares, Pool
 from multicard.messages import Message
 from multicard.ranks import failures
 from multicard.ranks.failures import Failure
@@ -45,13 +45,17 @@ def cells_of(folder: Path, number: int, *words: str) -> Sweep:
 
 
 def ends(monkeypatch: pytest.MonkeyPatch, failure: Failure, polls: int = 1) -> list[int]:
-    """Jobs end at the `polls`th look, with a failure. Returns how many there were beside each at its start."""
+    """Jobs end at the `polls`th look, with a failure.
+    Returns how many there were beside each at its start.
+    """
     beside: list[int] = []
 
     def started(self: Executor, cell: Cell, job: CellJob, share: MachineShare) -> None:
         looks = iter([*[False] * (polls - 1), True])
         outcome.fail(outcome.begin(WORKLOAD, job.cfg, job.folder), failure)
-        self.running.append(Running(cell, SimpleNamespace(done=lambda: next(looks), job_id="0"), share))
+        self.running.append(
+            Running(cell, SimpleNamespace(done=lambda: next(looks), job_id="0"), share)
+        )
         beside.append(len(self.running))
 
     monkeypatch.setattr(Executor, "submit_process", started)
@@ -60,22 +64,32 @@ def ends(monkeypatch: pytest.MonkeyPatch, failure: Failure, polls: int = 1) -> l
 
 
 def test_max_jobs_bounds_the_cells_at_a_time_and_a_full_disk_ends_them(
-    on: Callable[[Pool], Machine], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    on: Callable[[Pool], MachineShares], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     on(Pool([], [0, 1, 2, 3]))
     for words, most in ((["max_jobs=2"], 2), ([], 4)):
         beside = ends(monkeypatch, Failure("exception", "no"), polls=3)
-        executor.run_all(cells_of(tmp_path / f"sweep{most}", 6, "exclusive=false", "cpus_per_gpu=1", *words))
+        executor.run_all(
+            cells_of(tmp_path / f"sweep{most}", 6, "exclusive=false", "cpus_per_gpu=1", *words)
+        )
         assert (len(beside), max(beside)) == (6, most)
     ends(monkeypatch, Failure("disk", failures.unwritable(Path("/x"))))
     cells = cells_of(tmp_path / "full", 6, "exclusive=false", "max_jobs=1")
     with pytest.raises(executor.SameFailureError) as stopped:
         executor.run_all(cells)
-    assert says(str(stopped.value), "sweep.same-failure", cells=3, cause="folder.unwritable", key="hydra.run.dir")
+    assert says(
+        str(stopped.value),
+        "sweep.same-failure",
+        cells=3,
+        cause="folder.unwritable",
+        key="hydra.run.dir",
+    )
     assert [cell.result is None for cell in cells.cells] == [False] * 3 + [True] * 3
 
 
-def test_an_interrupted_cell_ends_the_sweep(on: Callable[[Pool], Machine], tmp_path: Path, monkeypatch):
+def test_an_interrupted_cell_ends_the_sweep(
+    on: Callable[[Pool], MachineShares], tmp_path: Path, monkeypatch
+):
     """Also where the signal did not reach this process."""
     on(Pool([], [0]))
     ends(monkeypatch, Failure("interrupt", "SIGINT"))
@@ -90,7 +104,13 @@ def test_an_interrupted_cell_ends_the_sweep(on: Callable[[Pool], Machine], tmp_p
 @pytest.mark.usefixtures("processes")
 @pytest.mark.slow
 def test_a_sweep_is_packed_and_each_cell_keeps_to_its_cores(tmp_path):
-    words = ["-m", *SMALL, "hydra/launcher=submitit_local", f"hydra.sweep.dir={tmp_path}", "cpus_per_gpu=1"]
+    words = [
+        "-m",
+        *SMALL,
+        "hydra/launcher=submitit_local",
+        f"hydra.sweep.dir={tmp_path}",
+        "cpus_per_gpu=1",
+    ]
     (tmp_path / "multirun.yaml").symlink_to("victim")  # planted: what is written follows no link
     done = command(*words, "exclusive=false", "seed=1,2", "precision=fp32,tf32", umask=0)
     assert done.returncode == 1, done.stdout + done.stderr
@@ -113,7 +133,9 @@ def test_a_sweep_is_packed_and_each_cell_keeps_to_its_cores(tmp_path):
 
 
 @pytest.mark.parametrize("launcher", ["local", "submitit_local"])
-def test_several_nodes_are_refused_before_anything_starts(launcher: str, called: Called, tmp_path: Path, monkeypatch):
+def test_several_nodes_are_refused_before_anything_starts(
+    launcher: str, called: Called, tmp_path: Path, monkeypatch
+):
     warm_up()
     started: list[Any] = []
     monkeypatch.setattr(subprocess.Popen, "__init__", lambda _, words, **__: started.append(words))
@@ -128,20 +150,25 @@ def test_several_nodes_are_refused_before_anything_starts(launcher: str, called:
     code, printed = called(*words)
     assert (code, started) == (1, [])
     assert "[1/2] nodes=2   refused: " in printed and "[2/2] nodes=3   refused: " in printed
-    assert codes(printed).count("placement.nodes") == 2 and says(printed, "placement.nodes", key="nodes")
+    assert codes(printed).count("placement.nodes") == 2 and says(
+        printed, "placement.nodes", key="nodes"
+    )
     assert not (tmp_path / "sweep" / ".submitit").exists()
 
 
 @pytest.mark.usefixtures("processes")
 def test_a_job_that_another_user_put_there_is_not_run(tmp_path: Path):
     """What stands in for another user's folder is one that is open to others."""
-    (tmp_path / "1_submitted.pkl").write_bytes(b"cos\nsystem\n(S'echo run'\ntR.")  # a pickle that runs a command
+    # a pickle that runs a command
+    (tmp_path / "1_submitted.pkl").write_bytes(b"cos\nsystem\n(S'echo run'\ntR.")
     tmp_path.chmod(0o755)
     variables = os.environ | {"SUBMITIT_EXECUTOR": "local", "SUBMITIT_LOCAL_JOB_ID": "1"}
     line = [*shlex.split(STARTS_JOBS), "-u", "-m", "submitit.core._submit", str(tmp_path)]
     for mode, runs in ((0o755, False), (0o700, True)):
         tmp_path.chmod(mode)
-        done = subprocess.run(line, env=variables, capture_output=True, text=True, check=False, timeout=300)
+        done = subprocess.run(
+            line, env=variables, capture_output=True, text=True, check=False, timeout=300
+        )
         assert done.returncode == 1 and ("DelayedSub" in done.stderr) is runs
         assert says(done.stderr, "private.open-to-others") is not runs
         assert ("run" in done.stdout.split()) is runs
@@ -160,17 +187,28 @@ class Says:
 
 @pytest.mark.usefixtures("processes")
 def test_a_job_finds_its_work_where_the_command_was_killed_before_it_could_name_it(tmp_path: Path):
-    """And no other's: of the cell before, of an earlier submission of the cell, of one that was cut off."""
+    """And no other's: of the cell before, of an earlier submission of the cell,
+    of one that was cut off.
+    """
     folder = private.folder(tmp_path / ".submitit", "")
     run_folder.write_json(folder / "sweep-1.json", {"cells": ["a", "b"], "key": "new", "job": None})
     for number, (key, name) in enumerate((("new", "a"), ("old", "b"), ("new", "b"))):
         DelayedSubmission(Says(key, Path(name))).dump(folder / f"{number:032x}.pkl")
     (folder / f"{9:032x}.pkl").write_bytes(b"cut")
-    slurm = {"SLURM_JOB_NAME": "sweep-1", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "1", "SLURM_JOB_ID": "8"}
+    slurm = {
+        "SLURM_JOB_NAME": "sweep-1",
+        "SLURM_ARRAY_JOB_ID": "7",
+        "SLURM_ARRAY_TASK_ID": "1",
+        "SLURM_JOB_ID": "8",
+    }
     line = [*shlex.split(STARTS_JOBS), "-u", "-m", "submitit.core._submit", str(folder)]
     variables = os.environ | slurm | {"SUBMITIT_EXECUTOR": "slurm"}
-    done = subprocess.run(line, env=variables, capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0 and [row for row in done.stdout.splitlines() if row.startswith("ran")] == ["ran b"]
+    done = subprocess.run(
+        line, env=variables, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0 and [
+        row for row in done.stdout.splitlines() if row.startswith("ran")
+    ] == ["ran b"]
 
 
 NO_SPACE = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/dev/shm/multicard/x.u8")
@@ -182,8 +220,13 @@ MODEL = Failure("exception", "RuntimeError: expected scalar type Float but found
 
 
 def failed_cell(cause: Failure | None = None, **dataset: Any) -> Cell:
-    result = {"status": "ok" if cause is None else "failed", "cause": cause and msgspec.to_builtins(cause)}
-    return cells.cell(cfg=DictConfig({"dataset": {"name": "images", **dataset}}), result=records.as_run(result))
+    result = {
+        "status": "ok" if cause is None else "failed",
+        "cause": cause and msgspec.to_builtins(cause),
+    }
+    return cells.cell(
+        cfg=DictConfig({"dataset": {"name": "images", **dataset}}), result=records.as_run(result)
+    )
 
 
 def stops(*causes: Failure | None, left: int = 1, **dataset: Any) -> bool:
@@ -200,7 +243,11 @@ WITHOUT_CODE = Failure("refused", "dataset.root=/data: no such folder")  # begin
 @pytest.mark.parametrize("cause", [DISK, GONE, WITHOUT_CODE, OTHER_CODE])
 def test_three_in_a_row_end_it(cause: Failure):
     assert stops(cause, cause, cause) and stops(None, cause, cause, cause, cause)
-    assert not stops(cause, cause) and not stops(cause, None, cause, cause) and not stops(cause, OOM, cause, cause)
+    assert (
+        not stops(cause, cause)
+        and not stops(cause, None, cause, cause)
+        and not stops(cause, OOM, cause, cause)
+    )
     assert not stops(cause, cause, cause, left=0)
 
 
@@ -211,7 +258,9 @@ def test_failures_of_several_causes_do_not():
 
 def test_a_full_disk_is_one_cause_whether_a_run_ended_or_could_not_begin():
     assert stops(DISK, FULL, FULL)
-    assert not stops(FULL, FULL, Failure("refused", Message("run.other", "another run", key="hydra.run.dir")))
+    assert not stops(
+        FULL, FULL, Failure("refused", Message("run.other", "another run", key="hydra.run.dir"))
+    )
 
 
 @pytest.mark.parametrize(
@@ -224,7 +273,8 @@ def test_a_full_disk_is_one_cause_whether_a_run_ended_or_could_not_begin():
         Failure("exception", "OSError: [Errno 24] Too many open files"),  # gpus, num_workers
         Failure("disk", failures.no_space(NO_SPACE, Path("x")) or ""),
         Failure("refused", Message("data.too-short", "less than a step", key="dataset.rows")),
-        Failure("refused", Message("data.memory", "too little memory", key="dataset.cache")),  # gpus, image_size
+        # gpus, image_size
+        Failure("refused", Message("data.memory", "too little memory", key="dataset.cache")),
         Failure("refused", "dataset.rows=8: is less than one step"),
     ],
 )
@@ -233,15 +283,27 @@ def test_what_the_settings_may_have_caused_does_not(cause: Failure):
 
 
 def test_where_data_is_gone_cells_that_read_other_data_are_measured():
-    assert not stops(GONE, GONE, GONE, name="mnist") and not stops(GONE, GONE, GONE, root="/elsewhere")
+    assert not stops(GONE, GONE, GONE, name="mnist") and not stops(
+        GONE, GONE, GONE, root="/elsewhere"
+    )
     assert stops(DISK, DISK, DISK, name="mnist") and stops(GONE, GONE, GONE, image_size=7)
-    fetched = Failure("refused", Message("data.fetch", "could not fetch MNIST", key="dataset.download"))
+    fetched = Failure(
+        "refused", Message("data.fetch", "could not fetch MNIST", key="dataset.download")
+    )
     assert stops(fetched, fetched, fetched) and not stops(fetched, fetched, fetched, download=True)
 
 
-@pytest.mark.parametrize(("size", "left", "of"), [(2, 1, 2), (3, 3, 3)])  # the third fails within a batch, or stops one
-def test_batches_of_a_sweep_are_one_row(called: Called, tmp_path: Path, size: int, left: int, of: int):
-    words = ["dataset=mnist", f"dataset.root={tmp_path}", "seed=1,2,3,4,5,6", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
+# the third fails within a batch, or stops one
+@pytest.mark.parametrize(("size", "left", "of"), [(2, 1, 2), (3, 3, 3)])
+def test_batches_of_a_sweep_are_one_row(
+    called: Called, tmp_path: Path, size: int, left: int, of: int
+):
+    words = [
+        "dataset=mnist",
+        f"dataset.root={tmp_path}",
+        "seed=1,2,3,4,5,6",
+        f"hydra.sweep.dir={tmp_path / 'sweep'}",
+    ]
     code, printed = called("-m", *SMALL, *words, f"hydra.sweeper.max_batch_size={size}")
     assert code == 1 and printed.count("refused: ") == 3 and says(printed, "sweep.resume")
     (stopped,) = (said for said in told(printed) if said.code == "sweep.left")

@@ -7,8 +7,16 @@ import pytest
 from multicard.sweep.cells import Axes, one_by_one
 from tests.helpers.messages import refused
 
-VALUES = {"packed": ("false", "true"), "compile": ("false", "true"), "batch_size": ("2", "4", "8"), "gpus": ("1", "2")}
-GRID = [[f"{key}={value}" for key, value in zip(VALUES, cell, strict=True)] for cell in product(*VALUES.values())]
+VALUES = {
+    "packed": ("false", "true"),
+    "compile": ("false", "true"),
+    "batch_size": ("2", "4", "8"),
+    "gpus": ("1", "2"),
+}
+GRID = [
+    [f"{key}={value}" for key, value in zip(VALUES, cell, strict=True)]
+    for cell in product(*VALUES.values())
+]
 
 
 def test_a_part_changes_alone_or_with_all_others():
@@ -21,14 +29,18 @@ def test_a_part_changes_alone_or_with_all_others():
         ("true", "false", "2"),
         ("true", "true", "8"),  # the last values
     ]
-    expected = [(*values, gpus) for values in on_one for gpus in ("1", "2")]  # `gpus` is no part: both of each
+    # `gpus` is no part: both of each
+    expected = [(*values, gpus) for values in on_one for gpus in ("1", "2")]
     assert [tuple(word.split("=")[1] for word in cell) for cell in kept] == expected
 
 
 @pytest.mark.parametrize("parts", range(2, 7))
 def test_n_parts_of_two_values_take_n_and_two_cells(parts: int):
     keys = [f"key{place}" for place in range(parts)]
-    grid = [[f"{key}={value}" for key, value in zip(keys, cell, strict=True)] for cell in product("ab", repeat=parts)]
+    grid = [
+        [f"{key}={value}" for key, value in zip(keys, cell, strict=True)]
+        for cell in product("ab", repeat=parts)
+    ]
     assert len(one_by_one(grid, keys)) == parts + 2
 
 

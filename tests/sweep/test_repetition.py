@@ -1,4 +1,6 @@
-"""Cells that are measured several times: in which order, in which folders, and what a later command finds."""
+"""Cells that are measured several times: in which order, in which folders,
+and what a later command finds.
+"""
 
 import math
 from collections.abc import Callable
@@ -21,7 +23,11 @@ from tests.sweep.conftest import Measure, Planned
 @pytest.mark.parametrize("launcher", ["local", "submitit_slurm"])
 def test_all_cells_are_measured_before_any_is_measured_again(launcher: str, planned: Planned):
     axes = ["precision=fp32,bf16", "seed=0,1"]  # however they are typed, seeds are outside
-    words = [*(axes[::-1] if launcher == "local" else axes), "repeat=2", f"hydra/launcher={launcher}"]
+    words = [
+        *(axes[::-1] if launcher == "local" else axes),
+        "repeat=2",
+        f"hydra/launcher={launcher}",
+    ]
     cells = planned(*words, "order=typed")
     settings = [(cell.cfg.repetition, cell.cfg.seed, cell.cfg.precision.name) for cell in cells]
     assert settings == [(r, s, p) for r in (1, 2) for s in (0, 1) for p in ("fp32", "bf16")]
@@ -32,15 +38,26 @@ def test_all_cells_are_measured_before_any_is_measured_again(launcher: str, plan
 def test_only_repetitions_that_are_missing_are_measured(sweep: Measure, tmp_path: Path):
     _, _, first = sweep("precision=fp32,bf16", "order=typed")
     assert first == [("fp32", 0, 1), ("bf16", 0, 1)]
-    assert not list(tmp_path.glob("s/*-r*"))  # a cell that is measured once has the folder that it always had
+    # a cell that is measured once has the folder that it always had
+    assert not list(tmp_path.glob("s/*-r*"))
     _, printed, more = sweep("precision=fp32,bf16", "repeat=3")
     assert more == [("fp32", 0, 2), ("bf16", 0, 2), ("fp32", 0, 3), ("bf16", 0, 3)]
     assert printed.count("measured before: ok") == 2
     rows = [line.split()[0] for line in printed.splitlines() if line.startswith(("fp32", "bf16"))]
     alike = find(printed, "table.alike").facts["values"]
-    assert rows == ["fp32", "bf16"] and (alike["gpus"], alike["n"], alike["status"]) == ("1", "3", "ok")
-    results = {path.parent.name: run_folder.read_json(path) or {} for path in tmp_path.glob("s/*/result.json")}
-    assert all(name.endswith(f"-r{r['repetition']}") == (r["repetition"] > 1) for name, r in results.items())
+    assert rows == ["fp32", "bf16"] and (alike["gpus"], alike["n"], alike["status"]) == (
+        "1",
+        "3",
+        "ok",
+    )
+    results = {
+        path.parent.name: run_folder.read_json(path) or {}
+        for path in tmp_path.glob("s/*/result.json")
+    }
+    assert all(
+        name.endswith(f"-r{r['repetition']}") == (r["repetition"] > 1)
+        for name, r in results.items()
+    )
     _, printed, none = sweep("precision=fp32,bf16", "repeat=3", "dry_run=true")
     assert none == [] and says(printed, "sweep.counts", measured=6, queued=0, refused=0)
     _, _, again = sweep("precision=fp32", "repetition=2", "rerun=true")
@@ -48,7 +65,9 @@ def test_only_repetitions_that_are_missing_are_measured(sweep: Measure, tmp_path
 
 
 def steps_of(sd: float, slower: float = 1.0) -> Callable[[str, int], float]:
-    """Runs that differ by `sd`, with a seed of their own each; those of bf16 take `slower` times as long."""
+    """Runs that differ by `sd`, with a seed of their own each;
+    those of bf16 take `slower` times as long.
+    """
 
     def step_s(precision: str, repetition: int) -> float:
         random = np.random.default_rng([repetition, len(precision), ord(precision[0])])
@@ -66,7 +85,9 @@ def test_auto_repeats_what_is_not_sure_enough_and_goes_on_where_it_was(sweep: Me
     assert code == 0 and runs[:6] == [(p, 0, r) for r in (1, 2) for p in ("fp32", "bf16", "fp64")]
     more_of_two = [(p, 0, r) for r in range(3, runs[-1][2] + 1) for p in ("fp32", "bf16")]
     assert runs[6:] == more_of_two  # what ran out of memory would do so again
-    assert says(printed, "repeat.ended", runs=len(runs), cells=3, sure=2) and not says(printed, "repeat.undecided")
+    assert says(printed, "repeat.ended", runs=len(runs), cells=3, sure=2) and not says(
+        printed, "repeat.undecided"
+    )
     assert find(printed, "repeat.unusable").facts["cell"].startswith("device=cpu,precision=fp64")
     _, printed, more = sweep(*words, "repeat_error=0.0001%", step_s=steps_of(0.05))
     assert more == [(p, 0, r) for r in range(runs[-1][2] + 1, 5) for p in ("fp32", "bf16")]
@@ -97,14 +118,18 @@ def until_sure(random: np.random.Generator, sd: float) -> UntilSure:
         for name in [turn.words[0] for turn in rounds.batch]:
             seconds = 0.1 * math.exp(sd * random.normal())
             rounds.settings[name].add(
-                records.as_record({"step_s": {"mean": seconds, "definition": "wall"}, "hardware": "x"})
+                records.as_record(
+                    {"step_s": {"mean": seconds, "definition": "wall"}, "hardware": "x"}
+                )
             )
         rounds.take([])
     return rounds
 
 
 def apart(rounds: UntilSure) -> list[bool]:
-    """Whether `compare`, which does not know that the sweep looked several times, would tell the cells apart."""
+    """Whether `compare`, which does not know that the sweep looked several times,
+    would tell the cells apart.
+    """
     steps = {name: setting.step_s["x"] for name, setting in rounds.settings.items()}
     logs = {name: [(math.log(seconds), 0.0) for seconds in runs] for name, runs in steps.items()}
     known = Noise.learnt(logs.values(), GPU_SD)
@@ -122,7 +147,8 @@ def test_looking_after_every_repetition_calls_equal_cells_different_no_oftener(s
     assert np.mean([apart(rounds) for rounds in sweeps]) <= 0.06
     settings = [(setting, rounds) for rounds in sweeps for setting in rounds.settings.values()]
     right = [
-        abs(np.log(setting.step_s["x"]).mean() - math.log(0.1)) <= rounds.half_width(setting, rounds.noises())
+        abs(np.log(setting.step_s["x"]).mean() - math.log(0.1))
+        <= rounds.half_width(setting, rounds.noises())
         for setting, rounds in settings
     ]
     assert np.mean(right) >= 0.93

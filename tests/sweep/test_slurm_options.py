@@ -1,4 +1,6 @@
-"""Options of a site's sbatch: merged with what a job asks for however they are spelled, or refused by name."""
+"""Options of a site's sbatch: merged with what a job asks for however they are spelled,
+or refused by name.
+"""
 
 from typing import Any
 
@@ -18,12 +20,20 @@ USUAL = {"gpus-per-node": "2", "requeue": True}
 ADDITIONAL = "hydra.launcher.additional_parameters"
 
 
-def flags(request: Resources = ONE, launcher: dict[str, Any] | None = None, **additional: Any) -> dict[str, Any]:
+def flags(
+    request: Resources = ONE, launcher: dict[str, Any] | None = None, **additional: Any
+) -> dict[str, Any]:
     return slurm_options.flags(request, (launcher or {}) | {"additional_parameters": additional})
 
 
 SPELLINGS = {
-    "gpus-per-node": ["gpus-per-node", "gpus_per_node", "--gpus-per-node", "gpus-per-n", "num_gpus"],
+    "gpus-per-node": [
+        "gpus-per-node",
+        "gpus_per_node",
+        "--gpus-per-node",
+        "gpus-per-n",
+        "num_gpus",
+    ],
     "ntasks-per-node": ["ntasks_per_node", "tasks_per_node", "ntasks-per-n"],
     "nodes": ["N", "nodes", "--nodes"],
     "ntasks": ["n", "ntasks"],
@@ -40,7 +50,9 @@ SPELLINGS = {
 
 @pytest.mark.parametrize("name", SPELLINGS)
 def test_an_option_is_known_in_each_spelling(name: str):
-    assert {spelling: sbatch.name_of(spelling) for spelling in SPELLINGS[name]} == dict.fromkeys(SPELLINGS[name], name)
+    assert {spelling: sbatch.name_of(spelling) for spelling in SPELLINGS[name]} == dict.fromkeys(
+        SPELLINGS[name], name
+    )
 
 
 SAME = [  # what says the same as the request changes nothing
@@ -86,19 +98,35 @@ OTHER = [  # our key, and the remedy
 
 
 @pytest.mark.parametrize(("additional", "key", "remedy"), OTHER)
-def test_what_contradicts_a_key_is_refused_with_the_key(additional: dict[str, Any], key: str, remedy: str):
+def test_what_contradicts_a_key_is_refused_with_the_key(
+    additional: dict[str, Any], key: str, remedy: str
+):
     ((typed, value),) = additional.items()
-    with refused("slurm.contradicts", key=ADDITIONAL, option=typed, value=value, instead=key) as caught:
+    with refused(
+        "slurm.contradicts", key=ADDITIONAL, option=typed, value=value, instead=key
+    ) as caught:
         flags(**additional)
     assert remedies(caught.value) == [remedy]
 
 
 def test_a_job_of_two_nodes_asks_for_both():
     usual = flags(TWO)
-    assert usual == {"gpus-per-node": "2", "mem": "64GB", "exclusive": True, "no-kill": True, "requeue": True}
+    assert usual == {
+        "gpus-per-node": "2",
+        "mem": "64GB",
+        "exclusive": True,
+        "no-kill": True,
+        "requeue": True,
+    }
     same = {"N": 2, "ntasks": 2, "G": 4, "mem": "64G", "exclusive": True}
     assert flags(TWO, **same) == usual
-    for additional in ({"mem": "32G"}, {"mem-per-cpu": "1G"}, {"exclusive": "user"}, {"exclusive": False}, {"G": 2}):
+    for additional in (
+        {"mem": "32G"},
+        {"mem-per-cpu": "1G"},
+        {"exclusive": "user"},
+        {"exclusive": False},
+        {"G": 2},
+    ):
         with refused("slurm.contradicts"):
             flags(TWO, **additional)
 
@@ -117,13 +145,19 @@ GPU_TYPES = [  # the launcher's key, additional parameters, and what sbatch is a
     (None, {"gres": "gpu:h100"}, {"gres": "gpu:h100:2"}),
     ("h100", {"gres": "gpu"}, {"gres": "gpu:h100:2"}),
     (None, {"gres": "gpu:2,lscratch:100"}, {"gres": "gpu:2,lscratch:100"}),
-    ("a100_80gb", {"gres": "lscratch:100"}, {"gres": "lscratch:100", "gpus-per-node": "a100_80gb:2"}),
+    (
+        "a100_80gb",
+        {"gres": "lscratch:100"},
+        {"gres": "lscratch:100", "gpus-per-node": "a100_80gb:2"},
+    ),
     ("h100", {"G": 2}, {"gpus-per-node": "h100:2"}),
 ]
 
 
 @pytest.mark.parametrize(("kind", "additional", "asked"), GPU_TYPES)
-def test_a_type_of_gpu_goes_where_the_site_has_it(kind: str | None, additional: dict[str, Any], asked: dict[str, str]):
+def test_a_type_of_gpu_goes_where_the_site_has_it(
+    kind: str | None, additional: dict[str, Any], asked: dict[str, str]
+):
     assert flags(launcher={"gpu_type": kind}, **additional) == {"requeue": True, **asked}
 
 
@@ -183,10 +217,15 @@ def test_true_and_false_are_the_right_flag(additional: dict[str, Any], expected:
         ({"comment": "a\nrm -rf"}, "slurm.option-form"),
         ({"comment": {"a": 1}}, "slurm.option-form"),
         ({"p": "a", "partition": "b"}, "slurm.option-twice"),
-        *(({name: "x"}, "slurm.option-of-ours") for name in ("J", "o", "array", "signal", "parsable", "M", "wrap")),
+        *(
+            ({name: "x"}, "slurm.option-of-ours")
+            for name in ("J", "o", "array", "signal", "parsable", "M", "wrap")
+        ),
     ],
 )
-def test_what_sbatch_would_misread_or_the_command_could_not_follow_is_refused(additional: dict[str, Any], code: str):
+def test_what_sbatch_would_misread_or_the_command_could_not_follow_is_refused(
+    additional: dict[str, Any], code: str
+):
     with refused(code, key=ADDITIONAL):
         flags(**additional)
 
@@ -203,14 +242,28 @@ def test_keys_of_the_launcher_and_additional_parameters_are_one():
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("90", 90), ("90:30", 90.5), ("1:30:00", 90), ("1-0", 1440), ("1-2:30", 1590), ("1-2:30:00", 1590), ("x", None)],
+    [
+        ("90", 90),
+        ("90:30", 90.5),
+        ("1:30:00", 90),
+        ("1-0", 1440),
+        ("1-2:30", 1590),
+        ("1-2:30:00", 1590),
+        ("x", None),
+    ],
 )
 def test_time_limits_are_read_as_sbatch_reads_them(text: str, expected: float | None):
     assert sbatch.minutes(text) == expected
 
 
 def test_a_dry_run_shows_what_the_site_adds(called: Called):
-    words = ("gpus=2", "device=cuda", "hydra/launcher=submitit_slurm", "dry_run=true", "hydra.launcher.gpu_type=h100")
+    words = (
+        "gpus=2",
+        "device=cuda",
+        "hydra/launcher=submitit_slurm",
+        "dry_run=true",
+        "hydra.launcher.gpu_type=h100",
+    )
     code, printed = called(*words, f"{ADDITIONAL}={{p: long,requeue: false}}")
     shown = {line.strip() for line in printed.splitlines()}
     assert code == 0 and {"gpus-per-node=h100:2", "partition=long", "--no-requeue"} <= shown
@@ -227,4 +280,8 @@ def test_options_of_ours_say_why_in_full():
     for name in slurm_options.NEVER:
         with pytest.raises(Refusal) as caught:
             flags(**{name: "x"})
-        assert remedies(caught.value) or "leave it out" in caught.value.message.sentence or name == "clusters"
+        assert (
+            remedies(caught.value)
+            or "leave it out" in caught.value.message.sentence
+            or name == "clusters"
+        )

@@ -1,4 +1,6 @@
-"""What sbatch says, as one line with the key, and jobs that it submitted without an answer; without a SLURM."""
+"""What sbatch says, as one line with the key, and jobs that it submitted without an answer;
+without a SLURM.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -39,8 +41,12 @@ REASONS: dict[str, tuple[str, str, dict[str, Any]]] = {
 @pytest.mark.parametrize("reason", REASONS)
 def test_the_key_is_found_by_slurms_own_words_and_all_words_are_kept(reason: str):
     code, key, facts = REASONS[reason]
-    site = "Your account has no partition for this QOS; ask help@site"  # names what it is not about, too
-    said = f"sbatch: error: {site}\nsbatch: See the handbook\nsbatch: error: Batch job submission failed: {reason}\n"
+    # names what it is not about, too
+    site = "Your account has no partition for this QOS; ask help@site"
+    said = (
+        f"sbatch: error: {site}\nsbatch: See the handbook\nsbatch: error: Batch job submission"
+        f" failed: {reason}\n"
+    )
     refusal = slurm_refusals.explain(said, ONE, {"partition": "long"})
     assert (refusal.code, refusal.key, refusal.facts | facts) == (code, key, refusal.facts), reason
     assert refusal.facts["reason"] == f"{site}; See the handbook; {reason}"
@@ -50,7 +56,11 @@ def test_the_key_is_found_by_slurms_own_words_and_all_words_are_kept(reason: str
 def test_a_refused_option_is_named_with_its_value():
     said = "sbatch: unrecognized option '--comet=x'\nTry \"sbatch --help\" for more information\n"
     refusal = slurm_refusals.explain(said, ONE, {"comet": "x"})
-    assert (refusal.code, refusal.facts["option"], refusal.facts["value"]) == ("slurm.refuses-option", "comet", "x")
+    assert (refusal.code, refusal.facts["option"], refusal.facts["value"]) == (
+        "slurm.refuses-option",
+        "comet",
+        "x",
+    )
     assert refusal.facts["reason"] == "unrecognized option '--comet=x'"
     assert remedies(refusal) == ["sbatch --help"]
 
@@ -104,7 +114,9 @@ def test_a_job_of_which_nobody_knows_yet_keeps_its_files_and_is_asked_for_again(
     queue: str, programs: Any, tmp_path: Path, called: Called
 ):
     programs(sbatch=f"echo '{UNANSWERED[0]}' >&2; exit 1", squeue=queue)
-    code, printed = called("-m", "gpus=1", "seed=1,2", *CELL, f"hydra.sweep.dir={tmp_path / 'sweep'}")
+    code, printed = called(
+        "-m", "gpus=1", "seed=1,2", *CELL, f"hydra.sweep.dir={tmp_path / 'sweep'}"
+    )
     said = find(printed, "slurm.unanswered", key="hydra/launcher")
     folder = tmp_path / "sweep" / ".submitit"
     (file,) = folder.glob("*.json")
@@ -114,14 +126,21 @@ def test_a_job_of_which_nobody_knows_yet_keeps_its_files_and_is_asked_for_again(
     assert len([*folder.glob("*.pkl")]) == 2  # what the job will run if it comes
 
 
-def test_a_refused_array_leaves_the_files_of_an_earlier_one(programs: Any, tmp_path: Path, called: Called):
+def test_a_refused_array_leaves_the_files_of_an_earlier_one(
+    programs: Any, tmp_path: Path, called: Called
+):
     """Of a command that was killed between sbatch and the names: its job may be queued still."""
-    programs(sbatch="echo 'sbatch: error: Batch job submission failed: Access denied' >&2; exit 1", squeue="")
+    programs(
+        sbatch="echo 'sbatch: error: Batch job submission failed: Access denied' >&2; exit 1",
+        squeue="",
+    )
     folder = tmp_path / "sweep" / ".submitit"
     folder.mkdir(parents=True, mode=0o700)
     earlier = folder / f"{'ab' * 16}.pkl"
     earlier.touch()
-    code, printed = called("-m", "gpus=1", "seed=1,2", *CELL, f"hydra.sweep.dir={tmp_path / 'sweep'}")
+    code, printed = called(
+        "-m", "gpus=1", "seed=1,2", *CELL, f"hydra.sweep.dir={tmp_path / 'sweep'}"
+    )
     assert code == 1 and says(printed, "slurm.refuses-job", reason="Access denied")
     assert [*folder.glob("*.pkl")] == [earlier]
 
@@ -133,7 +152,9 @@ def test_the_largest_array_is_asked_of_slurm(programs: Any):
     assert slurm.max_array_size() is None
 
 
-@pytest.mark.parametrize(("most", "sizes"), [(1001, [7]), (7, [7]), (4, [3, 4]), (2, [1, 2, 2, 2]), (0, [1] * 7)])
+@pytest.mark.parametrize(
+    ("most", "sizes"), [(1001, [7]), (7, [7]), (4, [3, 4]), (2, [1, 2, 2, 2]), (0, [1] * 7)]
+)
 def test_an_array_that_is_too_large_is_split_and_keeps_its_limit_of_jobs_at_a_time(
     most: int, sizes: list[int], programs: Any, called: Called, tmp_path: Path
 ):
@@ -143,12 +164,20 @@ def test_an_array_that_is_too_large_is_split_and_keeps_its_limit_of_jobs_at_a_ti
         sbatch=f"grep -o 'array=.*' $1 >>{tmp_path}/arrays; echo 'sbatch: error: no' >&2; exit 1",
     )
     folder = tmp_path / "sweep"
-    words = ("-m", "seed=1,2,3,4,5,6,7", *CELL, f"hydra.sweep.dir={folder}", "hydra.launcher.array_parallelism=4")
+    words = (
+        "-m",
+        "seed=1,2,3,4,5,6,7",
+        *CELL,
+        f"hydra.sweep.dir={folder}",
+        "hydra.launcher.array_parallelism=4",
+    )
     code, printed = called(*words, "dry_run=true")
     rows = [line.split()[0] for line in printed.splitlines() if " node, " in line]
     assert code == 0 and rows == [str(size) for size in sizes]
     called(*words)
     if most > 1:
-        asked = [line.strip("'").split("%") for line in (tmp_path / "arrays").read_text().splitlines()]
+        asked = [
+            line.strip("'").split("%") for line in (tmp_path / "arrays").read_text().splitlines()
+        ]
         assert sum(int(parallel) for _, parallel in asked) <= 4
     assert told(printed)

@@ -12,7 +12,9 @@ from tests.tracking.test_runs import mirrored
 
 
 @pytest.mark.parametrize("kind", [APART, OTHER_WEIGHTS, OTHER_STEPS])
-def test_ranks_that_trained_apart_are_a_tag_and_in_the_summary(kind: limits.Kind, tmp_path: Path):
+def test_ranks_that_trained_apart_are_a_tag_and_in_the_summary(
+    kind: limits.LimitKind, tmp_path: Path
+):
     limit = msgspec.to_builtins(kind.limit())
     content = mirrored(tmp_path / "apart", records.script("cpu", gpus=2, limits=[limit]))
     assert kind.code in content["run"].tags

@@ -1,4 +1,6 @@
-"""Decoded photographs: a cache that is built once, shared and checked, or a copy in each process."""
+"""Decoded photographs: a cache that is built once, shared and checked,
+or a copy in each process.
+"""
 
 import os
 import shutil
@@ -17,9 +19,9 @@ from multicard.measure import memory
 from multicard.records import run_folder
 from multicard.vision import workload
 from multicard.vision.data import datasets, decoding
-from multicard.vision.data.batch import Source
+from multicard.vision.data.batch import LoaderInput
 from multicard.vision.data.loaders import LOADERS
-from multicard.vision.data.splits import Data
+from multicard.vision.data.splits import DataSplits
 from tests.conftest import awaited, typed
 from tests.helpers.messages import refused, remedies
 from tests.vision.test_data import image_options, make_photographs
@@ -32,17 +34,19 @@ def photographs(tmp_path: Path) -> Path:
     return make_photographs(tmp_path / "photographs", COUNT // 2, COUNT // 2)
 
 
-def loaded(root: Path, *words: str, seed: int = 0) -> Data:
+def loaded(root: Path, *words: str, seed: int = 0) -> DataSplits:
     return datasets.load(image_options(root, *words), seed)
 
 
-def built(content: Data) -> list[bool]:
+def built(content: DataSplits) -> list[bool]:
     return [content.facts["decoded"][part]["built_s"] is not None for part in ("train", "test")]
 
 
-def whole(content: Data, root: Path) -> bool:
+def whole(content: DataSplits, root: Path) -> bool:
     mapped = content.train.images
-    decoded = np.stack([decoding.decode(path, 32) for path in sorted((root / "train").rglob("*.png"))])
+    decoded = np.stack(
+        [decoding.decode(path, 32) for path in sorted((root / "train").rglob("*.png"))]
+    )
     return isinstance(mapped, np.memmap) and np.array_equal(mapped, decoded)
 
 
@@ -56,13 +60,16 @@ def test_each_size_and_part_is_built_once_and_then_mapped(photographs: Path):
     assert whole(first, photographs) and whole(second, photographs)
     assert (built(first), built(second)) == ([True, True], [False, False])
     assert first.train.labels.tolist() == [0, 0, 0, 1, 1, 1]
-    suffixes = sorted(path.suffix for path in (photographs / ".multicard").iterdir() if path.name[0] != ".")
+    suffixes = sorted(
+        path.suffix for path in (photographs / ".multicard").iterdir() if path.name[0] != "."
+    )
     assert suffixes == [".json", ".json", ".u8", ".u8"]
     assert first.facts["decoded"]["train"]["bytes"] == COUNT * 32 * 32 * 3
     assert built(loaded(photographs, "dataset.image_size=48")) == [True, True]
     part = loaded(photographs, "dataset.train_limit=2")
     assert built(part) == [True, False] and len(part.train) == len(part.train.images) == 2
-    assert built(loaded(photographs, "dataset.train_limit=2", seed=1)) == [True, False]  # another two
+    # another two
+    assert built(loaded(photographs, "dataset.train_limit=2", seed=1)) == [True, False]
     assert built(loaded(photographs)) == [False, False]
 
 
@@ -75,7 +82,9 @@ HARMS = {
     "an image changed": lambda root: draw(root, "1.png"),
     "an image added": lambda root: draw(root, "3.png"),
     "cache cut off": lambda root: cache_file(root).write_bytes(cache_file(root).read_bytes()[:-1]),
-    "cache written to": lambda root: cache_file(root).write_bytes(bytes(cache_file(root).stat().st_size)),
+    "cache written to": (
+        lambda root: cache_file(root).write_bytes(bytes(cache_file(root).stat().st_size))
+    ),
     "cache lost": lambda root: cache_file(root).unlink(),
     "half an entry": lambda root: cache_file(root, "json").write_text('{"of":'),
 }
@@ -112,7 +121,9 @@ def test_one_of_several_processes_builds(photographs: Path):
 
 def _build_slowly(root: Path) -> None:
     decode = decoding.decode
-    decoding.decode = lambda path, size: time.sleep(600) if path.name == "2.png" else decode(path, size)
+    decoding.decode = lambda path, size: (
+        time.sleep(600) if path.name == "2.png" else decode(path, size)
+    )
     loaded(root)
 
 
@@ -137,8 +148,12 @@ def test_a_broken_image_is_named_or_left_out_and_counted(photographs: Path):
     data = loaded(photographs, "dataset.skip_broken=true")
     assert len(data.train.images) == COUNT - 1 and data.train.labels.tolist() == [0, 0, 1, 1, 1]
     facts = data.facts["decoded"]["train"]
-    assert (facts["skipped"], [Path(path).name for path in facts["skipped_paths"]]) == (1, ["1.png"])
-    with refused("cache.broken", image=str(cats / "1.png")):  # the cache is there, but not asked for so
+    assert (facts["skipped"], [Path(path).name for path in facts["skipped_paths"]]) == (
+        1,
+        ["1.png"],
+    )
+    # the cache is there, but not asked for so
+    with refused("cache.broken", image=str(cats / "1.png")):
         loaded(photographs)
     for path in sorted((photographs / "train").rglob("*.png"))[:-1]:
         path.write_bytes(b"no image")
@@ -149,9 +164,13 @@ def test_a_broken_image_is_named_or_left_out_and_counted(photographs: Path):
         loaded(photographs, "dataset.skip_broken=true")
 
 
-def test_a_folder_that_cannot_be_written_is_refused(photographs: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_folder_that_cannot_be_written_is_refused(
+    photographs: Path, monkeypatch: pytest.MonkeyPatch
+):
     with monkeypatch.context() as patched:
-        patched.setattr(run_folder, "replacing", mock.Mock(side_effect=OSError(28, "No space left on device")))
+        patched.setattr(
+            run_folder, "replacing", mock.Mock(side_effect=OSError(28, "No space left on device"))
+        )
         with refused("cache.not-written", key="dataset.cache", why="No space left on device"):
             loaded(photographs)
     monkeypatch.setattr(os, "access", lambda *_: False)
@@ -163,29 +182,55 @@ def test_a_folder_that_cannot_be_written_is_refused(photographs: Path, monkeypat
 
 
 def test_each_process_may_hold_a_copy_of_its_own_as_tensors(photographs: Path):
-    words = ("dataset=images", f"dataset.root={photographs}", "dataset.image_size=32", "batch_size=4")
+    words = (
+        "dataset=images",
+        f"dataset.root={photographs}",
+        "dataset.image_size=32",
+        "batch_size=4",
+    )
     copied, mapped = (loaded(photographs, f"dataset.cache={mode}") for mode in ("process", "mmap"))
     pixels = copied.train.images
-    assert isinstance(pixels, np.ndarray) and not isinstance(pixels, np.memmap) and pixels.dtype == np.float32
+    assert (
+        isinstance(pixels, np.ndarray)
+        and not isinstance(pixels, np.memmap)
+        and pixels.dtype == np.float32
+    )
     assert pixels.transpose(0, 3, 1, 2).flags.c_contiguous  # by channels, as ToTensor has them
-    assert copied.facts["process_bytes"] == 2 * COUNT * 3 * 32 * 32 * 4 and copied.facts["read_s"] > 0
+    assert (
+        copied.facts["process_bytes"] == 2 * COUNT * 3 * 32 * 32 * 4 and copied.facts["read_s"] > 0
+    )
     assert copied.train.labels.tolist() == mapped.train.labels.tolist()
 
-    def batches(content: Data, *more: str) -> list[torch.Tensor]:
+    def batches(content: DataSplits, *more: str) -> list[torch.Tensor]:
         sampler, config = range(len(content.train)), typed("loader=torch", *words, *more)
-        return [b.images for b in LOADERS["torch"].load(Source(content.train, sampler, 4, 0, config, torch.float32))]
+        return [
+            b.images
+            for b in LOADERS["torch"].load(
+                LoaderInput(content.train, sampler, 4, 0, config, torch.float32)
+            )
+        ]
 
     for augment in ("false", "true"):
         expected = batches(mapped, f"dataset.augment={augment}", "dataset.cache=mmap")
         mine = batches(copied, f"dataset.augment={augment}", "dataset.cache=process")
         for a, b in zip(expected, mine, strict=True):
-            # a window is enlarged from floats, not from whole levels: at most half a level, by the smallest deviation
-            assert torch.allclose(a, b, rtol=0, atol=0 if augment == "false" else 0.51 / 255 / 0.224)
+            # a window is enlarged from floats, not from whole levels: at most half a level,
+            # by the smallest deviation
+            assert torch.allclose(
+                a, b, rtol=0, atol=0 if augment == "false" else 0.51 / 255 / 0.224
+            )
 
 
-def test_copies_that_do_not_fit_or_that_the_loader_cannot_read_are_refused(photographs: Path, monkeypatch):
+def test_copies_that_do_not_fit_or_that_the_loader_cannot_read_are_refused(
+    photographs: Path, monkeypatch
+):
     monkeypatch.setattr(memory, "available_memory_bytes", lambda: 2 * 2 * COUNT * 3 * 32 * 32 * 4)
-    words = ("dataset=images", f"dataset.root={photographs}", "dataset.image_size=32", "dataset.cache=process")
+    words = (
+        "dataset=images",
+        f"dataset.root={photographs}",
+        "dataset.image_size=32",
+        "dataset.cache=process",
+    )
     two, three = (Placement("cpu", "gloo", ranks, False) for ranks in (2, 3))
     workload.has_room(typed(*words), two)
     copies = {"ranks": 3, "images": 2 * COUNT, "image_size": 32}
@@ -200,8 +245,14 @@ def test_copies_that_do_not_fit_or_that_the_loader_cannot_read_are_refused(photo
             workload.refuse(typed(*words, f"loader={loader}"))
 
 
-def test_memory_is_that_which_the_control_group_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    limits = {"job/memory.max": 900, "job/step/memory.max": "max", "memory/job/memory.limit_in_bytes": 800}
+def test_memory_is_that_which_the_control_group_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    limits = {
+        "job/memory.max": 900,
+        "job/step/memory.max": "max",
+        "memory/job/memory.limit_in_bytes": 800,
+    }
     for name, limit in limits.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(f"{limit}\n")
@@ -222,4 +273,7 @@ def test_a_folder_whose_name_is_not_text_has_a_cache_elsewhere(
     photographs.rename(tmp_path / os.fsdecode(b"caf\xe9"))
     photographs.symlink_to(os.fsdecode(b"caf\xe9"))
     words = (*words, f"dataset.cache_dir={tmp_path / 'cache'}")
-    assert (built(loaded(photographs, *words)), built(loaded(photographs, *words))) == ([True] * 2, [False] * 2)
+    assert (built(loaded(photographs, *words)), built(loaded(photographs, *words))) == (
+        [True] * 2,
+        [False] * 2,
+    )

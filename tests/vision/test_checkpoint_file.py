@@ -1,4 +1,6 @@
-"""Weights as training scripts save them: in whatever dictionary, under whatever prefix; and what is no such file."""
+"""Weights as training scripts save them: in whatever dictionary, under whatever prefix;
+and what is no such file.
+"""
 
 import argparse
 import gzip
@@ -81,8 +83,15 @@ HELD: dict[str, Callable[[nn.Module], Any]] = {
     "compiled under DDP": lambda model: under("module._orig_mod.", model.state_dict()),
     "a wrapper": lambda model: under("model.", model.state_dict()),
     "a deep wrapper": lambda model: under("net.backbone.", model.state_dict()),
-    "model_state_dict": lambda model: {"epoch": 3, "model_state_dict": model.state_dict(), "loss": 0.1},
-    "model": lambda model: {"model": under("module.", model.state_dict()), "optimizer": optimizer_state(model)},
+    "model_state_dict": lambda model: {
+        "epoch": 3,
+        "model_state_dict": model.state_dict(),
+        "loss": 0.1,
+    },
+    "model": lambda model: {
+        "model": under("module.", model.state_dict()),
+        "optimizer": optimizer_state(model),
+    },
     "net": lambda model: {"net": model.state_dict(), "acc": 91.2},
     "deep": lambda model: {"trainer": {"weights": {"model": model.state_dict()}}},
     "parts": lambda model: {"model": {"conv1": under("0.", {}), "all": model.state_dict()}},
@@ -92,10 +101,15 @@ HELD: dict[str, Callable[[nn.Module], Any]] = {
         "hyper_parameters": argparse.Namespace(lr=0.1, own=Unknown()),
         "optimizer_states": [optimizer_state(model)],
     },
-    "a best figure of NumPy": lambda model: {"state_dict": model.state_dict(), "best": __import__("numpy").float64(9)},
+    "a best figure of NumPy": lambda model: {
+        "state_dict": model.state_dict(),
+        "best": __import__("numpy").float64(9),
+    },
     "a whole model": lambda model: model,
     "a whole model in DataParallel": lambda model: {"model": nn.DataParallel(model)},
-    "half of its names in another order": lambda model: OrderedDict(reversed([*model.state_dict().items()])),
+    "half of its names in another order": lambda model: OrderedDict(
+        reversed([*model.state_dict().items()])
+    ),
 }
 
 
@@ -111,7 +125,9 @@ def test_the_form_of_a_file_is_by_its_content(saved: nn.Module, tmp_path: Path):
     torch.save(saved.state_dict(), tmp_path / "a.safetensors")
     torch.save(saved.state_dict(), tmp_path / "old.pth.tar", _use_new_zipfile_serialization=False)
     torch.save(
-        {"hparams": Unknown(), "net": saved.state_dict()}, tmp_path / "b.ckpt", _use_new_zipfile_serialization=False
+        {"hparams": Unknown(), "net": saved.state_dict()},
+        tmp_path / "b.ckpt",
+        _use_new_zipfile_serialization=False,
     )
     for path in tmp_path.iterdir():
         model, notes = loaded(path)
@@ -150,9 +166,14 @@ def test_of_several_weights_those_that_are_taken_are_named_and_others_can_be(
         "dataset.mean=[0,0,0]",
         "dataset.std=[1,1,1]",
     )  # not those of a library's weights
-    chosen = typed(f"model={NAME}", f"model.weights={tmp_path / 'a.pth'}", remedy, *plainly).model.weights_from
+    chosen = typed(
+        f"model={NAME}", f"model.weights={tmp_path / 'a.pth'}", remedy, *plainly
+    ).model.weights_from
     model, (note,) = loaded(tmp_path / "a.pth", weights_from=chosen)
-    assert same(model, plain) and (note.facts["taken"], note.facts["others"]) == (others[0], [taken])
+    assert same(model, plain) and (note.facts["taken"], note.facts["others"]) == (
+        others[0],
+        [taken],
+    )
     with refused("weights.no-set", key="model.weights_from", names=[taken, *others]):
         loaded(tmp_path / "a.pth", weights_from="best")
 
@@ -161,15 +182,25 @@ def test_a_choice_among_weights_needs_a_file():
     for value in ("random", "pretrained"):
         with refused("config.model-weights-from", key="model.weights_from", weights=value):
             ModelConfig(NAME, weights=value, weights_from="ema")
-    assert typed("model=resnet18").identity() == typed("model=resnet18", "model.weights_from=null").identity()
+    assert (
+        typed("model=resnet18").identity()
+        == typed("model=resnet18", "model.weights_from=null").identity()
+    )
 
 
 def test_tensors_beside_the_weights_are_named(saved: nn.Module, tmp_path: Path):
-    state = under("model.", saved.state_dict()) | {"criterion.weight": torch.ones(CLASSES), "n": torch.tensor(3)}
+    state = under("model.", saved.state_dict()) | {
+        "criterion.weight": torch.ones(CLASSES),
+        "n": torch.tensor(3),
+    }
     torch.save({"state_dict": state}, tmp_path / "a.ckpt")
     model, (note,) = loaded(tmp_path / "a.ckpt")
     assert same(model, saved) and note.code == "weights.taken"
-    assert (note.facts["taken"], note.facts["others"], note.facts["left_count"]) == ("state_dict.model", [], 2)
+    assert (note.facts["taken"], note.facts["others"], note.facts["left_count"]) == (
+        "state_dict.model",
+        [],
+        2,
+    )
     assert note.facts["left"] == ["state_dict.criterion.weight", "state_dict.n"]
 
 
@@ -192,18 +223,28 @@ def renamed(state: State, name: str) -> State:
 
 
 LAST = {
-    "behind dropout": LastLayer(lambda state: renamed(state, "fc.1"), "weights.head-renamed", {"layer": "fc.1"}),
-    "another name": LastLayer(lambda state: renamed(state, "head"), "weights.head-renamed", {"layer": "head"}),
+    "behind dropout": LastLayer(
+        lambda state: renamed(state, "fc.1"), "weights.head-renamed", {"layer": "fc.1"}
+    ),
+    "another name": LastLayer(
+        lambda state: renamed(state, "head"), "weights.head-renamed", {"layer": "head"}
+    ),
     "beside a prefix": LastLayer(
         lambda state: (
-            under("backbone.", of_body(state)) | {"head.weight": state["fc.weight"], "head.bias": state["fc.bias"]}
+            under("backbone.", of_body(state))
+            | {"head.weight": state["fc.weight"], "head.bias": state["fc.bias"]}
         ),
         "weights.head-renamed",
         {"layer": "head"},
     ),
-    "other classes": LastLayer(lambda state: state, "weights.head-of-other-classes", {"saved": 5, "classes": 3}, 3),
+    "other classes": LastLayer(
+        lambda state: state, "weights.head-of-other-classes", {"saved": 5, "classes": 3}, 3
+    ),
     "other classes behind dropout": LastLayer(
-        lambda state: renamed(state, "fc.1"), "weights.head-of-other-classes", {"saved": 5, "classes": 3}, 3
+        lambda state: renamed(state, "fc.1"),
+        "weights.head-of-other-classes",
+        {"saved": 5, "classes": 3},
+        3,
     ),
     "none": LastLayer(of_body, "weights.head-absent"),
     "two layers": LastLayer(
@@ -219,7 +260,9 @@ LAST = {
 
 
 @pytest.mark.parametrize("name", LAST)
-def test_what_became_of_the_last_layer_is_said_with_its_reason(name: str, saved: nn.Module, tmp_path: Path):
+def test_what_became_of_the_last_layer_is_said_with_its_reason(
+    name: str, saved: nn.Module, tmp_path: Path
+):
     last = LAST[name]
     torch.save(last.state(saved.state_dict()), tmp_path / "a.pth")
     model, notes = loaded(tmp_path / "a.pth", last.classes)
@@ -227,15 +270,27 @@ def test_what_became_of_the_last_layer_is_said_with_its_reason(name: str, saved:
     assert note.code == ("weights.last-layer-renamed" if last.is_read else "weights.new-last-layer")
     assert (note.facts["why"].code, dict(note.facts["why"].facts)) == (last.why, last.facts)
     assert same(model, saved, *([] if last.is_read else ["fc."]))
-    assert torch.equal(model.get_parameter("fc.weight"), saved.get_parameter("fc.weight")) is last.is_read
+    assert (
+        torch.equal(model.get_parameter("fc.weight"), saved.get_parameter("fc.weight"))
+        is last.is_read
+    )
 
 
-def test_weights_of_another_model_are_refused_whatever_their_prefix(saved: nn.Module, tmp_path: Path):
+def test_weights_of_another_model_are_refused_whatever_their_prefix(
+    saved: nn.Module, tmp_path: Path
+):
     state = saved.state_dict()
-    narrow = {name: value[:1] if name.startswith("conv1.0") else value for name, value in state.items()}
+    narrow = {
+        name: value[:1] if name.startswith("conv1.0") else value for name, value in state.items()
+    }
     lacking = {name: value for name, value in state.items() if not name.startswith("stage4.3")}
     more = state | {f"extra.{number}.weight": torch.ones(1) for number in range(9)}
-    for wrong in (narrow, lacking, more, models.build(ModelConfig("resnet18"), CLASSES, SIZE).state_dict()):
+    for wrong in (
+        narrow,
+        lacking,
+        more,
+        models.build(ModelConfig("resnet18"), CLASSES, SIZE).state_dict(),
+    ):
         for held in (wrong, under("model.", wrong), {"state_dict": wrong}):
             torch.save(held, tmp_path / "a.pth")
             with refused("weights.of-another-model", key="model.weights"):
@@ -300,9 +355,17 @@ class Attack:
 
 def test_no_code_of_a_file_is_run(saved: nn.Module, tmp_path: Path):
     mark = tmp_path / "mark"
-    for attack in (Attack(os.system, f"touch {mark}"), Attack(mark.touch), Attack(eval, f"open({str(mark)!r}, 'w')")):
+    for attack in (
+        Attack(os.system, f"touch {mark}"),
+        Attack(mark.touch),
+        Attack(eval, f"open({str(mark)!r}, 'w')"),
+    ):
         for old in (True, False):
-            torch.save({"net": saved.state_dict(), "x": attack}, tmp_path / "a.pth", _use_new_zipfile_serialization=old)
+            torch.save(
+                {"net": saved.state_dict(), "x": attack},
+                tmp_path / "a.pth",
+                _use_new_zipfile_serialization=old,
+            )
             try:
                 model, _ = loaded(tmp_path / "a.pth")
             except Refusal as refusal:
@@ -312,7 +375,9 @@ def test_no_code_of_a_file_is_run(saved: nn.Module, tmp_path: Path):
             assert not mark.exists()
 
 
-@pytest.mark.parametrize("content", [[torch.ones(2)], torch.ones(2), {0: torch.ones(2)}, {"a": 1}, None], ids=str)
+@pytest.mark.parametrize(
+    "content", [[torch.ones(2)], torch.ones(2), {0: torch.ones(2)}, {"a": 1}, None], ids=str
+)
 def test_files_without_names_are_refused(content: Any, tmp_path: Path):
     torch.save(content, tmp_path / "a.pth")
     with refused("weights.unreadable", key="model.weights", file=str(tmp_path / "a.pth")):
@@ -322,7 +387,10 @@ def test_files_without_names_are_refused(content: Any, tmp_path: Path):
 def test_a_layer_that_gives_classes_by_convolution_is_found_under_another_name(tmp_path: Path):
     config = ModelConfig("squeezenet1_1", weights=str(tmp_path / "a.pth"))
     own = models.build(config, CLASSES, 64)
-    state = {name.replace("classifier.1.", "classifier.0."): value for name, value in own.state_dict().items()}
+    state = {
+        name.replace("classifier.1.", "classifier.0."): value
+        for name, value in own.state_dict().items()
+    }
     torch.save({"model": state}, tmp_path / "a.pth")
     other = models.build(replace(config), CLASSES, 64)
     (note,) = weights.load(other, config, CLASSES, 64)

@@ -1,4 +1,6 @@
-"""Folders as people have them: parts under any usual name, what only looks like parts, and what is not read."""
+"""Folders as people have them: parts under any usual name, what only looks like parts,
+and what is not read.
+"""
 
 import os
 import shlex
@@ -68,11 +70,19 @@ SPLIT = {
     "trainval": (within("trainval", "test"), "trainval", "test"),
     "of dogs": (within("dogs_train", "dogs_test"), "dogs_train", "dogs_test"),
     "Intel": ([*within("seg_train/seg_train", "seg_test/seg_test")], "seg_train", "seg_test"),
-    "with what is to be predicted": ([*within("seg_train/x", "seg_test/x"), "seg_pred/x"], "seg_train", "seg_test"),
+    "with what is to be predicted": (
+        [*within("seg_train/x", "seg_test/x"), "seg_pred/x"],
+        "seg_train",
+        "seg_test",
+    ),
     "too high": (within("data/train", "data/test"), "train", "test"),
     "much too high": (within("a/b/train", "a/b/test"), "train", "test"),
     "beside notes": ([*within("data/train", "data/test"), "notes"], "train", "test"),
-    "within classes": ([f"{name}/{part}" for name in ("cat", "dog") for part in ("train", "test")], "train", "test"),
+    "within classes": (
+        [f"{name}/{part}" for name in ("cat", "dog") for part in ("train", "test")],
+        "train",
+        "test",
+    ),
     "one folder inside": (within("train/images", "val/images"), "train", "val"),
     "beside others": ([*within("train", "test"), "masks"], "train", "test"),
 }
@@ -111,7 +121,9 @@ def test_folders_of_classes_are_no_parts(name: str, tmp_path: Path):
 
 @dataclass(frozen=True)
 class Unclear:
-    """Folders that only look like parts, or like classes; and what each remedy reads (parts, number of classes)."""
+    """Folders that only look like parts, or like classes; and what each remedy reads (parts,
+    number of classes).
+    """
 
     folders: list[str]
     code: str
@@ -128,11 +140,17 @@ UNCLEAR = {
         {"folders": ["Gallery", "Query"], "shared": ["cat", "dog"]},
     ),
     "folds": Unclear(
-        within("fold1", "fold2", "fold3"), "photographs.like-parts", [("fold1", "fold2", 2), ("all", "0.2 of all", 3)]
+        within("fold1", "fold2", "fold3"),
+        "photographs.like-parts",
+        [("fold1", "fold2", 2), ("all", "0.2 of all", 3)],
     ),
-    "one of them known": Unclear(within("extra", "train"), "photographs.like-parts", [("train", "extra", 2)]),
+    "one of them known": Unclear(
+        within("extra", "train"), "photographs.like-parts", [("train", "extra", 2)]
+    ),
     "blanks": Unclear(
-        within("my a", "the b"), "photographs.like-parts", [("my a", "the b", 2), ("all", "0.2 of all", 2)]
+        within("my a", "the b"),
+        "photographs.like-parts",
+        [("my a", "the b", 2), ("all", "0.2 of all", 2)],
     ),
     "a part beside images": Unclear(
         [*within("train"), "unlabelled"],
@@ -140,7 +158,9 @@ UNCLEAR = {
         [("train", "0.2 of train", 2)],
         {"part": "train"},
     ),
-    "parts without classes": Unclear(["train", "test", "bus"], "photographs.part-without-classes", []),
+    "parts without classes": Unclear(
+        ["train", "test", "bus"], "photographs.part-without-classes", []
+    ),
     "two to train on": Unclear(
         within("train", "Training", "val"),
         "photographs.two-trains",
@@ -157,10 +177,15 @@ UNCLEAR = {
         [*within("a b/train", "a b/val"), "more"], "photographs.sets-inside", [("train", "val", 2)]
     ),
     "other classes": Unclear(
-        [*within("train"), "test/unknown"], "photographs.other-classes", [("train", "0.2 of train", 2)]
+        [*within("train"), "test/unknown"],
+        "photographs.other-classes",
+        [("train", "0.2 of train", 2)],
     ),
     "too deep": Unclear(
-        within("train", "val"), "photographs.part-alone", [("train", "val", 2), ("all", "0.2 of all", 2)], root="train"
+        within("train", "val"),
+        "photographs.part-alone",
+        [("train", "val", 2), ("all", "0.2 of all", 2)],
+        root="train",
     ),
     "too deep twice": Unclear(
         within("seg_train/seg_train", "seg_test/seg_test"),
@@ -174,9 +199,14 @@ UNCLEAR = {
     "within a class of one part": Unclear(
         ["cat", "dog"], "photographs.no-classes", [("all", "0.2 of all", 2)], root="cat"
     ),
-    "images alone in each part": Unclear(["train", "test1"], "photographs.no-classes", [], {"above": None}, "train"),
+    "images alone in each part": Unclear(
+        ["train", "test1"], "photographs.no-classes", [], {"above": None}, "train"
+    ),
     "a part beside images without classes": Unclear(
-        [*within("train"), "test"], "photographs.nothing-to-test-on", [("all", "0.2 of all", 2)], root="train"
+        [*within("train"), "test"],
+        "photographs.nothing-to-test-on",
+        [("all", "0.2 of all", 2)],
+        root="train",
     ),
 }
 
@@ -202,7 +232,9 @@ def test_parts_without_classes_are_not_tested_on_and_counted(tmp_path: Path):
     with refused("photographs.test-unlabelled", parts=["test"]) as refusal:
         datasets.check(options(root))
     data = datasets.DATASETS["images"].read(options(root, *remedies(refusal.value)), 0)
-    assert data.facts["parts"]["test"] == "0.2 of train" and [(p.what, p.count) for p in data.ignored] == [("test/", 5)]
+    assert data.facts["parts"]["test"] == "0.2 of train" and [
+        (p.what, p.count) for p in data.ignored
+    ] == [("test/", 5)]
 
 
 def test_the_parts_that_are_named_are_taken(tmp_path: Path):
@@ -211,7 +243,10 @@ def test_the_parts_that_are_named_are_taken(tmp_path: Path):
     assert parts(root, "dataset.parts=[VAL,more/deep]")[:2] == ("val", "more/deep")
     assert parts(root, "dataset.parts=[val]", "dataset.split=0.5")[:2] == ("val", "0.5 of val")
     with refused(
-        "photographs.no-folder-of-part", key="dataset.parts", absent=["tset"], parts=["more", "test", "train", "val"]
+        "photographs.no-folder-of-part",
+        key="dataset.parts",
+        absent=["tset"],
+        parts=["more", "test", "train", "val"],
     ):
         parts(root, "dataset.parts=[train,tset]")
     for wrong in ("[a,b,c]", "[a,a]"):
@@ -243,7 +278,13 @@ def test_a_column_of_splits_has_any_usual_names(tmp_path: Path):
         for name in ("cat", "dog")
         for index, part in enumerate(("Training", "EVAL"))
     ]
-    assert parts(write(root / "a.csv", "path,label,split", *rows)) == ("training", "eval", 2, 2, ["cat", "dog"])
+    assert parts(write(root / "a.csv", "path,label,split", *rows)) == (
+        "training",
+        "eval",
+        2,
+        2,
+        ["cat", "dog"],
+    )
 
 
 def left(root: Path, *words: str) -> dict[str, int]:
@@ -251,13 +292,28 @@ def left(root: Path, *words: str) -> dict[str, int]:
     return {part.what: part.count for part in data.ignored}
 
 
-def test_what_is_not_read_is_counted_by_its_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_what_is_not_read_is_counted_by_its_kind(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     root = put(tmp_path / "root", *within("train", "val"))
-    expected = {".heic": 3, ".txt": 2, "hidden": 5, ".zip": 1, "files without an ending": 2, ".csv": 1}
+    expected = {
+        ".heic": 3,
+        ".txt": 2,
+        "hidden": 5,
+        ".zip": 1,
+        "files without an ending": 2,
+        ".csv": 1,
+    }
     for number in range(3):
         (root / "train" / "cat" / f"{number}.HEIC").write_bytes(b"x")
     (root / "val" / "dog" / "deep").mkdir()
-    for name in ("train/cat/a.txt", "val/dog/deep/a.TXT", "val/cat/images.zip", "val/cat/README", "labels.csv"):
+    for name in (
+        "train/cat/a.txt",
+        "val/dog/deep/a.TXT",
+        "val/cat/images.zip",
+        "val/cat/README",
+        "labels.csv",
+    ):
         (root / name).write_bytes(b"x")
     (root / "train" / "dog" / "link").symlink_to("nowhere")
     for name in ("train/cat/Thumbs.db", "train/.DS_Store", "val/dog/._0.png", "desktop.ini"):
@@ -320,9 +376,13 @@ def test_columns_and_parts_of_tables_that_are_not_read_are_counted(tmp_path: Pat
 
 READ: dict[str, Callable[[Path], object]] = {
     "a link to a file": lambda folder: (folder / "x.png").symlink_to(folder / "0.png"),
-    "a link to a folder": lambda folder: (folder / "x").symlink_to(put(folder.parents[2] / "far", "y", count=1) / "y"),
+    "a link to a folder": (
+        lambda folder: (folder / "x").symlink_to(put(folder.parents[2] / "far", "y", count=1) / "y")
+    ),
     "a folder below": lambda folder: put(folder, "x/y", count=1),
-    "an ending in capitals": lambda folder: (folder / "0.png").rename(folder / "0.PNG") and put(folder, ".", count=1),
+    "an ending in capitals": (
+        lambda folder: (folder / "0.png").rename(folder / "0.PNG") and put(folder, ".", count=1)
+    ),
 }
 
 
@@ -333,7 +393,9 @@ def test_what_lies_below_a_class_is_read(name: str, tmp_path: Path):
     assert parts(root)[2] == 5 and left(root) == {}
 
 
-def test_a_look_into_a_folder_ends_at_its_first_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_look_into_a_folder_ends_at_its_first_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """Folders of classes hold a million images, and are read in full once."""
     root = put(tmp_path / "root", *within("train", "val"), count=30)
     seen, scandir = [], os.scandir
@@ -355,7 +417,14 @@ def test_a_look_into_a_folder_ends_at_its_first_image(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(folder_contents.os, "scandir", Counting)
     class_folders.parts_of(root)
-    assert max(seen.count(str(root / part / name)) for part in ("train", "val") for name in ("cat", "dog")) <= 3
+    assert (
+        max(
+            seen.count(str(root / part / name))
+            for part in ("train", "val")
+            for name in ("cat", "dog")
+        )
+        <= 3
+    )
 
 
 def test_a_name_is_that_of_a_part_by_one_word():
@@ -363,7 +432,10 @@ def test_a_name_is_that_of_a_part_by_one_word():
     expected |= dict.fromkeys(("train_test", "trainer", "contest"))
     known = {name: part_names.parsed(name) for name in expected}
     assert {name: part and part.word for name, part in known.items()} == expected
-    assert {*part_names.named(["dogs_train", "dogs_test", "cat_test"])} == {"dogs_train", "dogs_test"}
+    assert {*part_names.named(["dogs_train", "dogs_test", "cat_test"])} == {
+        "dogs_train",
+        "dogs_test",
+    }
 
 
 def test_a_run_says_what_it_does_not_read_and_records_it(measured: Any, tmp_path: Path, capfd: Any):
@@ -379,7 +451,9 @@ def test_a_run_says_what_it_does_not_read_and_records_it(measured: Any, tmp_path
 
 @pytest.mark.parametrize("place", ["train", "val", "."])
 @pytest.mark.parametrize("above", ["", "data", "a/data"])
-def test_a_stray_image_beside_folders_of_classes_or_of_parts_is_counted(above: str, place: str, tmp_path: Path):
+def test_a_stray_image_beside_folders_of_classes_or_of_parts_is_counted(
+    above: str, place: str, tmp_path: Path
+):
     root = put(tmp_path / "root", *within(*(str(Path(above) / name) for name in ("train", "val"))))
     (root / above / place / "stray.png").write_bytes((root / above / "val/cat/0.png").read_bytes())
     assert parts(root) == ("train", "val", 4, 4, ["cat", "dog"])
@@ -402,7 +476,11 @@ def test_named_parts_are_found_in_the_only_folder_of_data(others: list[str], tmp
     root = put(tmp_path / "root", *within("data/train", "data/val"))
     for name in others:
         (root / name).mkdir()
-    assert parts(root, "dataset.parts=[train]", "dataset.split=0.5")[:3] == ("train", "0.5 of train", 2)
+    assert parts(root, "dataset.parts=[train]", "dataset.split=0.5")[:3] == (
+        "train",
+        "0.5 of train",
+        2,
+    )
     assert parts(root, "dataset.parts=[VAL,train]")[:2] == ("val", "train")
     assert left(root, "dataset.parts=[train]", "dataset.split=0.5") == {"val/": 4}
     assert parts(root, "dataset.parts=[]", "dataset.split=0.5")[4] == ["train", "val"]

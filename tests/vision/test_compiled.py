@@ -1,4 +1,6 @@
-"""torch.compile: its time is apart, it leaves no trace, and the compiled model computes what the plain one does."""
+"""torch.compile: its time is apart, it leaves no trace,
+and the compiled model computes what the plain one does.
+"""
 
 import re
 from itertools import count
@@ -37,10 +39,19 @@ def test_compiling_leaves_no_trace_and_computes_the_same(tmp_path: Path):
 
 @pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
-    ("world", "strategy", "precision"), [(1, "ddp_ds", "fp16"), (2, "ddp", "fp32"), (2, "ddp_rr", "fp32")]
+    ("world", "strategy", "precision"),
+    [(1, "ddp_ds", "fp16"), (2, "ddp", "fp32"), (2, "ddp_rr", "fp32")],
 )
-def test_all_shapes_of_a_run_are_warm_before_it(world: int, strategy: str, precision: str, tmp_path: Path):
-    words = [f"strategy={strategy}", f"precision={precision}", f"gpus={world}", "compile=true", "batch_size=4"]
+def test_all_shapes_of_a_run_are_warm_before_it(
+    world: int, strategy: str, precision: str, tmp_path: Path
+):
+    words = [
+        f"strategy={strategy}",
+        f"precision={precision}",
+        f"gpus={world}",
+        "compile=true",
+        "batch_size=4",
+    ]
     ranks = on_ranks(world, "warm_up_and_train", tmp_path, typed(*SMALL, *words), tmp_path, 19, 9)
     for rank in ranks:
         assert rank["seen"] <= rank["warmed"]
@@ -55,13 +66,16 @@ def test_all_shapes_of_a_run_are_warm_before_it(world: int, strategy: str, preci
 @pytest.mark.parametrize(
     ("device", "words", "is_slow"),
     [
-        ("cuda", "compile=false cudnn_benchmark=true", True),  # cuDNN searches for odd last batches too
+        # cuDNN searches for odd last batches too
+        ("cuda", "compile=false cudnn_benchmark=true", True),
         ("cuda", "compile=false cudnn_benchmark=false", False),
         ("cpu", "compile=false cudnn_benchmark=true", False),
         ("cpu", "compile=true cudnn_benchmark=false", True),
     ],
 )
-def test_all_shapes_are_warmed_where_code_is_compiled_or_cudnn_searches(device: str, words: str, is_slow: bool):
+def test_all_shapes_are_warmed_where_code_is_compiled_or_cudnn_searches(
+    device: str, words: str, is_slow: bool
+):
     config = typed(*words.split())
     rank = SimpleNamespace(device=torch.device(device))
     loop: Any = SimpleNamespace(compiled=compiles(config, device), config=config, rank=rank)
@@ -93,11 +107,18 @@ def test_nchw_stays_nchw_within_compiled_code():
 def test_the_options_of_mode_layout_device_and_model_reach_inductor_and_are_recorded(
     mode: str, layout: str, device: str, norm: type[nn.Module]
 ):
-    model, config = nn.Sequential(nn.Conv2d(3, 4, 1), norm(4)), typed(f"compile={mode}", f"layout={layout}")
+    model, config = (
+        nn.Sequential(nn.Conv2d(3, 4, 1), norm(4)),
+        typed(f"compile={mode}", f"layout={layout}"),
+    )
     with mock.patch.object(torch, "compile") as compiled:
         compiling.compile_model(model, config, device)
     options = compiled.call_args.kwargs["options"]
-    own = {name: options.pop(name) for name in ("layout_optimization", *compiling.STORING) if name in options}
+    own = {
+        name: options.pop(name)
+        for name in ("layout_optimization", *compiling.STORING)
+        if name in options
+    }
     assert own.pop("layout_optimization", None) is (False if layout == "nchw" else None)
     pays = device == "cuda" and norm is nn.BatchNorm2d
     assert own == (compiling.STORING if pays else {})
@@ -114,12 +135,17 @@ def test_the_options_of_mode_layout_device_and_model_reach_inductor_and_are_reco
 def test_cuda_graphs_have_each_batch_marked_and_are_warm_before_training(mode: str, tmp_path: Path):
     config = typed(*SMALL, f"compile={mode}", "batch_size=4")
     (seen,) = on_ranks(1, "run_as_with_cuda_graphs", tmp_path, config, tmp_path)
-    assert seen["marks"] == seen["calls"] == 2 * compilation.GRAPH_PASSES + 2  # and the two odd batches
+    # and the two odd batches
+    assert seen["marks"] == seen["calls"] == 2 * compilation.GRAPH_PASSES + 2
     assert seen["cuda_graphs"] is True  # nothing was compiled, so that nothing was left out
 
 
-@pytest.mark.parametrize(("recorded", "skips", "whole"), [(2, 0, True), (3, 0, True), (1, 1, False), (0, 0, False)])
-def test_cuda_graphs_are_counted_and_those_with_a_part_left_out_are_not_whole(recorded: int, skips: int, whole: bool):
+@pytest.mark.parametrize(
+    ("recorded", "skips", "whole"), [(2, 0, True), (3, 0, True), (1, 1, False), (0, 0, False)]
+)
+def test_cuda_graphs_are_counted_and_those_with_a_part_left_out_are_not_whole(
+    recorded: int, skips: int, whole: bool
+):
     trees = SimpleNamespace(graph_counter=count(recorded))  # as torch numbers them
     manager = mock.patch("torch._inductor.cudagraph_trees.get_manager", lambda *_, **__: trees)
     skipped = mock.patch.dict(torch._dynamo.utils.counters["inductor"], cudagraph_skips=skips)

@@ -43,8 +43,12 @@ def test_outputs_and_gradients_are_the_convolutions(case: str):
         outputs = model(images)
         outputs.square().sum().backward()
         assert outputs.dim() == 2 or outputs.is_contiguous(memory_format=torch.channels_last)
-        assert images.grad is not None and images.grad.is_contiguous(memory_format=torch.channels_last)
-        results.append([outputs, images.grad, *(parameter.grad for parameter in model.parameters())])
+        assert images.grad is not None and images.grad.is_contiguous(
+            memory_format=torch.channels_last
+        )
+        results.append(
+            [outputs, images.grad, *(parameter.grad for parameter in model.parameters())]
+        )
     for expected, got in zip(*results, strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-13)
 

@@ -24,7 +24,8 @@ def test_digits_are_split_by_class_and_alike_for_every_seed():
     assert (train + test).sum() == 1797 and test.tolist() == np.round((train + test) / 5).tolist()
     np.testing.assert_array_equal(again.test.images, content.test.images)
     seen = {image.tobytes() for image in content.train.images}
-    assert sum(image.tobytes() in seen for image in content.test.images) < 5  # a few people wrote the same pixels
+    # a few people wrote the same pixels
+    assert sum(image.tobytes() in seen for image in content.test.images) < 5
     assert (content.train.images / 255).mean() == pytest.approx(config.mean[0], abs=2e-3)
     assert (content.train.images / 255).std() == pytest.approx(config.std[0], abs=2e-3)
 
@@ -39,7 +40,9 @@ def test_limits_take_the_first_after_a_seeded_shuffle():
     assert len(set(some.train.labels)) > 3  # not the first ten of a sorted file
 
 
-def mnist_folder(root: Path, monkeypatch: pytest.MonkeyPatch, count: int = 20, packed: bool = True) -> Path:
+def mnist_folder(
+    root: Path, monkeypatch: pytest.MonkeyPatch, count: int = 20, packed: bool = True
+) -> Path:
     """A small set in MNIST's form, with its checksums in the module."""
     raw = root / "MNIST" / "raw"
     raw.mkdir(parents=True)
@@ -47,8 +50,13 @@ def mnist_folder(root: Path, monkeypatch: pytest.MonkeyPatch, count: int = 20, p
     known = {}
     for name in datasets.MNIST_FILES:
         images = "idx3" in name
-        header = struct.pack(">4i", 2051, count, 28, 28) if images else struct.pack(">2i", 2049, count)
-        content = header + random.integers(0, 10, count * (784 if images else 1), dtype=np.uint8).tobytes()
+        header = (
+            struct.pack(">4i", 2051, count, 28, 28) if images else struct.pack(">2i", 2049, count)
+        )
+        content = (
+            header
+            + random.integers(0, 10, count * (784 if images else 1), dtype=np.uint8).tobytes()
+        )
         path = raw / (f"{name}.gz" if packed else name)
         path.write_bytes(gzip.compress(content) if packed else content)
         known[name] = (datasets.hashlib.md5(path.read_bytes()).hexdigest(), count)
@@ -57,7 +65,9 @@ def mnist_folder(root: Path, monkeypatch: pytest.MonkeyPatch, count: int = 20, p
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_mnist_is_read_in_place_plain_or_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed: bool):
+def test_mnist_is_read_in_place_plain_or_packed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed: bool
+):
     raw = mnist_folder(tmp_path, monkeypatch, packed=packed)
     before = sorted(raw.iterdir())
     config = typed("dataset=mnist", f"dataset.root={tmp_path}").dataset
@@ -75,7 +85,9 @@ def check_refused(config: datasets.DatasetConfig, code: str, file: str) -> None:
     assert "dataset.download=true" in remedies(error.value)
 
 
-def test_mnist_that_is_absent_cut_off_or_altered_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_mnist_that_is_absent_cut_off_or_altered_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     config = typed("dataset=mnist", f"dataset.root={tmp_path}").dataset
     check_refused(config, "mnist.absent", "train-images-idx3-ubyte")
     raw = mnist_folder(tmp_path, monkeypatch)
@@ -84,7 +96,11 @@ def test_mnist_that_is_absent_cut_off_or_altered_is_named(tmp_path: Path, monkey
     check_refused(config, "mnist.altered", "t10k-labels-idx1-ubyte.gz")
     path.unlink()
     check_refused(config, "mnist.absent", "t10k-labels-idx1-ubyte")
-    for content in (b"", b"\0" * 28, *(struct.pack(">2i", 2049, count) + bytes(19) for count in (19, 20))):
+    for content in (
+        b"",
+        b"\0" * 28,
+        *(struct.pack(">2i", 2049, count) + bytes(19) for count in (19, 20)),
+    ):
         plain.write_bytes(content)
         check_refused(config, "mnist.altered", "t10k-labels-idx1-ubyte")
 
@@ -94,7 +110,18 @@ def test_real_mnist():
     datasets.check(config)
     content = datasets.load(config, 0)
     assert (len(content.train), len(content.test)) == (60_000, 10_000)
-    assert np.bincount(content.test.labels).tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+    assert np.bincount(content.test.labels).tolist() == [
+        980,
+        1135,
+        1032,
+        1010,
+        982,
+        892,
+        958,
+        1028,
+        974,
+        1009,
+    ]
     pixels = content.train.images / 255
     assert pixels.mean() == pytest.approx(config.mean[0], abs=1e-4)
     assert pixels.std() == pytest.approx(config.std[0], abs=1e-4)
@@ -107,12 +134,16 @@ def make_photographs(root: Path, train: int, validation: int) -> Path:
             folder = root / part / name
             folder.mkdir(parents=True)
             for i in range(count):
-                Image.new("RGB", (40 + 9 * i, 60), (index * 200, 10 * i, 7)).save(folder / f"{i}.png")
+                Image.new("RGB", (40 + 9 * i, 60), (index * 200, 10 * i, 7)).save(
+                    folder / f"{i}.png"
+                )
     return root
 
 
 def image_options(root: Path, *words: str) -> ImagesConfig:
-    config = typed("dataset=images", f"dataset.root={root}", "dataset.image_size=32", *words).dataset
+    config = typed(
+        "dataset=images", f"dataset.root={root}", "dataset.image_size=32", *words
+    ).dataset
     assert isinstance(config, ImagesConfig)
     return config
 
@@ -126,10 +157,17 @@ def test_photographs_come_in_the_order_of_torchvision_linked_folders_too(tmp_pat
     (photographs / "elsewhere").mkdir()
     Image.new("RGB", (40, 40)).save(photographs / "elsewhere" / "y.png")
     (cat / "x.jpg").symlink_to("../../elsewhere")  # a folder that is called an image
-    options, expected = image_options(photographs, "dataset.cache=none"), ImageFolder(photographs / "train").samples
+    options, expected = (
+        image_options(photographs, "dataset.cache=none"),
+        ImageFolder(photographs / "train").samples,
+    )
     data = datasets.load(options, 0)
-    assert list(zip(map(str, data.train.images), data.train.labels.tolist(), strict=True)) == expected
-    assert cat / "x.jpg" / "y.png" in data.train.images and not (photographs / ".multicard").exists()
+    assert (
+        list(zip(map(str, data.train.images), data.train.labels.tolist(), strict=True)) == expected
+    )
+    assert (
+        cat / "x.jpg" / "y.png" in data.train.images and not (photographs / ".multicard").exists()
+    )
 
 
 def test_real_photographs():

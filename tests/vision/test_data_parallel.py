@@ -1,4 +1,6 @@
-"""`strategy=dp`: torch's own DataParallel, on GPUs that are not there (`tests.helpers.gpu_stand_ins`)."""
+"""`strategy=dp`: torch's own DataParallel, on GPUs that are not there
+(`tests.helpers.gpu_stand_ins`).
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,7 +43,9 @@ def largest_difference(a: list[Tensor], b: list[Tensor]) -> float:
 
 
 def trained(folder: Path, *words: str) -> dict[str, Any]:
-    """Parameters and losses after a training in this process, without BatchNorm's statistics and dropout."""
+    """Parameters and losses after a training in this process,
+    without BatchNorm's statistics and dropout.
+    """
     folder.mkdir()
     Board(folder, 1, create=True)
     with stand_ins():
@@ -51,7 +55,8 @@ def trained(folder: Path, *words: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("gpus", "each"), [(2, 6), (3, 4)])
 def test_gpus_of_a_process_step_as_one_with_the_whole_batch(gpus: int, each: int, tmp_path: Path):
-    words = ("strategy=dp", "dataset.train_limit=16", "epochs=2")  # of the last batch, each GPU has 2 images or 1
+    # of the last batch, each GPU has 2 images or 1
+    words = ("strategy=dp", "dataset.train_limit=16", "epochs=2")
     one = trained(tmp_path / "one", *words, f"batch_size={gpus * each}")
     several = trained(tmp_path / "several", *words, f"batch_size={each}", f"gpus={gpus}")
     assert largest_difference(one["parameters"], several["parameters"]) < 1e-9
@@ -60,7 +65,8 @@ def test_gpus_of_a_process_step_as_one_with_the_whole_batch(gpus: int, each: int
 
 @pytest.mark.usefixtures("processes")
 def test_they_step_as_ddp_does_on_the_same_batch(tmp_path: Path):
-    words = ("dataset.train_limit=8", "epochs=2", "batch_size=4", "gpus=2")  # all images are one batch
+    # all images are one batch
+    words = ("dataset.train_limit=8", "epochs=2", "batch_size=4", "gpus=2")
     parallel = trained(tmp_path / "dp", *words, "strategy=dp")
     config = typed(*EXACT, *words)
     ranks = on_ranks(2, "train_quietly", tmp_path / "ddp", config, tmp_path / "ddp")
@@ -92,7 +98,8 @@ def test_batchnorm_is_of_each_gpu_and_the_first_ones_statistics_stay():
         own.append(cross_entropy(half(part), of_part))
         own[-1].backward()
     assert loss.item() == pytest.approx(sum(each.item() for each in own) / 2)
-    means = [(a + b) / 2 for a, b in zip(*map(gradients, halves), strict=True)]  # as DDP averages them
+    # as DDP averages them
+    means = [(a + b) / 2 for a, b in zip(*map(gradients, halves), strict=True)]
     assert largest_difference(gradients(share.plain), means) < 1e-12
     assert largest_difference(list(share.plain.buffers()), list(halves[0].buffers())) < 1e-12
     assert largest_difference(list(halves[0].buffers()), list(halves[1].buffers())) > 1e-3
@@ -102,13 +109,20 @@ def test_evaluation_is_on_all_gpus_and_autocast_reaches_each():
     config = typed("strategy=dp", "gpus=3", "precision=bf16", "device=cpu")
     seen: list[tuple[int, torch.dtype]] = []
     model = small_model().float()
-    model[4].register_forward_hook(lambda _, inputs, output: seen.append((len(output), output.dtype)))
+    model[4].register_forward_hook(
+        lambda _, inputs, output: seen.append((len(output), output.dtype))
+    )
     with stand_ins(), torch.no_grad():
         share = STRATEGIES["dp"].share(model, 96, config, ALONE)
         share.evaluated.eval()
         assert len(share.evaluated(torch.randn(8, 3, 8, 8))) == 8
         assert len(share.evaluated(torch.randn(1, 3, 8, 8))) == 1
-    assert seen == [(3, torch.bfloat16), (3, torch.bfloat16), (2, torch.bfloat16), (1, torch.bfloat16)]
+    assert seen == [
+        (3, torch.bfloat16),
+        (3, torch.bfloat16),
+        (2, torch.bfloat16),
+        (1, torch.bfloat16),
+    ]
     assert (share.batch_size, share.steps, share.distinct) == (3 * config.batch_size, 1, 96)
 
 
@@ -139,7 +153,11 @@ def test_one_process_has_all_gpus_of_the_run():
     placement = place(config, 4)
     WORKLOAD.refuse(config)
     WORKLOAD.fits(config, placement)
-    assert (placement.device, placement.processes, placement.ranks(config.gpus)) == ("cuda", 1, "3 GPUs")
+    assert (placement.device, placement.processes, placement.ranks(config.gpus)) == (
+        "cuda",
+        1,
+        "3 GPUs",
+    )
     assert (config.batch_size, config.rank_batch_size) == (32, 96)
     assert "batch 32 a GPU" in WORKLOAD.describe(config)
     one = typed("strategy=dp", "device=cpu")  # trains as the others do
@@ -170,7 +188,9 @@ def test_what_leaves_the_first_gpu(batches: dict[int, int], gpus: int, expected:
 
 
 @pytest.mark.usefixtures("processes")
-@pytest.mark.parametrize("words", [(), ("precision=fp64", "model.freeze=backbone"), ("precision=bf16", "gpus=3")])
+@pytest.mark.parametrize(
+    "words", [(), ("precision=fp64", "model.freeze=backbone"), ("precision=bf16", "gpus=3")]
+)
 def test_bytes_between_gpus_are_those_that_torch_copies(words: tuple[str, ...], tmp_path: Path):
     sizes = ("dataset.train_limit=75", "dataset.test_limit=21", "epochs=2", "model.width=0.35")
     config = typed(*SMALL, "strategy=dp", "gpus=2", *sizes, *words)
@@ -178,8 +198,14 @@ def test_bytes_between_gpus_are_those_that_torch_copies(words: tuple[str, ...], 
     ranks, steps = rank_files.read(tmp_path), run_folder.merge_steps(tmp_path)
     record: Any = records.as_record({"config": {}})
     summarise(record, config, Placement("cpu", "gloo", 1, False), ranks, steps)
-    counted = {name: getattr(record.communication_bytes, name) for name in ("scatter", "broadcast", "gather", "reduce")}
+    counted = {
+        name: getattr(record.communication_bytes, name)
+        for name in ("scatter", "broadcast", "gather", "reduce")
+    }
     assert counted == moved
     assert record.received_bytes == sum(moved.values()) > 0
     assert len(record.peak_memory_bytes.per_gpu) == config.gpus
-    assert record.epochs[0].steps == -(-75 // (16 * config.gpus)) and record.epochs[0].samples_trained == 75
+    assert (
+        record.epochs[0].steps == -(-75 // (16 * config.gpus))
+        and record.epochs[0].samples_trained == 75
+    )

@@ -1,4 +1,6 @@
-"""Photographs of every mode as a viewer shows them, by Pillow's own conversions; the same from cache and loaders."""
+"""Photographs of every mode as a viewer shows them, by Pillow's own conversions;
+the same from cache and loaders.
+"""
 
 import shutil
 import struct
@@ -14,7 +16,7 @@ from PIL import Image, ImageOps
 from multicard.messages import Refusal
 from multicard.records import content
 from multicard.vision.data import datasets, decoding
-from multicard.vision.data.splits import Data, Split, gather
+from multicard.vision.data.splits import DataSplits, Split, gather
 from multicard.vision.workload import WORKLOAD
 from tests.conftest import has_dali, typed
 from tests.helpers.loader_sources import pixels, read, source
@@ -27,7 +29,9 @@ SIZE = 32
 def picture(mode: str = "RGB", width: int = SIZE, height: int = SIZE) -> Image.Image:
     """Smooth, as photographs are, and unlike itself turned or mirrored."""
     down, across = np.mgrid[0:height, 0:width] / max(width, height)
-    rgb = np.stack([255 * across, 255 * down, 120 + 100 * np.sin(3 * across + down)], axis=-1).astype(np.uint8)
+    rgb = np.stack(
+        [255 * across, 255 * down, 120 + 100 * np.sin(3 * across + down)], axis=-1
+    ).astype(np.uint8)
     return Image.fromarray(rgb).convert(mode)
 
 
@@ -58,9 +62,18 @@ def test_grey_of_16_bits_is_scaled_to_8_and_32_bits_have_no_known_white(tmp_path
     for suffix in ("png", "tif", "pgm"):
         path = tmp_path / f"grey.{suffix}"
         of_16_bits().save(path)
-        scaled = Image.open(path).convert("F").point(lambda level: level / 257 + 0.5).convert("L").convert("RGB")
+        scaled = (
+            Image.open(path)
+            .convert("F")
+            .point(lambda level: level / 257 + 0.5)
+            .convert("L")
+            .convert("RGB")
+        )
         assert np.array_equal(decoded(path), np.array(scaled))
-        assert decoded(path)[0, 0].tolist() == [156] * 3 and decoded(path)[-1, -1].tolist() == [255] * 3
+        assert (
+            decoded(path)[0, 0].tolist() == [156] * 3
+            and decoded(path)[-1, -1].tolist() == [255] * 3
+        )
     of_16_bits().save(tmp_path / "a.png", transparency=40_000)
     assert (decoded(tmp_path / "a.png")[0, :3, 0]).tolist() == [255, 255, 0]
     of_16_bits().save(tmp_path / "b.tif", tiffinfo={decoding.PHOTOMETRIC: decoding.WHITE_IS_ZERO})
@@ -78,7 +91,8 @@ def test_other_colours_are_those_of_pillow(mode: str, tmp_path: Path):
     picture(mode).save(path)
     assert decoding.decode(path, 20).shape == (20, 20, 3)
     assert np.array_equal(decoded(path), np.array(Image.open(path).convert("RGB")))
-    assert np.abs(decoded(path).astype(int) - picture(mode).convert("RGB")).mean() < 8  # not a negative
+    # not a negative
+    assert np.abs(decoded(path).astype(int) - picture(mode).convert("RGB")).mean() < 8
 
 
 TRANSPARENT: dict[str, tuple[Image.Image, dict[str, Any]]] = {
@@ -105,7 +119,12 @@ def test_transparency_is_laid_over_white(name: str, tmp_path: Path):
 @pytest.mark.parametrize("suffix", ["png", "webp", "tif"])
 def test_of_an_animation_the_first_frame_counts(suffix: str, tmp_path: Path):
     path, others = tmp_path / f"a.{suffix}", [picture().rotate(turn) for turn in (90, 180)]
-    picture().save(path, save_all=True, append_images=others, **({"lossless": True} if suffix == "webp" else {}))
+    picture().save(
+        path,
+        save_all=True,
+        append_images=others,
+        **({"lossless": True} if suffix == "webp" else {}),
+    )
     assert getattr(Image.open(path), "n_frames", 1) == 3
     assert np.array_equal(decoded(path), np.array(picture()))
 
@@ -121,7 +140,9 @@ def test_photographs_are_upright(suffix: str, orientation: int, tmp_path: Path):
         upright = np.array(ImageOps.exif_transpose(own).convert("RGB"))
         assert np.array_equal(np.array(decoding.shown(image)), upright)
     assert upright.shape[:2] == ((40, 20) if orientation > 4 else (20, 40))
-    apart = np.abs(upright[:20, :20].astype(int) - picture(width=40, height=20).crop((0, 0, 20, 20)))
+    apart = np.abs(
+        upright[:20, :20].astype(int) - picture(width=40, height=20).crop((0, 0, 20, 20))
+    )
     assert (orientation == 1) == bool(apart.max() < 30)
 
 
@@ -145,7 +166,10 @@ def test_a_damaged_file_of_any_format_is_shown_or_refused_by_its_name(suffix: st
     content = whole.read_bytes()
     damaged = [content[:length] for length in range(0, len(content), 1 + len(content) // 20)]
     for at in range(0, len(content), 1 + len(content) // 40):
-        damaged += [content[:at] + bytes([content[at] ^ flipped]) + content[at + 1 :] for flipped in (0xFF, 0x01)]
+        damaged += [
+            content[:at] + bytes([content[at] ^ flipped]) + content[at + 1 :]
+            for flipped in (0xFF, 0x01)
+        ]
     refusals = 0
     for each in damaged:
         path.write_bytes(each)
@@ -157,8 +181,12 @@ def test_a_damaged_file_of_any_format_is_shown_or_refused_by_its_name(suffix: st
     assert refusals > 5
 
 
-@pytest.mark.parametrize("error", [RuntimeError("decoding failed"), KeyError(3), struct.error("unpack"), IndexError()])
-def test_whatever_a_decoder_raises_names_the_file(error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    "error", [RuntimeError("decoding failed"), KeyError(3), struct.error("unpack"), IndexError()]
+)
+def test_whatever_a_decoder_raises_names_the_file(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     picture().save(tmp_path / "a.png")
 
     def fail(_: Image.Image) -> None:
@@ -182,9 +210,14 @@ def test_the_remedy_of_a_broken_image_is_taken_with_every_cache(cache: str, tmp_
     broken = tmp_path / "train" / "a" / "1.avif"
     content = broken.read_bytes()
     broken.write_bytes(content[: len(content) // 2] + bytes(len(content) - len(content) // 2))
-    words = ["dataset=images", f"dataset.root={tmp_path}", f"dataset.image_size={SIZE}", f"dataset.cache={cache}"]
+    words = [
+        "dataset=images",
+        f"dataset.root={tmp_path}",
+        f"dataset.image_size={SIZE}",
+        f"dataset.cache={cache}",
+    ]
 
-    def read_all(*more: str) -> Data:
+    def read_all(*more: str) -> DataSplits:
         config = typed(*words, *more).dataset
         data = datasets.load(config, 0)
         gather(data.train, np.arange(len(data.train)), SIZE)
@@ -206,7 +239,11 @@ def odd(folder: Path) -> list[Path]:
     kinds: dict[str, Callable[[Path], None]] = {
         "16.png": lambda path: of_16_bits().save(path),
         "alpha.png": lambda path: half_transparent().save(path),
-        "animated.png": lambda path: picture().save(path, save_all=True, append_images=[picture("RGB").rotate(90)]),
+        "animated.png": (
+            lambda path: picture().save(
+                path, save_all=True, append_images=[picture("RGB").rotate(90)]
+            )
+        ),
         "cmyk.jpg": lambda path: picture("CMYK").save(path, quality=95),
         "palette.png": lambda path: picture().quantize(64).save(path, transparency=3),
         "turned.jpg": lambda path: picture().save(path, exif=turned, quality=95),
@@ -221,14 +258,18 @@ def test_all_loaders_and_the_cache_show_them_alike(loader: str, tmp_path: Path):
     paths = [*odd(tmp_path / "train" / "odd"), *odd(tmp_path / "train" / "same")]
     shutil.copytree(tmp_path / "train", tmp_path / "validation")
     expected = np.stack([decoded(path) for path in paths])
-    config = typed("dataset=images", f"dataset.root={tmp_path}", f"dataset.image_size={SIZE}").dataset
+    config = typed(
+        "dataset=images", f"dataset.root={tmp_path}", f"dataset.image_size={SIZE}"
+    ).dataset
     cached = datasets.load(config, 0).train
     assert isinstance(cached.images, np.memmap) and np.array_equal(cached.images, expected)
     words = (*PLAIN, f"loader={loader}")
     each_time = [Split(paths, np.arange(len(paths)))] if loader in ("torch", "batched") else []
     for split in [cached, *each_time]:
         images = pixels(read(source(split, range(len(paths)), *words)))
-        assert torch.equal((images * 255).round().permute(0, 2, 3, 1).to(torch.uint8), torch.from_numpy(expected))
+        assert torch.equal(
+            (images * 255).round().permute(0, 2, 3, 1).to(torch.uint8), torch.from_numpy(expected)
+        )
 
 
 @pytest.mark.skipif(not has_dali(), reason="no DALI (make dali)")
@@ -243,7 +284,9 @@ def test_dali_decodes_what_it_shows_as_the_others_do_and_nothing_else(tmp_path: 
                 read(asked)
 
 
-def test_caches_and_fingerprints_tell_ways_of_decoding_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_caches_and_fingerprints_tell_ways_of_decoding_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     for part in ("train/odd", "train/same", "validation/odd", "validation/same"):
         odd(tmp_path / part)
     config = typed("dataset=images", f"dataset.root={tmp_path}", f"dataset.image_size={SIZE}")

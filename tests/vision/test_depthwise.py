@@ -1,5 +1,6 @@
-"""Depthwise convolutions by Triton: the numbers of the convolution, here in Triton's interpreter, by kernels whose
-values GPUs hold in their registers."""
+"""Depthwise convolutions by Triton: the numbers of the convolution, here in Triton's interpreter,
+by kernels whose values GPUs hold in their registers.
+"""
 
 from typing import Any
 
@@ -138,7 +139,13 @@ def test_the_operators_keep_torchs_contract():
 @pytest.mark.usefixtures("processes")
 def test_gradients_are_the_same_bits_whatever_the_layout_and_whichever_are_asked_for():
     found = interpreted(BEHAVIOUR)
-    assert found == {"repeated": True, "alone": True, "needed": True, "twice": "RuntimeError", "compiled": True}
+    assert found == {
+        "repeated": True,
+        "alone": True,
+        "needed": True,
+        "twice": "RuntimeError",
+        "compiled": True,
+    }
 
 
 @pytest.mark.slow
@@ -163,7 +170,13 @@ def test_depthwise_convolutions_alone_are_turned():
         assert not DepthwiseTriton.computes(nn.Conv2d(4, 4, **plain | other)), other
     assert not DepthwiseTriton.computes(nn.Conv2d(1, 1, 3, padding=1))
     assert not DepthwiseTriton.computes(nn.Conv2d(4, 8, **plain))
-    for same in ({}, {"bias": False}, {"stride": 3}, {"padding": "same"}, {"kernel_size": 7, "padding": 3}):
+    for same in (
+        {},
+        {"bias": False},
+        {"stride": 3},
+        {"padding": "same"},
+        {"kernel_size": 7, "padding": 3},
+    ):
         assert DepthwiseTriton.computes(nn.Conv2d(4, 4, **plain | same)), same
     turned = models.build(ModelConfig("mobilenet_v2", 0.35, depthwise=Depthwise.triton), 10, 32)
     plain_model = models.build(ModelConfig("mobilenet_v2", 0.35), 10, 32)
@@ -186,7 +199,9 @@ class OnCuda(torch.Tensor):
     ],
 )
 def test_which_passes_are_the_kernels(side: int, kernel: int, expected: tuple[bool, bool]):
-    """What is known of cuDNN decides: see the module. Images that are not channels-last, or on the CPU, have none."""
+    """What is known of cuDNN decides: see the module. Images that are not channels-last,
+    or on the CPU, have none.
+    """
     layer = nn.Conv2d(4, 4, kernel, padding=kernel // 2, groups=4)
     models.turn_into(DepthwiseTriton, nn.Sequential(layer))
     assert isinstance(layer, DepthwiseTriton)
@@ -197,7 +212,8 @@ def test_which_passes_are_the_kernels(side: int, kernel: int, expected: tuple[bo
     with torch.no_grad():  # compilers know more of a convolution than of an operator here
         assert layer.own_passes(channels_last.as_subclass(OnCuda)) == (expected[0], False)
     assert layer.own_passes(channels_last) == (False, False)
-    huge = torch.empty(1, 4, 2**14, 2**15, device="meta", memory_format=torch.channels_last)  # offsets have 32 bits
+    # offsets have 32 bits
+    huge = torch.empty(1, 4, 2**14, 2**15, device="meta", memory_format=torch.channels_last)
     assert layer.own_passes(huge.as_subclass(OnCuda)) == (False, False)
     assert layer.own_passes(huge[:, :, :-1].as_subclass(OnCuda)) == (True, True)
 
@@ -240,7 +256,8 @@ def code_of(layer: Layer, kind: str, dtype: torch.dtype, capability: int) -> ahe
 def test_kernels_fit_a_gpus_registers(layer: Layer):
     code = code_of(layer, "backward", torch.float16, 90)
     assert code.stack_bytes == 0 and code.registers <= depthwise.REGISTERS
-    assert "ld.global.b16" not in code.ptx.rpartition("$L__BB0_1:")[2]  # two values at once in the loop
+    # two values at once in the loop
+    assert "ld.global.b16" not in code.ptx.rpartition("$L__BB0_1:")[2]
 
 
 @pytest.mark.slow
@@ -248,6 +265,12 @@ def test_kernels_fit_a_gpus_registers(layer: Layer):
 @pytest.mark.parametrize("kind", benchmark.PASSES)
 def test_no_kernel_spills_registers(kind: str, capability: int):
     cases = [(layer, torch.float16) for layer in (*QUICK, *LAYERS)]
-    cases += [(layer, dtype) for layer in (*QUICK, LAYERS[3]) for dtype in (torch.bfloat16, torch.float32)]
-    spilled = [(layer.name, dtype) for layer, dtype in cases if code_of(layer, kind, dtype, capability).stack_bytes > 0]
+    cases += [
+        (layer, dtype) for layer in (*QUICK, LAYERS[3]) for dtype in (torch.bfloat16, torch.float32)
+    ]
+    spilled = [
+        (layer.name, dtype)
+        for layer, dtype in cases
+        if code_of(layer, kind, dtype, capability).stack_bytes > 0
+    ]
     assert spilled == []

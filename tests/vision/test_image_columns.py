@@ -1,4 +1,6 @@
-"""Tables of images: columns of any name, parts to test on without labels, and where the hub's files lie."""
+"""Tables of images: columns of any name, parts to test on without labels,
+and where the hub's files lie.
+"""
 
 import csv
 import json
@@ -14,17 +16,28 @@ import pytest
 
 from multicard.config.pasting import override
 from multicard.vision.data import datasets
-from multicard.vision.data.splits import Data
+from multicard.vision.data.splits import DataSplits
 from tests.conftest import typed
 from tests.helpers.messages import refused, remedies
 from tests.vision.test_data import image_options
-from tests.vision.test_sample_sources import CLASSES, COUNT, fill, hub_files, loaded, picture, rows, write
+from tests.vision.test_sample_sources import (
+    CLASSES,
+    COUNT,
+    fill,
+    hub_files,
+    loaded,
+    picture,
+    rows,
+    write,
+)
 
 SPLIT = "dataset.split=0.2"
 
 
 def stored(file: Path, image: str = "image", **labels: list[Any]) -> None:
-    """A parquet file as `datasets` writes it, with these columns of classes; -1 and None are of no class."""
+    """A parquet file as `datasets` writes it, with these columns of classes;
+    -1 and None are of no class.
+    """
     file.parent.mkdir(parents=True, exist_ok=True)
     features: dict[str, Any] = {image: hub.Image()}
     features |= {name: hub.ClassLabel(names=list(CLASSES)) for name in labels}
@@ -33,9 +46,11 @@ def stored(file: Path, image: str = "image", **labels: list[Any]) -> None:
     hub.Dataset.from_dict({image: images, **labels}, hub.Features(features)).to_parquet(file)
 
 
-def read(root: Path, refusal: Any) -> Data:
+def read(root: Path, refusal: Any) -> DataSplits:
     """The data with the override that a refusal offers."""
-    return loaded(root, *(word for remedy in remedies(refusal.value) for word in shlex.split(remedy)))
+    return loaded(
+        root, *(word for remedy in remedies(refusal.value) for word in shlex.split(remedy))
+    )
 
 
 EVERY = [0, 1, 2] * COUNT
@@ -60,7 +75,8 @@ def without_the_column(root: Path) -> Path:
     stored(root / "train.parquet", label=EVERY)
     stored(root / "test.parquet")
     table = pq.read_table(root / "test.parquet")
-    pq.write_table(table.append_column("id", pa.array(range(6))), root / "test.parquet")  # which is no label
+    # which is no label
+    pq.write_table(table.append_column("id", pa.array(range(6))), root / "test.parquet")
     return root
 
 
@@ -68,7 +84,8 @@ def of_a_table(empty: str, names: dict[str, str]) -> Callable[[Path], Path]:
     def make(root: Path) -> Path:
         fill(root / "all")
         trained = [(path, names.get(label, label), "train") for path, label in rows(root)]
-        tested = [(f"nowhere/{number}.png", empty, "test") for number in range(6)]  # not read, and so not missed
+        # not read, and so not missed
+        tested = [(f"nowhere/{number}.png", empty, "test") for number in range(6)]
         return write(root / "a.csv", "path,label,split", *trained, *tested)
 
     return make
@@ -85,7 +102,9 @@ UNLABELLED: dict[str, Callable[[Path], Path]] = {
 
 
 @pytest.mark.parametrize("name", UNLABELLED)
-def test_a_part_to_test_on_without_labels_is_called_so_and_the_rest_is_read(name: str, tmp_path: Path):
+def test_a_part_to_test_on_without_labels_is_called_so_and_the_rest_is_read(
+    name: str, tmp_path: Path
+):
     (tmp_path / "x").mkdir()
     root = UNLABELLED[name](tmp_path / "x")
     with refused("photographs.test-unlabelled", key="dataset.root", parts=["test"]) as refusal:
@@ -104,11 +123,17 @@ def test_another_part_with_labels_is_tested_on(tmp_path: Path):
     stored(root / "validation.parquet", label=EVERY)
     (root / "test.parquet").rename(root / "valid.parquet")  # which would be taken first
     stored(root / "test.parquet", label=EVERY)
-    assert loaded(root).facts["parts"] == {"train": "train", "test": "validation", "unused": ["valid", "test"]}
+    assert loaded(root).facts["parts"] == {
+        "train": "train",
+        "test": "validation",
+        "unused": ["valid", "test"],
+    }
     (root / "validation.parquet").unlink()
     data = loaded(root)
     assert data.facts["parts"] == {"train": "train", "test": "test", "unused": []}
-    assert [(part.what, part.count) for part in data.ignored] == [("images of valid, which has no labels", 6)]
+    assert [(part.what, part.count) for part in data.ignored] == [
+        ("images of valid, which has no labels", 6)
+    ]
 
 
 def test_a_row_without_a_label_among_others_is_refused_as_before(tmp_path: Path):
@@ -127,13 +152,20 @@ def test_a_row_without_a_label_among_others_is_refused_as_before(tmp_path: Path)
 
 def of_cifar(root: Path) -> Path:
     for name in ("train", "test"):
-        stored(root / f"{name}.parquet", image="picture", fine_label=EVERY, coarse_label=[0, 1, 1] * COUNT)
+        stored(
+            root / f"{name}.parquet",
+            image="picture",
+            fine_label=EVERY,
+            coarse_label=[0, 1, 1] * COUNT,
+        )
     return root
 
 
 def test_columns_of_files_of_the_hub_are_named(tmp_path: Path):
     root = of_cifar(tmp_path)
-    with refused("photographs.columns", remedy="'dataset.columns={image: picture, label: fine_label}'") as refusal:
+    with refused(
+        "photographs.columns", remedy="'dataset.columns={image: picture, label: fine_label}'"
+    ) as refusal:
         loaded(root)
     assert read(root, refusal).class_names == list(CLASSES)
     coarse = loaded(root, "dataset.columns={image: picture, label: coarse_label}")
@@ -148,20 +180,34 @@ def test_columns_of_files_of_the_hub_are_named(tmp_path: Path):
 @pytest.mark.parametrize(
     "names", [("fn", "species", "grp"), ("Datei (neu)", "名", "a: b"), ("label", "path", "is_test")]
 )
-def test_columns_of_tables_of_text_are_named(names: tuple[str, str, str], ending: str, tmp_path: Path):
+def test_columns_of_tables_of_text_are_named(
+    names: tuple[str, str, str], ending: str, tmp_path: Path
+):
     """Names that mean something else count for nothing then."""
     fill(tmp_path / "all")
-    values = [(*row, "train" if number % COUNT < 3 else "test") for number, row in enumerate(rows(tmp_path))]
+    values = [
+        (*row, "train" if number % COUNT < 3 else "test")
+        for number, row in enumerate(rows(tmp_path))
+    ]
     table = tmp_path / f"a{ending}"
     if ending == ".jsonl":
         table = write_lines(table, [dict(zip(names, row, strict=True)) for row in values])
     else:
         with table.open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file, delimiter="," if ending == ".csv" else "\t").writerows([names, *values])
+            csv.writer(file, delimiter="," if ending == ".csv" else "\t").writerows(
+                [names, *values]
+            )
     named = dict(zip(("image", "label", "split"), names, strict=True))
     data = loaded(table, *shlex.split(override("dataset.columns", named)))
-    assert (len(data.train), len(data.test), data.class_names, data.ignored) == (9, 6, list(CLASSES), [])
-    whole = loaded(table, *shlex.split(override("dataset.columns", {**named, "split": None})), SPLIT)
+    assert (len(data.train), len(data.test), data.class_names, data.ignored) == (
+        9,
+        6,
+        list(CLASSES),
+        [],
+    )
+    whole = loaded(
+        table, *shlex.split(override("dataset.columns", {**named, "split": None})), SPLIT
+    )
     assert len(whole.train) + len(whole.test) == 15
 
 
@@ -184,11 +230,18 @@ def test_two_columns_of_images_in_a_file_are_other_data_with_caches_of_their_own
     root = hub_files(tmp_path / "root", "train.parquet", "test.parquet")
     for name in ("train.parquet", "test.parquet"):
         table = pq.read_table(root / name)
-        other = pa.chunked_array([table["image"].combine_chunks().take(pa.array(range(14, -1, -1)))])
+        other = pa.chunked_array(
+            [table["image"].combine_chunks().take(pa.array(range(14, -1, -1)))]
+        )
         pq.write_table(table.append_column("img", other), root / name)
-    first, second = (loaded(root, f"dataset.columns={{image: {name}}}") for name in ("image", "img"))
+    first, second = (
+        loaded(root, f"dataset.columns={{image: {name}}}") for name in ("image", "img")
+    )
     assert (first.train.images == second.train.images[::-1]).all()
-    found = [datasets.content(image_options(root, f"dataset.columns={{image: {name}}}")) for name in ("image", "img")]
+    found = [
+        datasets.content(image_options(root, f"dataset.columns={{image: {name}}}"))
+        for name in ("image", "img")
+    ]
     assert [name for name, _ in found[0]["dataset"]] != [name for name, _ in found[1]["dataset"]]
 
 
@@ -213,11 +266,17 @@ def test_the_only_folder_with_files_is_read(names: tuple[str, ...], tmp_path: Pa
     assert [(part.what, part.count) for part in data.ignored] == [(".md", 1)]
 
 
-@pytest.mark.parametrize("form", ["{}/train-00000-of-00001.parquet", "{}/train/0000.parquet", "{}/0000.parquet"])
+@pytest.mark.parametrize(
+    "form", ["{}/train-00000-of-00001.parquet", "{}/train/0000.parquet", "{}/0000.parquet"]
+)
 @pytest.mark.parametrize("names", [("a", "b"), ("it's", "x (1)")])
-def test_several_configurations_are_named_and_one_is_read(names: tuple[str, str], form: str, tmp_path: Path):
+def test_several_configurations_are_named_and_one_is_read(
+    names: tuple[str, str], form: str, tmp_path: Path
+):
     root = hub_files(tmp_path / "root", *(form.format(name) for name in names))
-    with refused("photographs.configurations", key="dataset.root", folders=sorted(names)) as refusal:
+    with refused(
+        "photographs.configurations", key="dataset.root", folders=sorted(names)
+    ) as refusal:
         loaded(root, SPLIT)
     words = shlex.split(remedies(refusal.value)[0])
     assert len(loaded(root, *words, SPLIT).train) == 12
@@ -248,7 +307,10 @@ def test_a_table_of_pixels_is_called_so(head: str, tmp_path: Path):
 
 def test_a_class_that_looks_like_a_date_keeps_its_name(tmp_path: Path):
     fill(tmp_path)
-    lines = [{"path": str(path), "label": f"2021-01-0{number % 2 + 1}"} for number, path in enumerate(images(tmp_path))]
+    lines = [
+        {"path": str(path), "label": f"2021-01-0{number % 2 + 1}"}
+        for number, path in enumerate(images(tmp_path))
+    ]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert loaded(tmp_path / "a.jsonl", SPLIT).facts["classes"] == ["2021-01-01", "2021-01-02"]
 

@@ -77,17 +77,28 @@ def test_the_lines_that_load_it_need_nothing_of_multicard(tmp_path: Path, name: 
     photographs, expected = [], []
     for number in range(6):
         photograph = tmp_path / f"{number}.png"
-        Image.fromarray(rng.integers(0, 256, (80 + number, 100, 3), dtype=np.uint8)).save(photograph)
+        Image.fromarray(rng.integers(0, 256, (80 + number, 100, 3), dtype=np.uint8)).save(
+            photograph
+        )
         photographs.append(photograph)
         with torch.inference_mode():
-            expected.append(again.classes[again(again.preprocess(Image.open(photograph))[None]).argmax()])
+            expected.append(
+                again.classes[again(again.preprocess(Image.open(photograph))[None]).argmax()]
+            )
     lines = kept_model.lines_to_load(tmp_path)
     loading, classifying = lines[:-4], lines[-4:]
-    of_each = [line.replace("IMAGE", str(photograph)) for photograph in photographs for line in classifying]
+    of_each = [
+        line.replace("IMAGE", str(photograph)) for photograph in photographs for line in classifying
+    ]
     script = "\n".join([*loading, *of_each, "import sys", "print('multicard' in sys.modules)"])
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     ended = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert ended.stdout.splitlines() == [*expected, "False"]
 
@@ -97,13 +108,22 @@ def test_a_full_disk_leaves_the_run_and_no_model(tmp_path: Path, monkeypatch: py
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1 << 20))
     saved = kept_model.keep(model, config, classes(), 0.5, tmp_path)
-    assert saved.folder is None and saved.problem is not None and os.strerror(errno.ENOSPC) in saved.problem
+    assert (
+        saved.folder is None
+        and saved.problem is not None
+        and os.strerror(errno.ENOSPC) in saved.problem
+    )
     assert not [*tmp_path.iterdir()]
 
 
-def test_a_write_that_fails_leaves_the_run_and_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_write_that_fails_leaves_the_run_and_no_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     config, model = trained()
-    monkeypatch.setattr("safetensors.torch.save_file", lambda *_, **__: Path("/dev/full").write_text("x" * 1_000_000))
+    monkeypatch.setattr(
+        "safetensors.torch.save_file",
+        lambda *_, **__: Path("/dev/full").write_text("x" * 1_000_000),
+    )
     saved = kept_model.keep(model, config, classes(), 0.5, tmp_path)
     assert saved.folder is None and saved.problem is not None
     assert not [*tmp_path.iterdir()]
@@ -156,8 +176,16 @@ def test_a_disk_that_fills_up_under_two_ranks_leaves_the_run_and_nothing_else(tm
 @pytest.mark.slow
 @pytest.mark.usefixtures("processes")
 def test_the_kept_model_has_the_records_accuracy(tmp_path: Path, called: Called):
-    """Two ranks, whose BatchNorm sees other images: the first one's statistics are evaluated, and kept."""
-    words = [*SMALL, "gpus=2", "epochs=3", "dataset.train_limit=600", f"hydra.run.dir={tmp_path}/run"]
+    """Two ranks, whose BatchNorm sees other images: the first one's statistics are evaluated,
+    and kept.
+    """
+    words = [
+        *SMALL,
+        "gpus=2",
+        "epochs=3",
+        "dataset.train_limit=600",
+        f"hydra.run.dir={tmp_path}/run",
+    ]
     code, _ = called(*words)
     assert code == 0
     code, printed = called(*words, "save=model")  # measured before

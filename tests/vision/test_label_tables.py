@@ -1,4 +1,6 @@
-"""Folders that divide an archive or a domain, and no classes: what tables and deeper folders say of their images."""
+"""Folders that divide an archive or a domain, and no classes: what
+tables and deeper folders say of their images.
+"""
 
 import json
 import shlex
@@ -35,7 +37,13 @@ def archive(root: Path, *folders: str, count: int = 6) -> Path:
 NUMBERED = ("set_part_1", "set_part_2")
 # Folders, the table's name and columns, a row of it, and the classes that the first remedy reads
 ARCHIVES: dict[str, tuple[tuple[str, ...], str, str, Row, list[str]]] = {
-    "ids and labels": (NUMBERED, "a.csv", "image_id,label", lambda p, n: f"{p.stem},{CLASSES[n % 2]}", CLASSES),
+    "ids and labels": (
+        NUMBERED,
+        "a.csv",
+        "image_id,label",
+        lambda p, n: f"{p.stem},{CLASSES[n % 2]}",
+        CLASSES,
+    ),
     "a diagnosis": (
         NUMBERED,
         "meta.csv",
@@ -71,15 +79,29 @@ ARCHIVES: dict[str, tuple[tuple[str, ...], str, str, Row, list[str]]] = {
         lambda p, n: f"{p.stem},{CLASSES[n % 2]}",
         CLASSES,
     ),
-    "tabs": (NUMBERED, "a.tsv", "file\tspecies", lambda p, n: f"{p.name}\t{CLASSES[n % 2]}", CLASSES),
+    "tabs": (
+        NUMBERED,
+        "a.tsv",
+        "file\tspecies",
+        lambda p, n: f"{p.name}\t{CLASSES[n % 2]}",
+        CLASSES,
+    ),
     "lines": (
         ("part1", "part2"),
         "a.jsonl",
         "",
-        lambda p, n: json.dumps({"file_name": f"{p.parent.name}/{p.name}", "label": CLASSES[n % 2]}),
+        lambda p, n: json.dumps(
+            {"file_name": f"{p.parent.name}/{p.name}", "label": CLASSES[n % 2]}
+        ),
         CLASSES,
     ),
-    "one folder": (("images",), "train.csv", "filename,label", lambda p, n: f"{p.name},{CLASSES[n % 2]}", CLASSES),
+    "one folder": (
+        ("images",),
+        "train.csv",
+        "filename,label",
+        lambda p, n: f"{p.name},{CLASSES[n % 2]}",
+        CLASSES,
+    ),
     "one folder, another word": (
         ("data",),
         "about.csv",
@@ -92,10 +114,14 @@ ARCHIVES: dict[str, tuple[tuple[str, ...], str, str, Row, list[str]]] = {
 
 @pytest.mark.parametrize("words", [[], ["dataset.split=0.2"]], ids=str)
 @pytest.mark.parametrize("name", ARCHIVES)
-def test_folders_of_an_archive_are_no_classes_where_a_table_has_others(name: str, words: list[str], tmp_path: Path):
+def test_folders_of_an_archive_are_no_classes_where_a_table_has_others(
+    name: str, words: list[str], tmp_path: Path
+):
     folders, file, head, row, classes = ARCHIVES[name]
     root = table(archive(tmp_path / "data set", *folders), file, head, row)
-    with refused("photographs.table-of-classes", key="dataset.root", table=str(root / file)) as refusal:
+    with refused(
+        "photographs.table-of-classes", key="dataset.root", table=str(root / file)
+    ) as refusal:
         datasets.check(options(root, *words))
     offered = remedies(refusal.value)
     assert parts(root, *shlex.split(offered[0]))[4] == classes
@@ -106,7 +132,10 @@ def test_folders_of_an_archive_are_no_classes_where_a_table_has_others(name: str
 
 def _folders(root: Path, folders: tuple[str, ...]) -> list[Path]:
     """The folders that are the classes if they are taken for these."""
-    return [root / (folder if folder.startswith("train/") else folder.partition("/")[0]) for folder in folders]
+    return [
+        root / (folder if folder.startswith("train/") else folder.partition("/")[0])
+        for folder in folders
+    ]
 
 
 @pytest.mark.parametrize("folders", [NUMBERED, ("images",)], ids=str)
@@ -120,7 +149,8 @@ def test_a_table_in_a_folder_of_notes_is_named(folders: tuple[str, ...], tmp_pat
     assert remedies(refusal.value)[-1].endswith("dataset.split=0.2")
 
 
-# Columns beside that of the images, values of the first and of the other images, and that which the remedy reads
+# Columns beside that of the images, values of the first and of the other images,
+# and that which the remedy reads
 ONE_HOT: dict[str, tuple[str, str, str, str | None]] = {
     "floats": ("MEL,NV", "1.0,0.0", "0.0,1.0", None),
     "whole numbers": ("healthy,rust,scab", "0,1,0", "0,0,1", None),
@@ -130,7 +160,9 @@ ONE_HOT: dict[str, tuple[str, str, str, str | None]] = {
 
 
 @pytest.mark.parametrize("name", ONE_HOT)
-def test_of_columns_that_are_classes_none_is_offered_as_that_of_the_classes(name: str, tmp_path: Path):
+def test_of_columns_that_are_classes_none_is_offered_as_that_of_the_classes(
+    name: str, tmp_path: Path
+):
     head, first, other, label = ONE_HOT[name]
     root = archive(tmp_path / "root", "images", count=9)
     table(root, "truth.csv", f"image,{head}", lambda p, n: f"{p.stem},{other if n % 3 else first}")
@@ -147,7 +179,10 @@ def test_of_columns_that_are_classes_none_is_offered_as_that_of_the_classes(name
 # A table that says the same as the folders, says nothing of classes, or is of other images
 AGREEING: dict[str, tuple[str, Row]] = {
     "the folder itself": ("filename,label", lambda p, n: f"{p.name},{p.parent.name}"),
-    "a name of the folder": ("path,class_name", lambda p, n: f"{p.parent.name}/{p.name},the {p.parent.name}"),
+    "a name of the folder": (
+        "path,class_name",
+        lambda p, n: f"{p.parent.name}/{p.name},the {p.parent.name}",
+    ),
     "one of several": ("name,category,labels", lambda p, n: f"{p.stem},{n % 2},{p.parent.name}"),
     "no column of classes": ("filename,width,height", lambda p, n: f"{p.name},{n},{n}"),
     "a camera": ("filename,camera", lambda p, n: f"{p.name},{CLASSES[n % 2]}"),
@@ -165,7 +200,9 @@ def test_folders_are_classes_where_no_table_has_others(name: str, tmp_path: Path
 def test_a_form_to_be_filled_in_is_no_table_of_classes(tmp_path: Path):
     """Kaggle's of cats and dogs: images of both in train/, and a form for those of test1/."""
     root = archive(tmp_path / "root", "train", "test1")
-    (root / "sampleSubmission.csv").write_text("id,label\n" + "".join(f"1000{n},0\n" for n in range(6)))
+    (root / "sampleSubmission.csv").write_text(
+        "id,label\n" + "".join(f"1000{n},0\n" for n in range(6))
+    )
     with refused("photographs.part-without-classes", key="dataset.root") as refusal:
         datasets.check(options(root))
     assert remedies(refusal.value) == []
@@ -181,8 +218,12 @@ def test_labels_in_json_beside_one_folder_are_named(ending: str, tmp_path: Path)
 
 
 DOMAINS = {
-    "a folder between": [f"{name}/images/{each}" for name in ("amazon", "dslr") for each in ("mug", "pen")],
-    "the name again": [f"{name}/{name}/{each}" for name in ("Art", "Real World") for each in ("mug", "pen")],
+    "a folder between": [
+        f"{name}/images/{each}" for name in ("amazon", "dslr") for each in ("mug", "pen")
+    ],
+    "the name again": [
+        f"{name}/{name}/{each}" for name in ("Art", "Real World") for each in ("mug", "pen")
+    ],
     "in one alone": ["amazon/images/mug", "amazon/images/pen", "dslr/mug", "dslr/pen"],
 }
 
@@ -195,7 +236,9 @@ def test_domains_are_no_classes_whatever_lies_between_them_and_these(name: str, 
     assert parts(root, *shlex.split(remedies(refusal.value)[0]))[4] == ["mug", "pen"]
 
 
-@pytest.mark.parametrize("notes", [["meta/train.txt", "meta/classes.txt"], ["Annotations/ant/annotation_1.mat"]])
+@pytest.mark.parametrize(
+    "notes", [["meta/train.txt", "meta/classes.txt"], ["Annotations/ant/annotation_1.mat"]]
+)
 def test_a_folder_of_notes_beside_that_of_the_images_is_no_class(notes: list[str], tmp_path: Path):
     root = put(tmp_path / "root", "101_images/ant", "101_images/bee", count=5)
     for note in notes:
@@ -221,7 +264,9 @@ def test_folders_of_notes_alone_hold_no_image(tmp_path: Path):
 
 
 @pytest.mark.parametrize("file", [None, "0.heic"])
-def test_a_class_without_an_image_that_can_be_read_is_no_folder_of_notes(file: str | None, tmp_path: Path):
+def test_a_class_without_an_image_that_can_be_read_is_no_folder_of_notes(
+    file: str | None, tmp_path: Path
+):
     root = put(tmp_path / "root", "cat/front", "cat/side", count=5)
     (root / "dog").mkdir()
     if file:

@@ -1,4 +1,6 @@
-"""Models by name: of torchvision and timm, from their own or a file's weights, with a frozen backbone."""
+"""Models by name: of torchvision and timm, from their own or a file's weights,
+with a frozen backbone.
+"""
 
 import pickle
 from dataclasses import replace
@@ -21,14 +23,24 @@ from tests.conftest import Called, composed, typed
 from tests.helpers.messages import find, refused, says
 
 SIZES = {
-    32: "resnet18 vit_b_16 regnet_y_400mf swin_t convnext_atto efficientnet_b0 timm/resnet18 densenet121 mnasnet0_5",
+    32: (
+        "resnet18 vit_b_16 regnet_y_400mf swin_t convnext_atto efficientnet_b0 timm/resnet18"
+        " densenet121 mnasnet0_5"
+    ),
     48: "vit_tiny_patch16_224",
     64: "googlenet mixer_s32_224 squeezenet1_1 mobilevit_xxs poolformer_s12 edgenext_xx_small",
     224: "maxvit_t levit_128s",
 }
 SIZES[32] += " shufflenet_v2_x0_5 vgg11_bn ghostnet_050"
 FAMILIES = {name: size for size, names in SIZES.items() for name in names.split()}
-QUICK = ("resnet18", "vit_b_16", "regnet_y_400mf", "convnext_atto", "vit_tiny_patch16_224", "timm/resnet18")
+QUICK = (
+    "resnet18",
+    "vit_b_16",
+    "regnet_y_400mf",
+    "convnext_atto",
+    "vit_tiny_patch16_224",
+    "timm/resnet18",
+)
 
 
 def trial(name: str, size: int, batch_size: int = 2, **keys: object) -> Trial:
@@ -39,13 +51,18 @@ def test_the_names_are_those_that_the_libraries_register():
     names = {*model_names.every()}
     theirs = {*torchvision_models.list_models(module=torchvision_models)} | {*timm.list_models()}
     assert {name for name in names if not name.startswith("timm/")} == theirs
-    assert {name for name in names if name.startswith("timm/")} == {f"timm/{name}" for name in timm.list_models()}
+    assert {name for name in names if name.startswith("timm/")} == {
+        f"timm/{name}" for name in timm.list_models()
+    }
 
 
 def test_a_name_is_an_option_with_the_identity_of_the_older_form():
     assert typed("model=resnet50").identity() == typed("model.name=resnet50").identity()
     assert composed("model=timm/resnet18").model.name == "timm/resnet18"
-    own = models.build(typed("model=resnet18").model, 7, 32), models.build(typed("model=timm/resnet18").model, 7, 32)
+    own = (
+        models.build(typed("model=resnet18").model, 7, 32),
+        models.build(typed("model=timm/resnet18").model, 7, 32),
+    )
     assert [type(model).__module__.partition(".")[0] for model in own] == ["torchvision", "timm"]
 
 
@@ -68,7 +85,8 @@ def test_a_model_is_tried_without_values(name: str):
         (trial("vit_h_14", 64), "trial.cannot-train", ["dataset.image_size=518"]),
         (trial("maxvit_t", 64), "trial.cannot-train", ["dataset.image_size=224"]),
         (trial("inception_v3", 64), "trial.cannot-train", []),
-        (trial("resnet18", 32, 1), "trial.cannot-train", []),  # one value a channel, which BatchNorm cannot train on
+        # one value a channel, which BatchNorm cannot train on
+        (trial("resnet18", 32, 1), "trial.cannot-train", []),
         (trial("resnet50.nosuch", 32), "trial.unknown-tag", []),
     ],
 )
@@ -91,8 +109,14 @@ class Two(nn.Module):
     ("outputs", "gives"),
     [(nn.Identity(), [2, 3, 32]), (Two(), "a tuple of outputs"), (nn.Flatten(), [2, 96])],
 )
-def test_no_classifier_is_trained(outputs: nn.Module, gives: object, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(models.BUILDERS, "own", lambda *_: nn.Sequential(nn.Flatten(2), nn.Linear(1024, 32), outputs))
+def test_no_classifier_is_trained(
+    outputs: nn.Module, gives: object, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(
+        models.BUILDERS,
+        "own",
+        lambda *_: nn.Sequential(nn.Flatten(2), nn.Linear(1024, 32), outputs),
+    )
     problem = answer(trial("own", 32)).problem
     assert problem is not None
     assert says(problem.facts["why"], "trial.no-classifier", gives=gives, expected=[2, 7])
@@ -108,7 +132,9 @@ def test_no_classifier_is_trained(outputs: nn.Module, gives: object, monkeypatch
     ],
 )
 @pytest.mark.usefixtures("processes")
-def test_bad_names_and_files_are_refused_in_a_line(words: str, said: str | tuple[str, dict], called: Called):
+def test_bad_names_and_files_are_refused_in_a_line(
+    words: str, said: str | tuple[str, dict], called: Called
+):
     code, printed = called(*words.split(), "dry_run=true", "device=cpu", entry="train_vision.py")
     assert code == 1 and "Traceback" not in printed
     if isinstance(said, str):
@@ -140,40 +166,59 @@ def test_weights_have_each_key_in_its_shape_and_the_last_layer_may_be_new(tmp_pa
         weights.load(same, replace(config, weights=str(pickled)), 9, 32)
 
 
-def test_pretrained_weights_are_read_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_pretrained_weights_are_read_from_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
     file = str(tmp_path / "checkpoints" / "resnet18-f37072fd.pth")
     with refused("weights.not-fetched", key="model.weights", file=file, why="no network here"):
         monkeypatch.setattr("multicard.machine.network.problem", lambda url: "no network here")
-        weights.load(models.build(ModelConfig("resnet18"), 7, 32), ModelConfig("resnet18", weights="pretrained"), 7, 32)
+        weights.load(
+            models.build(ModelConfig("resnet18"), 7, 32),
+            ModelConfig("resnet18", weights="pretrained"),
+            7,
+            32,
+        )
     (tmp_path / "checkpoints").mkdir()
     saved = torchvision_models.resnet18()
     torch.save(saved.state_dict(), tmp_path / "checkpoints" / "resnet18-f37072fd.pth")
     model = models.build(ModelConfig("resnet18"), 7, 32)
     (note,) = weights.load(model, ModelConfig("resnet18", weights="pretrained"), 7, 32)
-    assert note.code == "weights.new-last-layer" and note.facts["why"].facts == {"saved": 1000, "classes": 7}
+    assert note.code == "weights.new-last-layer" and note.facts["why"].facts == {
+        "saved": 1000,
+        "classes": 7,
+    }
     assert torch.equal(model.get_parameter("conv1.weight"), saved.conv1.weight)
 
 
 @pytest.mark.usefixtures("processes")
 def test_loaded_weights_bring_their_images_unless_these_are_given():
-    given = typed("model=vit_tiny_patch16_224", "model.weights=pretrained", "dataset.std=[1,1,1]").dataset
+    given = typed(
+        "model=vit_tiny_patch16_224", "model.weights=pretrained", "dataset.std=[1,1,1]"
+    ).dataset
     assert (given.image_size, given.mean, given.std) == (224, [0.5] * 3, [1, 1, 1])
     assert typed("model=vit_tiny_patch16_224").dataset.image_size == 64
 
 
 def test_a_frozen_backbone_keeps_its_weights_and_statistics():
-    config = typed("model=resnet18", "model.freeze=backbone", "dataset.image_size=32", "strategy=ddp_ds")
+    config = typed(
+        "model=resnet18", "model.freeze=backbone", "dataset.image_size=32", "strategy=ddp_ds"
+    )
     model = models.build(config.model, 7, 32)
     model.train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     optimizer = optim.optimizer_of(model, 0.1, config.optimizer)
     model(torch.randn(2, 3, 32, 32)).square().sum().backward()
     optimizer.step()
-    changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+    changed = {
+        name for name, value in model.state_dict().items() if not torch.equal(value, before[name])
+    }
     assert changed == {"fc.weight", "fc.bias"} and len(optimizer.param_groups[0]["params"]) == 2
     sizes = facts.ImageFacts(64, 10, 7, 32, 1)
-    frozen, whole = (simulate(replace(config, model=replace(config.model, freeze=f)), sizes, "cpu") for f in Freeze)
+    frozen, whole = (
+        simulate(replace(config, model=replace(config.model, freeze=f)), sizes, "cpu")
+        for f in Freeze
+    )
     assert isinstance(frozen, answers.Active) and frozen.active_bytes != whole.active_bytes
 
 
@@ -182,7 +227,13 @@ def test_a_frozen_backbone_keeps_its_weights_and_statistics():
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_family_takes_a_step_in_half_precision_and_channels_last_and_is_predicted(name: str):
     size = FAMILIES[name]
-    words = ("precision=bf16", "layout=nhwc", "gpus=2", f"dataset.image_size={size}", "batch_size=2")
+    words = (
+        "precision=bf16",
+        "layout=nhwc",
+        "gpus=2",
+        f"dataset.image_size={size}",
+        "batch_size=2",
+    )
     config = typed(f"model={name}", *words)
     WORKLOAD.refuse(config)
     torch.manual_seed(0)

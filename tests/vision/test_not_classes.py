@@ -1,4 +1,6 @@
-"""Folders and files that are taken for classes and samples, and are none: masks, versions, copies and parts."""
+"""Folders and files that are taken for classes and samples, and are none: masks, versions,
+copies and parts.
+"""
 
 import shlex
 from dataclasses import dataclass, field
@@ -23,8 +25,16 @@ def paths(*levels: str) -> list[str]:
 # Folders, what of them is not read, and the parts that are
 MASKED = {
     "in parts": (paths("train test", "images masks", "cat dog"), {"masks/": 8}, "test"),
-    "annotations in parts": (paths("train val", "images annotations", "cat dog"), {"annotations/": 8}, "val"),
-    "other words": (paths("train val", "Original Ground_Truth", "cat dog"), {"Ground_Truth/": 8}, "val"),
+    "annotations in parts": (
+        paths("train val", "images annotations", "cat dog"),
+        {"annotations/": 8},
+        "val",
+    ),
+    "other words": (
+        paths("train val", "Original Ground_Truth", "cat dog"),
+        {"Ground_Truth/": 8},
+        "val",
+    ),
     "around parts": (paths("images masks", "train val", "cat dog"), {"masks/": 8}, "val"),
     "in classes": (paths("train val", "cat dog", "images labels"), {"labels/": 8}, "val"),
     "below the images of classes": (
@@ -78,15 +88,21 @@ def test_folders_called_as_images_and_masks_are_classes_where_that_is_said(tmp_p
     assert parts(root, "dataset.parts=[]", "dataset.split=0.5")[4] == ["image", "mask"]
 
 
-@pytest.mark.parametrize("classes", [["mask", "no mask"], ["label", "other"], ["images", "drawings"]])
+@pytest.mark.parametrize(
+    "classes", [["mask", "no mask"], ["label", "other"], ["images", "drawings"]]
+)
 def test_one_such_word_alone_is_a_class(classes: list[str], tmp_path: Path):
-    root = put(tmp_path / "root", *(f"{part}/{name}" for part in ("train", "val") for name in classes))
+    root = put(
+        tmp_path / "root", *(f"{part}/{name}" for part in ("train", "val") for name in classes)
+    )
     assert parts(root)[4] == sorted(classes)
 
 
 @dataclass(frozen=True)
 class NoClasses:
-    """Folders in which others lie than those of classes, and what each remedy reads (parts, classes)."""
+    """Folders in which others lie than those of classes, and what each remedy reads (parts,
+    classes).
+    """
 
     folders: list[str]
     code: str
@@ -98,13 +114,19 @@ NO_CLASSES = {
     "versions in parts": NoClasses(
         paths("train valid", "color grayscale", "cat dog"),
         "photographs.versions-in-part",
-        [("train/color", "valid/color", ["cat", "dog"]), ("train", "valid", ["color", "grayscale"])],
+        [
+            ("train/color", "valid/color", ["cat", "dog"]),
+            ("train", "valid", ["color", "grayscale"]),
+        ],
         {"part": "train", "folders": ["color", "grayscale"], "shared": ["cat", "dog"]},
     ),
     "versions in the only part": NoClasses(
         paths("train", "v1 v2 v3", "cat dog"),
         "photographs.versions-in-part",
-        [("train/v1", "0.2 of train/v1", ["cat", "dog"]), ("train", "0.2 of train", ["v1", "v2", "v3"])],
+        [
+            ("train/v1", "0.2 of train/v1", ["cat", "dog"]),
+            ("train", "0.2 of train", ["v1", "v2", "v3"]),
+        ],
     ),
     "versions below a folder": NoClasses(
         paths("set", "train val", "train_images", "a b", "cat dog"),
@@ -156,7 +178,17 @@ def test_folders_that_hold_classes_are_none_themselves(name: str, tmp_path: Path
 # ---- masks beside their images, by name
 
 
-FORMS = ["{}_mask", "{}_mask_1", "{}-mask", "{}_seg", "{}_label", "{}_gt", "mask_{}", "{}.mask", "{} Segmentation"]
+FORMS = [
+    "{}_mask",
+    "{}_mask_1",
+    "{}-mask",
+    "{}_seg",
+    "{}_label",
+    "{}_gt",
+    "mask_{}",
+    "{}.mask",
+    "{} Segmentation",
+]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -186,10 +218,20 @@ def test_masks_without_their_image_are_samples_unless_most_have_theirs(tmp_path:
 # Folders, and those that lie in a class and may be classes
 IN_CLASSES = {
     "beside others": (["data/cat", "data/dog", "figures"], {"data": ["cat", "dog"]}),
-    "in each": (["a/abbey", "a/airport", "b/bar", "b/barn"], {"a": ["abbey", "airport"], "b": ["bar", "barn"]}),
+    "in each": (
+        ["a/abbey", "a/airport", "b/bar", "b/barn"],
+        {"a": ["abbey", "airport"], "b": ["bar", "barn"]},
+    ),
     "deeper": (["labelled/cat/old", "labelled/dog", "rest"], {"labelled": ["cat", "dog"]}),
     "in parts": (
-        ["train/defect/dent", "train/defect/hole", "train/good", "val/defect/dent", "val/defect/hole", "val/good"],
+        [
+            "train/defect/dent",
+            "train/defect/hole",
+            "train/good",
+            "val/defect/dent",
+            "val/defect/hole",
+            "val/good",
+        ],
         {"defect": ["dent", "hole"]},
     ),
     "plain": (["cat", "dog"], {}),
@@ -201,16 +243,27 @@ IN_CLASSES = {
 
 
 @pytest.mark.parametrize("name", IN_CLASSES)
-def test_folders_within_a_class_that_may_be_classes_are_said(name: str, tmp_path: Path, capsys: Any):
+def test_folders_within_a_class_that_may_be_classes_are_said(
+    name: str, tmp_path: Path, capsys: Any
+):
     folders, inside = IN_CLASSES[name]
     split = [] if "train" in "".join(folders) else ["dataset.split=0.5"]
     root = put(tmp_path / "root", *folders)
     datasets.check(options(root, *split))
-    said = [message for message in told(capsys.readouterr().out) if message.code != "photographs.ignored"]
-    assert [message.code for message in said] == (["photographs.folders-in-classes"] if inside else [])
+    said = [
+        message
+        for message in told(capsys.readouterr().out)
+        if message.code != "photographs.ignored"
+    ]
+    assert [message.code for message in said] == (
+        ["photographs.folders-in-classes"] if inside else []
+    )
     assert [message.facts["classes"] for message in said] == ([inside] if inside else [])
-    datasets.check(options(root, "dataset.parts=[]", "dataset.split=0.5"))  # which says that they are the classes
-    assert "photographs.folders-in-classes" not in [one.code for one in told(capsys.readouterr().out)]
+    # which says that they are the classes
+    datasets.check(options(root, "dataset.parts=[]", "dataset.split=0.5"))
+    assert "photographs.folders-in-classes" not in [
+        one.code for one in told(capsys.readouterr().out)
+    ]
 
 
 def test_the_folder_that_alone_holds_classes_is_offered(tmp_path: Path, capsys: Any):

@@ -20,7 +20,9 @@ LARGE = 72  # pixels a side: a CPU resizes as a GPU does, and by no matrices
 
 
 def raw(*shape: int) -> torch.Tensor:
-    return torch.from_numpy(np.random.default_rng(3).integers(0, 256, (4, LARGE, LARGE, *shape), np.uint8))
+    return torch.from_numpy(
+        np.random.default_rng(3).integers(0, 256, (4, LARGE, LARGE, *shape), np.uint8)
+    )
 
 
 def preparation(size: int, transfer: torch.dtype, *words: str) -> Preparation:
@@ -34,11 +36,17 @@ def arguments(made: Preparation, images: torch.Tensor) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-@pytest.mark.parametrize("transfer", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    "transfer", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str
+)
 @pytest.mark.parametrize("size", [96, LARGE, 40])
 @pytest.mark.parametrize(("words", "shape"), [(ALIKE, ()), (UNLIKE, ()), (UNLIKE, (3,))])
 def test_the_pixels_are_those_of_several_kernels(
-    words: tuple[str, ...], shape: tuple[int, ...], size: int, transfer: torch.dtype, layout: torch.memory_format
+    words: tuple[str, ...],
+    shape: tuple[int, ...],
+    size: int,
+    transfer: torch.dtype,
+    layout: torch.memory_format,
 ):
     made, images = preparation(size, transfer, *words), raw(*shape)
     expected = made(images).expand(-1, 3, -1, -1).contiguous(memory_format=layout)
@@ -77,7 +85,9 @@ def test_full_batches_alone_are_prepared_by_compiled_code(monkeypatch: pytest.Mo
     batches = list(compiled)
     assert seen == [4, 4]  # of 4, 4 and 2
     assert [batch.images.shape[1] for batch in batches] == [3, 3, 1]
-    assert all(batch.images.is_contiguous(memory_format=torch.channels_last) for batch in batches[:2])
+    assert all(
+        batch.images.is_contiguous(memory_format=torch.channels_last) for batch in batches[:2]
+    )
     assert torch.equal(pixels(batches), pixels(list(plain)))
 
 
@@ -86,7 +96,9 @@ def test_code_is_warm_before_the_first_batch_if_one_is_full(
     samples: int, warmed: list[int], monkeypatch: pytest.MonkeyPatch
 ):
     seen: list[int] = []
-    monkeypatch.setattr(preprocess, "_compiled", lambda: lambda images, *_: seen.append(len(images)))
+    monkeypatch.setattr(
+        preprocess, "_compiled", lambda: lambda images, *_: seen.append(len(images))
+    )
     content: Split = noise(samples, 8, 8)
     loader = Resident(source(content, range(samples), "loader=device", "dataset.augment=true"))
     loader.warm()

@@ -1,4 +1,6 @@
-"""Images that are in both parts, or have two labels: by path, link, hard link and bytes; and what that forbids."""
+"""Images that are in both parts, or have two labels: by path, link, hard link and bytes;
+and what that forbids.
+"""
 
 import os
 import shutil
@@ -11,7 +13,7 @@ import pytest
 
 from multicard.records import limits
 from multicard.records.limits import Forbids
-from multicard.records.schema_parts import Data, Repeated
+from multicard.records.schema_parts import DataContent, RepeatedImages
 from multicard.vision.data import datasets, repeated_images
 from multicard.vision.workload import WORKLOAD
 from tests.conftest import Measured, ok, typed
@@ -21,7 +23,7 @@ from tests.vision.test_class_folders import put, within
 from tests.vision.test_sample_sources import hub_files, write
 
 
-def counted(root: Path, *words: str) -> Repeated:
+def counted(root: Path, *words: str) -> RepeatedImages:
     found = WORKLOAD.repeated(typed("dataset=images", f"dataset.root={root}", *words))
     assert found is not None and found.compared == found.images
     return found
@@ -35,14 +37,18 @@ SAME: dict[str, Callable[[Path, Path], object]] = {
 
 
 @pytest.mark.parametrize("name", SAME)
-def test_an_image_in_both_parts_or_with_two_labels_is_counted_and_said(name: str, tmp_path: Path, capsys: Any):
+def test_an_image_in_both_parts_or_with_two_labels_is_counted_and_said(
+    name: str, tmp_path: Path, capsys: Any
+):
     root = put(tmp_path / "root", *within("train", "val"), count=4)
-    assert counted(root) == Repeated(0, 0, 8, 16, 16) and not told(capsys.readouterr().out)
+    assert counted(root) == RepeatedImages(0, 0, 8, 16, 16) and not told(capsys.readouterr().out)
     SAME[name](root / "train/cat/0.png", root / "val/cat/x.png")
     SAME[name](root / "train/cat/1.png", root / "train/dog/y.png")  # two labels
     SAME[name](root / "train/dog/1.png", root / "train/dog/z.png")  # twice, which harms nobody
     SAME[name](root / "train/cat/2.png", root / "val/dog/w.png")  # both
-    assert counted(root) == Repeated(in_both=2, two_labels=4, tested=10, compared=20, images=20)
+    assert counted(root) == RepeatedImages(
+        in_both=2, two_labels=4, tested=10, compared=20, images=20
+    )
     counted(root)
     (said,) = told(capsys.readouterr().out)
     assert (said.code, said.key) == ("photographs.repeated", "dataset.root")
@@ -52,11 +58,23 @@ def test_an_image_in_both_parts_or_with_two_labels_is_counted_and_said(name: str
 def test_the_same_row_of_tables_and_of_files_of_datasets_is_found(tmp_path: Path):
     root = put(tmp_path / "root", "cat", "dog", count=4)
     halves = [*enumerate(["train", "val"] * 2)]
-    rows = [f"{name}/{number}.png,{name},{part}" for name in ("cat", "dog") for number, part in halves]
-    table = write(root / "a.csv", "path,label,split", *rows, "./cat/0.png,cat,val", "dog/../cat/1.png,dog,train")
-    assert counted(table) == Repeated(in_both=2, two_labels=2, tested=5, compared=10, images=10)
+    rows = [
+        f"{name}/{number}.png,{name},{part}" for name in ("cat", "dog") for number, part in halves
+    ]
+    table = write(
+        root / "a.csv",
+        "path,label,split",
+        *rows,
+        "./cat/0.png,cat,val",
+        "dog/../cat/1.png,dog,train",
+    )
+    assert counted(table) == RepeatedImages(
+        in_both=2, two_labels=2, tested=5, compared=10, images=10
+    )
     stored = hub_files(tmp_path / "hub", "train.parquet", "test.parquet")  # the same images in both
-    assert counted(stored) == Repeated(in_both=15, two_labels=0, tested=15, compared=30, images=30)
+    assert counted(stored) == RepeatedImages(
+        in_both=15, two_labels=0, tested=15, compared=30, images=30
+    )
     half = pq.read_table(stored / "test.parquet").slice(0, 5)
     pq.write_table(half, stored / "test.parquet")
     assert counted(stored).in_both == 5
@@ -77,11 +95,15 @@ def test_what_a_run_does_not_meet_is_not_counted(tmp_path: Path):
 def test_images_that_begin_alike_are_not_the_same(tmp_path: Path):
     for number, folder in enumerate(within("train", "val")):
         (tmp_path / folder).mkdir(parents=True)
-        (tmp_path / folder / "a.ppm").write_bytes(bytes(repeated_images.FIRST_BYTES) + bytes([number]))
-    assert counted(tmp_path) == Repeated(0, 0, 2, 4, 4)
+        (tmp_path / folder / "a.ppm").write_bytes(
+            bytes(repeated_images.FIRST_BYTES) + bytes([number])
+        )
+    assert counted(tmp_path) == RepeatedImages(0, 0, 2, 4, 4)
 
 
-def test_more_than_can_be_read_is_compared_in_part_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_more_than_can_be_read_is_compared_in_part_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     root = tmp_path / "root"
     for folder in within("train", "val"):
         (root / folder).mkdir(parents=True)
@@ -90,17 +112,23 @@ def test_more_than_can_be_read_is_compared_in_part_and_said(tmp_path: Path, monk
     config = typed("dataset=images", f"dataset.root={root}").dataset
     data = datasets.DATASETS["images"].read(config, 0)
     whole = repeated_images.repeated(data.train, data.test)
-    assert whole == Repeated(in_both=80, two_labels=0, tested=80, compared=160, images=160)
+    assert whole == RepeatedImages(in_both=80, two_labels=0, tested=80, compared=160, images=160)
     monkeypatch.setattr(repeated_images, "MOST_READ", 40)
     part = repeated_images.repeated(data.train, data.test)
     assert part is not None and 0 < part.in_both < 80 and part.in_both == part.compared / 2
     assert part == repeated_images.repeated(data.train, data.test)  # the same ones each time
 
 
-@pytest.mark.parametrize(("in_both", "tested", "limited"), [(0, 100, False), (1, 101, False), (1, 100, True)])
-def test_accuracy_is_not_compared_where_the_test_images_were_trained_on(in_both: int, tested: int, limited: bool):
+@pytest.mark.parametrize(
+    ("in_both", "tested", "limited"), [(0, 100, False), (1, 101, False), (1, 100, True)]
+)
+def test_accuracy_is_not_compared_where_the_test_images_were_trained_on(
+    in_both: int, tested: int, limited: bool
+):
     record = records.as_record(records.vision())
-    record.data = Data("0" * 12, {}, 0, 0, repeated=Repeated(in_both, 0, tested, 200, 200))
+    record.data = DataContent(
+        "0" * 12, {}, 0, 0, repeated=RepeatedImages(in_both, 0, tested, 200, 200)
+    )
     found = [limit for limit in limits.of(record) if limit.code == "test-seen"]
     assert bool(found) is limited
     assert not found or found[0].forbids == [Forbids.learning]
@@ -110,6 +138,12 @@ def test_a_run_records_what_it_met_twice(measured: Measured, tmp_path: Path, cap
     root = put(tmp_path / "root", *within("train", "val"), count=10)
     shutil.copy(root / "train/cat/0.png", root / "val/cat/x.png")
     record = ok(measured("dataset=images", f"dataset.root={root}", "batch_size=4"))
-    assert record["data"]["repeated"] == {"in_both": 1, "two_labels": 0, "tested": 21, "compared": 41, "images": 41}
+    assert record["data"]["repeated"] == {
+        "in_both": 1,
+        "two_labels": 0,
+        "tested": 21,
+        "compared": 41,
+        "images": 41,
+    }
     assert "test-seen" in [limit["code"] for limit in record["limits"]]
     assert find(capfd.readouterr().out, "photographs.repeated").facts["in_both"] == 1

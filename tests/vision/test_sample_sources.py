@@ -1,4 +1,6 @@
-"""Images in the forms that people have them: the same samples from each, and a line for what cannot be used."""
+"""Images in the forms that people have them: the same samples from each,
+and a line for what cannot be used.
+"""
 
 import math
 import os
@@ -19,7 +21,7 @@ from multicard.estimate.memory import facts
 from multicard.records import content
 from multicard.records.schema_parts import Ignored
 from multicard.vision.data import datasets, sample_sources, stored_images
-from multicard.vision.data.splits import Data, Split
+from multicard.vision.data.splits import DataSplits, Split
 from multicard.vision.workload import WORKLOAD
 from tests.conftest import typed
 from tests.helpers.loader_sources import pixels, read, source
@@ -45,11 +47,17 @@ def fill(folder: Path, count: int = COUNT) -> Path:
 
 
 def rows(folder: Path) -> list[tuple[str, str]]:
-    return [(path.relative_to(folder).as_posix(), path.parent.name) for path in sorted(folder.rglob("*.png"))]
+    return [
+        (path.relative_to(folder).as_posix(), path.parent.name)
+        for path in sorted(folder.rglob("*.png"))
+    ]
 
 
 def write(path: Path, *lines: Any, encoding: str = "utf-8") -> Path:
-    path.write_text("\n".join(line if isinstance(line, str) else ",".join(line) for line in lines) + "\n", encoding)
+    path.write_text(
+        "\n".join(line if isinstance(line, str) else ",".join(line) for line in lines) + "\n",
+        encoding,
+    )
     return path
 
 
@@ -66,7 +74,9 @@ def parquet(folder: Path, **columns: Any) -> Path:
 
 
 def hub_files(folder: Path, *parts: str, names: tuple[str, ...] = CLASSES) -> Path:
-    """Parquet files as `datasets` writes them, a file a part and several row groups in it; Arrow's in other folders."""
+    """Parquet files as `datasets` writes them, a file a part and several row groups in it;
+    Arrow's in other folders.
+    """
     features = hub.Features({"image": hub.Image(), "label": hub.ClassLabel(names=list(names))})
     for part in parts:
         drawn = [(number, index) for index in range(COUNT) for number in range(3)]
@@ -81,7 +91,7 @@ def hub_files(folder: Path, *parts: str, names: tuple[str, ...] = CLASSES) -> Pa
     return folder
 
 
-def loaded(root: Path, *words: str, seed: int = 0) -> Data:
+def loaded(root: Path, *words: str, seed: int = 0) -> DataSplits:
     """What is read of data that passes the checks, as a rank has it."""
     asked = image_options(root, *words)
     datasets.check(asked)
@@ -99,9 +109,13 @@ FORMS: dict[str, Callable[[Path], Path]] = {
     "flat": fill,
     "train alone": lambda root: fill(root / "train").parent,
     "csv": lambda root: write(
-        fill(root).parent / "a.csv", "label,image", *((b, f"{root.name}/{a}") for a, b in rows(root))
+        fill(root).parent / "a.csv",
+        "label,image",
+        *((b, f"{root.name}/{a}") for a, b in rows(root)),
     ),
-    "semicolons": lambda root: write(root / "a.CSV", "\ufeffPath;Class", *(f"{a};{b}" for a, b in rows(fill(root)))),
+    "semicolons": lambda root: write(
+        root / "a.CSV", "\ufeffPath;Class", *(f"{a};{b}" for a, b in rows(fill(root)))
+    ),
     "hub": lambda root: hub_files(root / "data", "train-00000-of-00001.parquet").parent,
     "one file": lambda root: hub_files(root, "0000.parquet"),
     "saved to disk": lambda root: hub_files(root, "."),
@@ -112,18 +126,27 @@ FORMS: dict[str, Callable[[Path], Path]] = {
 def test_each_form_has_the_same_samples(form: str, tmp_path: Path):
     root = FORMS[form](tmp_path / "root")
     data, again, other = (loaded(root, "dataset.split=0.4", seed=seed) for seed in (0, 0, 1))
-    assert np.bincount(data.train.labels).tolist() == [3] * 3 and np.bincount(data.test.labels).tolist() == [2] * 3
+    assert (
+        np.bincount(data.train.labels).tolist() == [3] * 3
+        and np.bincount(data.test.labels).tolist() == [2] * 3
+    )
     assert data.classes == 3 and data.facts["parts"]["test"].startswith("0.4 of ")
-    everything = [((80 * number, 40 * index, 9), number) for number in range(3) for index in range(COUNT)]
+    everything = [
+        ((80 * number, 40 * index, 9), number) for number in range(3) for index in range(COUNT)
+    ]
     assert sorted(seen(data.train) + seen(data.test)) == everything
     assert seen(again.test) == seen(data.test) != seen(other.test)
     limited = loaded(root, "dataset.split=0.4", "dataset.train_limit=4")
     assert len(limited.train) == 4 and set(seen(limited.train)) < set(seen(data.train))
-    config = typed("dataset=images", f"dataset.root={root}", "dataset.split=0.4", "dataset.test_limit=5")
+    config = typed(
+        "dataset=images", f"dataset.root={root}", "dataset.split=0.4", "dataset.test_limit=5"
+    )
     assert facts.sizes(config) == facts.ImageFacts(9, 5, 3, 300, 3)
 
 
-def test_the_part_to_test_on_is_chosen_said_once_and_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_the_part_to_test_on_is_chosen_said_once_and_recorded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     for part in ("Train", "test", "val"):
         fill(tmp_path / part)
     (tmp_path / "notes").mkdir()
@@ -140,24 +163,33 @@ def test_the_part_to_test_on_is_chosen_said_once_and_recorded(tmp_path: Path, ca
     train = fill(tmp_path / "vehicles").rename(tmp_path / "train")
     for name in ("bus", "train"):
         shutil.copytree(train / "ant", tmp_path / "vehicles" / name)
-    assert loaded(tmp_path / "vehicles", "dataset.split=0.2").classes == 2  # a class that is called as a part is
+    # a class that is called as a part is
+    assert loaded(tmp_path / "vehicles", "dataset.split=0.2").classes == 2
 
 
 def test_numbers_are_in_their_order_and_declared_classes_in_that_of_the_file(tmp_path: Path):
     names = [str(10 - row % 2 * 8) for row in range(15)]
     columns = {"file": [path for path, _ in rows(fill(tmp_path))], "label": names}
-    data = datasets.DATASETS["images"].read(image_options(parquet(tmp_path, **columns), "dataset.split=0.3"), 0)
+    data = datasets.DATASETS["images"].read(
+        image_options(parquet(tmp_path, **columns), "dataset.split=0.3"), 0
+    )
     assert isinstance(data.train.images, list)
     classes = {str(tmp_path / path): name for path, name in zip(*columns.values(), strict=True)}
     pairs = zip(data.train.images, data.train.labels.tolist(), strict=True)
     assert {(classes[str(image)], label) for image, label in pairs} == {("2", 0), ("10", 1)}
     ordered = {((80 * (2 - at), 40 * i, 9), at) for at in range(3) for i in range(COUNT)}
-    for parts in (["train.parquet", "test.parquet"], ["own/train.parquet", "own/test.parquet"], ["train", "val"]):
+    for parts in (
+        ["train.parquet", "test.parquet"],
+        ["own/train.parquet", "own/test.parquet"],
+        ["train", "val"],
+    ):
         root = hub_files(tmp_path / parts[1], *parts, names=("cow", "none", "bee", "ant"))
         assert set(seen(loaded(root).test)) == ordered
 
 
-def test_hidden_files_and_those_that_are_no_images_are_left_and_others_found_by_any_common_ending(tmp_path: Path):
+def test_hidden_files_and_those_that_are_no_images_are_left_and_others_found_by_any_common_ending(
+    tmp_path: Path,
+):
     for part in ("train", "val"):
         folder = fill(tmp_path / part) / "ant"
         for index, name in enumerate(("a.GIF", "b.jfif", "c.avif", "d e.JPG")):
@@ -173,12 +205,19 @@ def test_hidden_files_and_those_that_are_no_images_are_left_and_others_found_by_
     assert data.ignored == [Ignored("hidden", 2 * 5)]  # the folders too, each once
 
 
-def test_absolute_and_relative_paths_are_the_same_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_absolute_and_relative_paths_are_the_same_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     paths = rows(fill(tmp_path))
     whole = [(str(tmp_path / path), name) for path, name in paths]
     monkeypatch.chdir(tmp_path)
     known = []
-    for each in (paths, whole, [*paths[::2], *whole[1::2]], [("./" + path, name) for path, name in paths]):
+    for each in (
+        paths,
+        whole,
+        [*paths[::2], *whole[1::2]],
+        [("./" + path, name) for path, name in paths],
+    ):
         write(tmp_path / "a.csv", "path,label", *sorted(each, key=lambda row: row[0][-9:]))
         config = typed("dataset=images", "dataset.root=a.csv", "dataset.split=0.4")
         known.append(content.fingerprint(WORKLOAD.data(config)))
@@ -187,9 +226,15 @@ def test_absolute_and_relative_paths_are_the_same_data(tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize(
     ("labels", "classes"),
-    [([10.0, 9.0, 2.5], ["2.5", "9.0", "10.0"]), (["1", "01", "-3"], ["-3", "01", "1"]), (["10", "9", "b"], None)],
+    [
+        ([10.0, 9.0, 2.5], ["2.5", "9.0", "10.0"]),
+        (["1", "01", "-3"], ["-3", "01", "1"]),
+        (["10", "9", "b"], None),
+    ],
 )
-def test_classes_of_a_table_are_ordered_by_value_or_else_by_name(labels: list[Any], classes: Any, tmp_path: Path):
+def test_classes_of_a_table_are_ordered_by_value_or_else_by_name(
+    labels: list[Any], classes: Any, tmp_path: Path
+):
     paths = [path for path, _ in rows(fill(tmp_path))]
     table = parquet(tmp_path, file=paths, label=labels * COUNT)
     assert loaded(table, "dataset.split=0.4").facts["classes"] == (classes or labels)
@@ -211,7 +256,9 @@ def test_names_of_any_bytes_are_read(tmp_path: Path):
 )
 def test_metadata_of_others_declares_no_classes(about: str, tmp_path: Path):
     paths, names = zip(*rows(fill(tmp_path)), strict=True)
-    table = pa.table({"file": paths, "label": names}).replace_schema_metadata({"huggingface": about})
+    table = pa.table({"file": paths, "label": names}).replace_schema_metadata(
+        {"huggingface": about}
+    )
     pq.write_table(table, tmp_path / "a.parquet")
     assert loaded(tmp_path / "a.parquet", "dataset.split=0.4").facts["classes"] == [*CLASSES]
 
@@ -237,7 +284,10 @@ def test_images_in_files_of_datasets_reach_every_loader(loader: str, ending: str
     images = [pixels(read(source(split, range(15), *words))) for split in splits]
     assert all(abs(images[0] - each).max() <= 1.01 / 255 for each in images)
     tensors = loaded(root, "dataset.cache=process").train
-    assert isinstance(tensors.images, np.ndarray) and abs(tensors.images * 255 - cached.train.images).max() < 1e-3
+    assert (
+        isinstance(tensors.images, np.ndarray)
+        and abs(tensors.images * 255 - cached.train.images).max() < 1e-3
+    )
 
 
 def test_a_parquet_file_is_read_once_and_left_when_its_images_are_decoded(tmp_path: Path):
@@ -284,20 +334,34 @@ BAD = {
     "nothing": Bad(lambda root: root / "none", "photographs.absent"),
     "another file": Bad(lambda root: write(root / "a.txt", ""), "photographs.no-table"),
     "no folders": Bad(lambda root: root / "ant", "photographs.no-classes"),
-    "no classes": Bad(lambda root: fill(root.parent / "a/train/.x", 0).parents[1], "photographs.no-classes"),
+    "no classes": Bad(
+        lambda root: fill(root.parent / "a/train/.x", 0).parents[1], "photographs.no-classes"
+    ),
     "no image": Bad(
-        lambda root: write(fill(root / "dog", 0) / "a.txt", "").parents[1], "photographs.empty-class", {"name": "dog"}
+        lambda root: write(fill(root / "dog", 0) / "a.txt", "").parents[1],
+        "photographs.empty-class",
+        {"name": "dog"},
     ),
     "one class": Bad(
-        lambda root: write(root / "a.csv", "img,class,split", "ant/0.png,a,train", "ant/0.png,a,val"),
+        lambda root: write(
+            root / "a.csv", "img,class,split", "ant/0.png,a,train", "ant/0.png,a,val"
+        ),
         "photographs.one-class",
         {"classes": ["a"]},
     ),
-    "no split": Bad(lambda root: root, "photographs.nothing-to-test-on", {"classes": ["ant", "bee", "cow"]}),
-    "columns": Bad(lambda root: write(root / "a.csv", "a,b", "1,2"), "photographs.columns", {"columns": ["a", "b"]}),
+    "no split": Bad(
+        lambda root: root, "photographs.nothing-to-test-on", {"classes": ["ant", "bee", "cow"]}
+    ),
+    "columns": Bad(
+        lambda root: write(root / "a.csv", "a,b", "1,2"),
+        "photographs.columns",
+        {"columns": ["a", "b"]},
+    ),
     "empty": Bad(lambda root: write(root / "a.csv", "image,label"), "photographs.no-rows"),
     "ragged": Bad(
-        lambda root: write(root / "a.csv", "image,label", "1,2,3"), "photographs.unreadable-table", why="2 columns"
+        lambda root: write(root / "a.csv", "image,label", "1,2,3"),
+        "photographs.unreadable-table",
+        why="2 columns",
     ),
     "Latin-1": Bad(
         lambda root: write(root / "a.csv", "image,label,\xe9", encoding="latin-1"),
@@ -308,7 +372,9 @@ BAD = {
         "photographs.unreadable-table",
         why="Expected to be able to read",
     ),
-    "no parquet": Bad(lambda root: write(root / "a.parquet", "x"), "photographs.unreadable-table", why="Parquet"),
+    "no parquet": Bad(
+        lambda root: write(root / "a.parquet", "x"), "photographs.unreadable-table", why="Parquet"
+    ),
     "label": Bad(
         lambda root: write(root / "a.csv", "image,label", *rows(root), "ant/0.png,"),
         "photographs.bad-rows",
@@ -348,9 +414,14 @@ BAD = {
         {"row": 1},
         reason="photographs.unknown-split",
     ),
-    "train": Bad(lambda root: write(root / "a.csv", "img,class,split", "ant/0.png,a,test"), "photographs.no-train"),
+    "train": Bad(
+        lambda root: write(root / "a.csv", "img,class,split", "ant/0.png,a,test"),
+        "photographs.no-train",
+    ),
     "differ": Bad(
-        lambda root: write(root / "a.csv", "img,class,split", "ant/0.png,a,train", "ant/0.png,b,val"),
+        lambda root: write(
+            root / "a.csv", "img,class,split", "ant/0.png,a,train", "ant/0.png,b,val"
+        ),
         "photographs.other-classes",
         {"parts": ["train", "val"], "classes": ["a", "b"]},
     ),
@@ -384,7 +455,9 @@ def test_a_share_of_what_is_split_already_is_refused_and_one_of_all(tmp_path: Pa
 
 
 @pytest.mark.parametrize("target", [None, "/dev/zero", ".", "../cow"])
-def test_pipes_devices_and_circles_of_links_are_refused_and_not_read(target: str | None, tmp_path: Path):
+def test_pipes_devices_and_circles_of_links_are_refused_and_not_read(
+    target: str | None, tmp_path: Path
+):
     path = fill(tmp_path / "root") / "bee" / "x.png"
     (tmp_path / "root" / "cow" / "back").symlink_to("../bee")
     if target is None:
@@ -394,7 +467,10 @@ def test_pipes_devices_and_circles_of_links_are_refused_and_not_read(target: str
     code = "photographs.circle" if target in (".", "../cow") else "photographs.no-file"
     with refused(code) as refusal:
         datasets.check(image_options(tmp_path / "root", "dataset.split=0.4"))
-    assert refusal.value.facts["path"].startswith(str(path)) and "\n" not in refusal.value.message.sentence
+    assert (
+        refusal.value.facts["path"].startswith(str(path))
+        and "\n" not in refusal.value.message.sentence
+    )
 
 
 # ---- public layouts
@@ -413,9 +489,19 @@ def flat(root: Path, folder: str = "train_images") -> list[tuple[str, str]]:
 TABLES: dict[str, Callable[[list[tuple[str, str]]], bytes]] = {
     "ids": lambda rows: "\n".join(["id_code,diagnosis", *(f"{a},{b}" for a, b in rows)]).encode(),
     "names": lambda rows: "\n".join(["image,label", *(f"{a}.PNG,{b}" for a, b in rows)]).encode(),
-    "backslashes": lambda rows: "\n".join(["path,label", *(f"train_images\\{a}.PNG,{b}" for a, b in rows)]).encode(),
-    "excel": lambda rows: "\r\n".join(["sep=;", "image;label", *(f'"{a}";{b}' for a, b in rows)]).encode("utf-8-sig"),
-    "unicode": lambda rows: "\r\n".join(["image\tlabel", *(f"{a}\t{b}" for a, b in rows)]).encode("utf-16"),
+    "backslashes": (
+        lambda rows: "\n".join(
+            ["path,label", *(f"train_images\\{a}.PNG,{b}" for a, b in rows)]
+        ).encode()
+    ),
+    "excel": (
+        lambda rows: "\r\n".join(["sep=;", "image;label", *(f'"{a}";{b}' for a, b in rows)]).encode(
+            "utf-8-sig"
+        )
+    ),
+    "unicode": (
+        lambda rows: "\r\n".join(["image\tlabel", *(f"{a}\t{b}" for a, b in rows)]).encode("utf-16")
+    ),
 }
 
 
@@ -429,7 +515,10 @@ def test_a_table_of_ids_beside_a_folder_of_images_is_read(form: str, tmp_path: P
 
 def test_images_that_no_row_names_are_counted(tmp_path: Path):
     (tmp_path / "train.csv").write_bytes(TABLES["ids"](flat(tmp_path)[:7]))
-    assert Ignored("images that no row names", 3) in loaded(tmp_path / "train.csv", "dataset.split=0.4").ignored
+    assert (
+        Ignored("images that no row names", 3)
+        in loaded(tmp_path / "train.csv", "dataset.split=0.4").ignored
+    )
 
 
 def test_a_name_of_two_images_is_refused(tmp_path: Path):
@@ -515,7 +604,9 @@ def test_images_of_several_classes_and_archives_are_called_so(tmp_path: Path):
 def test_columns_without_a_name_are_counted_and_columns_of_one_name_refused(tmp_path: Path):
     names = flat(tmp_path)
     write(tmp_path / "a.csv", ",image,label", *((str(n), *row) for n, row in enumerate(names)))
-    assert loaded(tmp_path / "a.csv", "dataset.split=0.4").ignored == [Ignored("column without a name", 10)]
+    assert loaded(tmp_path / "a.csv", "dataset.split=0.4").ignored == [
+        Ignored("column without a name", 10)
+    ]
     write(tmp_path / "b.csv", "image,label, Label", *((*row, "x") for row in names))
     with refused("photographs.column-twice", column="label"):
         loaded(tmp_path / "b.csv", "dataset.split=0.4")

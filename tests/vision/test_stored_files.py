@@ -1,4 +1,6 @@
-"""Files of `datasets` and folders that lack something: columns, bytes, shards or classes; and names in one line."""
+"""Files of `datasets` and folders that lack something: columns, bytes, shards or classes;
+and names in one line.
+"""
 
 import shutil
 from collections.abc import Callable
@@ -52,9 +54,14 @@ def nulls(form: Any) -> Callable[[Path], Path]:
     """Files with six rows of images without bytes, stored as this type."""
 
     def make(root: Path) -> Path:
-        images = pa.array([{"bytes": None, "path": "a.png"}] * 6, pa.struct([("bytes", form), ("path", pa.string())]))
+        images = pa.array(
+            [{"bytes": None, "path": "a.png"}] * 6,
+            pa.struct([("bytes", form), ("path", pa.string())]),
+        )
         for part in ("train", "test"):
-            pq.write_table(pa.table({"image": images, "label": [0, 1] * 3}), root / f"{part}.parquet")
+            pq.write_table(
+                pa.table({"image": images, "label": [0, 1] * 3}), root / f"{part}.parquet"
+            )
         return root
 
     return make
@@ -72,7 +79,9 @@ FILES = {
     "bytes of type null": Bad(nulls(pa.null()), "photographs.only-paths", {"column": "image"}),
     "no bytes": Bad(nulls(pa.binary()), "cache.nothing-decoded"),
     "another column": Bad(
-        renamed, "photographs.other-columns", {"columns": ["img", "label"], "expected": ["image", "label"]}
+        renamed,
+        "photographs.other-columns",
+        {"columns": ["img", "label"], "expected": ["image", "label"]},
     ),
     "no first shard": Bad(
         lambda root: hub_files(root, "data/train-00001-of-00003.parquet", "data/test.parquet"),
@@ -84,7 +93,9 @@ FILES = {
 
 @pytest.mark.parametrize("words", [[], ["dataset.skip_broken=true"]])
 @pytest.mark.parametrize("name", FILES)
-def test_files_of_datasets_that_lack_something_are_refused_with_what_helps(name: str, words: list[str], tmp_path: Path):
+def test_files_of_datasets_that_lack_something_are_refused_with_what_helps(
+    name: str, words: list[str], tmp_path: Path
+):
     bad = FILES[name]
     root = tmp_path / "hub"
     root.mkdir()
@@ -97,7 +108,9 @@ def test_files_of_datasets_that_lack_something_are_refused_with_what_helps(name:
 def test_a_class_alone_to_train_on_is_refused_with_a_part_that_has_more(tmp_path: Path):
     fill(tmp_path / "test")
     shutil.copytree(tmp_path / "test" / "bee", tmp_path / "train" / "bee")
-    with refused("photographs.other-classes", parts=["train", "test"], classes=["ant", "cow"]) as caught:
+    with refused(
+        "photographs.other-classes", parts=["train", "test"], classes=["ant", "cow"]
+    ) as caught:
         loaded(tmp_path)
     (remedy,) = remedies(caught.value)
     data = loaded(tmp_path, *remedy.split())
@@ -109,7 +122,9 @@ def test_a_class_alone_to_train_on_is_refused_with_a_part_that_has_more(tmp_path
     assert not remedies(caught.value)
 
 
-def test_names_with_line_breaks_are_refused_and_said_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_names_with_line_breaks_are_refused_and_said_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     root = fill(tmp_path / "root")
     (root / "new\nclass").mkdir()
     with refused("photographs.empty-class", name="new\nclass") as caught:

@@ -28,18 +28,27 @@ def test_what_each_rank_loads_and_trains_on_with_every_loader(world: int, tmp_pa
     configs = [small("batch_size=8", f"loader={loader}") for loader in loaders]
     ranks = on_ranks(world, "reads", tmp_path, configs, tmp_path, sizes)
     for samples, epoch in product(sizes, range(2)):
-        rr, ds, ddp = ([rank[name, "torch", samples] for rank in ranks] for name in ("ddp_rr", "ddp_ds", "ddp"))
+        rr, ds, ddp = (
+            [rank[name, "torch", samples] for rank in ranks] for name in ("ddp_rr", "ddp_ds", "ddp")
+        )
         assert all(len({rank["steps"] for rank in strategy}) == 1 for strategy in (rr, ds, ddp))
-        assert all(rank["batches"] == rr[0]["batches"] for rank in rr)  # each rank loads every batch, in one order
+        # each rank loads every batch, in one order
+        assert all(rank["batches"] == rr[0]["batches"] for rank in rr)
         assert world == 1 or ddp[0]["batches"] != ddp[1]["batches"]
-        once, filled, often = (Counter(n for rank in each for n in rank["trained"][epoch]) for each in (rr, ds, ddp))
+        once, filled, often = (
+            Counter(n for rank in each for n in rank["trained"][epoch]) for each in (rr, ds, ddp)
+        )
         assert once == dict.fromkeys(range(samples), 1)  # none twice, none lost
-        assert filled.keys() == once.keys() and filled.total() - samples == -samples % world  # repeats a few
+        # repeats a few
+        assert filled.keys() == once.keys() and filled.total() - samples == -samples % world
         assert len({len(rank["trained"][epoch]) for rank in ds}) == 1
         assert often == dict.fromkeys(range(samples), world)
         assert all(len({*rank["trained"][epoch]}) == samples for rank in ddp)
     for rank in ranks:  # all loaders: the same batches in the same order
-        assert all(seen["batches"] == rank[name, "torch", size]["batches"] for (name, _, size), seen in rank.items())
+        assert all(
+            seen["batches"] == rank[name, "torch", size]["batches"]
+            for (name, _, size), seen in rank.items()
+        )
         modes = [rank[strategy, "device", 50]["facts"]["mode"] for strategy in ("ddp_ds", "ddp_rr")]
         assert modes == ["shard" if world > 1 else "resident", "resident"]
 
@@ -53,10 +62,15 @@ def quietly(world: int, folder: Path, *words: str) -> list[dict[str, Any]]:
     return on_ranks(world, "train_quietly", folder, small(*words), folder)
 
 
-@pytest.mark.parametrize("words", [["dataset.train_limit=32"], ["strategy=ddp_rr", "dataset.train_limit=64"]])
+@pytest.mark.parametrize(
+    "words", [["dataset.train_limit=32"], ["strategy=ddp_rr", "dataset.train_limit=64"]]
+)
 def test_two_ranks_step_as_one_on_the_joined_batch(words: list[str], tmp_path: Path):
     words = ["precision=fp64", "schedule=constant", *words]
-    one, two = quietly(1, tmp_path, *words, "batch_size=32"), quietly(2, tmp_path, *words, "batch_size=16")
+    one, two = (
+        quietly(1, tmp_path, *words, "batch_size=32"),
+        quietly(2, tmp_path, *words, "batch_size=16"),
+    )
     assert largest_difference(one[0]["parameters"], two[0]["parameters"]) < 1e-6
     assert largest_difference(two[0]["parameters"], two[1]["parameters"]) == 0
 
@@ -103,7 +117,10 @@ def test_communication_is_computed_from_what_ddp_puts_in_its_buckets(tmp_path: P
         ("exit", "exit", Told("rank.exited", facts={"rank": 1, "exit_code": 7})),
         ("worker", "exception", "DataLoader worker (pid 9)"),
         pytest.param(
-            "SIGKILL", "signal", Told("rank.killed", facts={"rank": 1, "signal": "SIGKILL"}), marks=pytest.mark.core
+            "SIGKILL",
+            "signal",
+            Told("rank.killed", facts={"rank": 1, "signal": "SIGKILL"}),
+            marks=pytest.mark.core,
         ),
         ("SIGSEGV", "signal", Told("rank.killed", facts={"rank": 1, "signal": "SIGSEGV"})),
     ],
@@ -118,4 +135,5 @@ def test_the_rank_that_died_first_is_named(how: str, kind: str, named: str | Tol
     else:
         assert named in failure.message
     assert "rank 1 was here" in (tmp_path / "logs" / "r01.log").read_text()
-    assert how == "SIGSEGV" or "rank 1 was here" in failure.log_tail  # there the tail is the fault handler's
+    # there the tail is the fault handler's
+    assert how == "SIGSEGV" or "rank 1 was here" in failure.log_tail

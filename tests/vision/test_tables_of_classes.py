@@ -1,4 +1,6 @@
-"""Tables beside images in parts, as Kaggle and `imagefolder` have them, and what their cells say of classes."""
+"""Tables beside images in parts, as Kaggle and `imagefolder` have them,
+and what their cells say of classes.
+"""
 
 import json
 from pathlib import Path
@@ -16,14 +18,20 @@ from tests.vision.test_sample_sources import parquet, write
 def kaggle(root: Path, *folders: str) -> Path:
     """Folders with images of the same names, and a table of the ids of those in the first."""
     put(root, *folders, count=8)
-    write(root / "train.csv", "id,label", *(f"{number},{['cat', 'dog'][number % 2]}" for number in range(8)))
+    write(
+        root / "train.csv",
+        "id,label",
+        *(f"{number},{['cat', 'dog'][number % 2]}" for number in range(8)),
+    )
     write(root / "sample_submission.csv", "id,label", *(f"{number},cat" for number in range(8)))
     return root
 
 
 @pytest.mark.parametrize("name", ["train.csv", "."])
 @pytest.mark.parametrize("folders", [["train", "test"], ["train_images", "test_images", "more"]])
-def test_ids_of_images_in_several_folders_are_called_so(folders: list[str], name: str, tmp_path: Path):
+def test_ids_of_images_in_several_folders_are_called_so(
+    folders: list[str], name: str, tmp_path: Path
+):
     root = kaggle(tmp_path / "root", *folders)
     with refused("photographs.bad-rows", key="dataset.root", row=1, rows=8) as refusal:
         datasets.check(options(root / name, "dataset.split=0.5"))
@@ -32,7 +40,11 @@ def test_ids_of_images_in_several_folders_are_called_so(folders: list[str], name
     assert reason.facts["folders"][0] == folders[0] and {*reason.facts["folders"]} == {*folders}
     assert remedies(refusal.value) == []
     rows = (root / "train.csv").read_text().splitlines()
-    write(root / "train.csv", rows[0], *(f"{folders[0]}/{row.replace(',', '.png,')}" for row in rows[1:]))
+    write(
+        root / "train.csv",
+        rows[0],
+        *(f"{folders[0]}/{row.replace(',', '.png,')}" for row in rows[1:]),
+    )
     assert parts(root / "train.csv", "dataset.split=0.5")[2:] == (4, 4, ["cat", "dog"])
 
 
@@ -57,7 +69,10 @@ def with_metadata(root: Path, name: str, labelled_parts: list[str], unlabelled: 
     """Images in parts, and a table beside those of each, with classes or without."""
     put(root, "train", "test", count=10)
     for part in (*labelled_parts, *unlabelled):
-        rows = [{"file_name": f"{number}.png", "label": ["cat", "dog"][number % 2]} for number in range(10)]
+        rows = [
+            {"file_name": f"{number}.png", "label": ["cat", "dog"][number % 2]}
+            for number in range(10)
+        ]
         if part in unlabelled:
             rows = [{"file_name": row["file_name"]} for row in rows]
         if name.endswith(".csv"):
@@ -72,7 +87,9 @@ METADATA = pytest.mark.parametrize("name", ["metadata.csv", "metadata.jsonl"])
 
 
 @METADATA
-def test_a_table_in_the_part_to_train_on_is_named_and_its_remedy_reads_it(name: str, tmp_path: Path):
+def test_a_table_in_the_part_to_train_on_is_named_and_its_remedy_reads_it(
+    name: str, tmp_path: Path
+):
     root = with_metadata(tmp_path / "root", name, ["train"], [])
     with refused("photographs.table-beside", table=str(root / "train" / name)) as refusal:
         datasets.check(options(root))
@@ -88,9 +105,10 @@ def test_a_table_in_each_part_gives_the_classes_of_its_images(name: str, tmp_pat
     assert parts(root) == ("train", "test", 10, 10, ["cat", "dog"])
     assert parts(root, "dataset.parts=[test,train]") == ("test", "train", 10, 10, ["cat", "dog"])
     put(root, "other", count=3)
-    assert {found.what: found.count for found in datasets.DATASETS["images"].read(options(root), 0).ignored} == {
-        "other/": 3
-    }
+    assert {
+        found.what: found.count
+        for found in datasets.DATASETS["images"].read(options(root), 0).ignored
+    } == {"other/": 3}
 
 
 @METADATA
@@ -111,14 +129,20 @@ def test_a_broken_table_of_json_lines_is_refused(tmp_path: Path):
 def labelled(root: Path, labels: list[str]) -> Path:
     """A table of as many images as there are labels."""
     put(root, "images", count=len(labels))
-    return write(root / "a.csv", "path,label", *(f"images/{row}.png,{label}" for row, label in enumerate(labels)))
+    return write(
+        root / "a.csv",
+        "path,label",
+        *(f"images/{row}.png,{label}" for row, label in enumerate(labels)),
+    )
 
 
 @pytest.mark.parametrize("name", ["nan", "NaN"])
 def test_the_text_nan_is_a_class_among_names(name: str, tmp_path: Path):
     table = labelled(tmp_path / "root", [name, "nv"] * 4)
     assert parts(table, "dataset.split=0.5")[4] == sorted([name, "nv"])
-    stored = parquet(table.parent, path=[f"images/{row}.png" for row in range(8)], label=[name, "nv"] * 4)
+    stored = parquet(
+        table.parent, path=[f"images/{row}.png" for row in range(8)], label=[name, "nv"] * 4
+    )
     assert parts(stored, "dataset.split=0.5")[4] == sorted([name, "nv"])
 
 
@@ -138,7 +162,10 @@ def test_minus_one_beside_numbers_of_classes_is_no_class_in_any_file(kind: str, 
     if kind == "parquet":
         table = parquet(table.parent, path=paths, label=numbers)
     elif kind == "jsonl":
-        lines = [json.dumps({"path": path, "label": label}) for path, label in zip(paths, numbers, strict=True)]
+        lines = [
+            json.dumps({"path": path, "label": label})
+            for path, label in zip(paths, numbers, strict=True)
+        ]
         table = write(table.with_suffix(".jsonl"), *lines)
     with refused("photographs.bad-rows", row=3, rows=4) as refusal:
         parts(table, "dataset.split=0.5")
@@ -146,7 +173,9 @@ def test_minus_one_beside_numbers_of_classes_is_no_class_in_any_file(kind: str, 
 
 
 @pytest.mark.parametrize("labels", [["-1", "1"], ["-2", "-1", "0", "1"], ["-1", "cat", "dog"]])
-def test_minus_one_is_a_class_where_it_is_of_two_or_of_other_kinds(labels: list[str], tmp_path: Path):
+def test_minus_one_is_a_class_where_it_is_of_two_or_of_other_kinds(
+    labels: list[str], tmp_path: Path
+):
     assert parts(labelled(tmp_path / "root", labels * 4), "dataset.split=0.5")[4] == labels
 
 
@@ -157,4 +186,6 @@ def test_classes_whose_names_differ_by_case_alone_are_said(tmp_path: Path, capsy
     assert said.facts["classes"] == [["NV", "nv"]]
     datasets.check(options(labelled(tmp_path / "other", ["nv", "mel"] * 4), "dataset.split=0.5"))
     assert told(capsys.readouterr().out) == []
-    assert class_names.alike(["covid 19", "Covid-19", "healthy", "1", "01"]) == [["covid 19", "Covid-19"]]
+    assert class_names.alike(["covid 19", "Covid-19", "healthy", "1", "01"]) == [
+        ["covid 19", "Covid-19"]
+    ]

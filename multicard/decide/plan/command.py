@@ -2,7 +2,8 @@
 
     multicard plan JOBS.yaml [--seconds S] [--json FILE] [--csv FILE] ... [--run [--name NAME]]
 
-JOBS.yaml names the node and the jobs, each a command of either entry or times that are known (docs/plan.md).
+JOBS.yaml names the node and the jobs, each a command of either
+entry or times that are known (docs/plan.md).
 """
 
 import argparse
@@ -21,7 +22,7 @@ from multicard.decide.plan import jobs_file, planning, tasks
 from multicard.decide.plan.carry_out import FOLDER, CarryingOut
 from multicard.decide.plan.jobs_file import SLOWDOWN
 from multicard.decide.plan.planning import Plan
-from multicard.decide.plan.schedule import Option, Schedule, Task
+from multicard.decide.plan.schedule import GpusOption, PlanTask, Schedule
 from multicard.estimate.observations import explained
 from multicard.machine.environment import spans
 from multicard.measure.timing import in_hours
@@ -29,24 +30,52 @@ from multicard.messages import Message, Parser, Refusal, say, usage
 from multicard.records import run_folder, text_table
 from multicard.records.journal import Journal
 from multicard.records.output import STDOUT, Output, add_formats
-from multicard.records.schema_parts import Interval
-from multicard.records.text_table import Table, cut
+from multicard.records.schema_parts import PredictedInterval
+from multicard.records.text_table import TextTable, cut
 from multicard.sweep.executor import Executor
 
 WIDTH = 120
 LEAST_COLUMNS = 20  # of the chart
-HEADINGS = ("job", "GPUs", "on", "start", "end", "planned", "likely (90%)", "efficiency", "basis", "deadline", "late")
-RESULT_HEADINGS = ("job", "GPUs", "on", "planned start", "planned end", "start", "end", "took by plan", "status")
+HEADINGS = (
+    "job",
+    "GPUs",
+    "on",
+    "start",
+    "end",
+    "planned",
+    "likely (90%)",
+    "efficiency",
+    "basis",
+    "deadline",
+    "late",
+)
+RESULT_HEADINGS = (
+    "job",
+    "GPUs",
+    "on",
+    "planned start",
+    "planned end",
+    "start",
+    "end",
+    "took by plan",
+    "status",
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; 1, after one line with the reason, where there is no plan."""
     parser = Parser(
-        "multicard plan", description=usage(__doc__, __file__), formatter_class=argparse.RawDescriptionHelpFormatter
+        "multicard plan",
+        description=usage(__doc__, __file__),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("jobs", metavar="JOBS.yaml", type=Path)
-    parser.add_argument("--seconds", metavar="S", type=float, default=planning.LIMIT_S, help="to search (10)")
-    parser.add_argument("--run", action="store_true", help="carry the plan out; the same command again resumes")
+    parser.add_argument(
+        "--seconds", metavar="S", type=float, default=planning.LIMIT_S, help="to search (10)"
+    )
+    parser.add_argument(
+        "--run", action="store_true", help="carry the plan out; the same command again resumes"
+    )
     parser.add_argument("--name", help="of the plan's folder under multirun/ (the file's name)")
     add_formats(parser)
     options = parser.parse_args(arguments)
@@ -67,15 +96,20 @@ class _Command:
         if not 1 <= options.seconds <= 3600:
             sentence = f"--seconds {options.seconds:g}: must be from 1 to 3600"
             raise Refusal("plan.search-range", sentence, key="--seconds", value=options.seconds)
-        self.options, self.file = options, jobs_file.read(options.jobs)
+        self.options = options
+        self.file = jobs_file.read(options.jobs)
         self.name = options.name or options.jobs.stem
         if options.run:
             check_name(self.name)
             if STDOUT in vars(options).values():
-                raise Refusal("plan.stdout", "-: --run prints to stdout what it starts; name a file instead of -")
+                raise Refusal(
+                    "plan.stdout",
+                    "-: --run prints to stdout what it starts; name a file instead of -",
+                )
         self.sweep = tasks.SWEEPS / self.name
         self.node = tasks.resolve(self.file, options.run)
-        self.own_file = self.sweep / FOLDER / "plan.json"  # of a plan that is carried out, beside its events
+        # of a plan that is carried out, beside its events
+        self.own_file = self.sweep / FOLDER / "plan.json"
 
     def plan(self) -> int:
         """Plan, and show the plan."""
@@ -88,21 +122,30 @@ class _Command:
         cells = tasks.cells(self.file, self.node, self.sweep)  # refuses before it predicts
         if not (wanted := self._tasks()):
             return 1
-        with closing(Journal(self.sweep / FOLDER / "events.jsonl", f"--name {self.name}")) as journal:
+        with closing(
+            Journal(self.sweep / FOLDER / "events.jsonl", f"--name {self.name}")
+        ) as journal:
             executor = Executor(self.sweep, signal.SIGTERM, reports=False)
-            carried = CarryingOut(wanted, self.node.gpus, cells, executor, journal, noun=self.node.noun)
+            carried = CarryingOut(
+                wanted, self.node.gpus, cells, executor, journal, noun=self.node.noun
+            )
             if carried.left():
                 plan = self._show(carried.rest(), is_new=not carried.first)
                 if carried.began is not None and any(task.deadline_s for task in wanted):
                     now_s = carried.now_s()
                     since = f"the first command's start, {in_hours(now_s)} ago"
-                    sentence = f"deadlines count from {since}; use `--name NAME` with a new name to begin anew"
+                    sentence = (
+                        f"deadlines count from {since}; use `--name NAME` with a new name to begin"
+                        " anew"
+                    )
                     say(Message("plan.deadlines-since", sentence, key="--name", seconds=now_s))
                 say("")
                 try:
                     carried.run(plan.schedule)
                 except KeyboardInterrupt:
-                    say(Message("plan.resume", "to resume, type the same command again"), error=True)
+                    say(
+                        Message("plan.resume", "to resume, type the same command again"), error=True
+                    )
                     return 1
         result = carried.result()
         say("\n".join(["", *result_lines(result)]))
@@ -113,7 +156,7 @@ class _Command:
             print(line, file=sys.stderr)
         return 1 if carried.failures() else 0
 
-    def _tasks(self) -> list[Task]:
+    def _tasks(self) -> list[PlanTask]:
         """The tasks; none, after the reasons, where no time of a job is known."""
         runs = tasks.runs(self.file, self.node, self.sweep)
         self.notes, unknown = tasks.notes(self.file, runs)
@@ -124,12 +167,17 @@ class _Command:
         if probes := tasks.probes(runs, self.node, self.sweep):
             where = f" on {self.node.name}" if self.file.node.gpu else ""
             sentence = f"to know all times, run these probes{where} first, one after the other:"
-            say("\n  ".join([Message("plan.probe-first", sentence, node=self.file.node.gpu), *probes]))
+            say(
+                "\n  ".join(
+                    [Message("plan.probe-first", sentence, node=self.file.node.gpu), *probes]
+                )
+            )
         return [] if unknown else tasks.tasks(self.file, self.node, runs)
 
-    def _show(self, wanted: Sequence[Task], is_new: bool = True) -> Plan:
-        """Make a plan, print it, and write the files that the command asks for, unless the plan of the first command
-        stays in them."""
+    def _show(self, wanted: Sequence[PlanTask], is_new: bool = True) -> Plan:
+        """Make a plan, print it, and write the files that the command asks for, unless the plan of
+        the first command stays in them.
+        """
         plan = planning.make(wanted, self.node.gpus, self.options.seconds)
         content = as_dict(plan, self.node.name, self.file.slowdown, self.node.noun)
         lines = [*plan_lines(plan, self.file.slowdown, content), *self.notes]
@@ -145,24 +193,30 @@ class _Command:
 # ---- the plan as text, and as JSON
 
 
-def plan_lines(plan: Plan, slowdown: Interval, content: Mapping[str, Any]) -> list[str]:
+def plan_lines(plan: Plan, slowdown: PredictedInterval, content: Mapping[str, Any]) -> list[str]:
     """The plan for a terminal; `content` is that of `as_dict`."""
-    width, noun = _width(), content["noun"]
+    width = _width()
+    noun = content["noun"]
     marks = explained(job["basis"].partition(" ")[2] for job in content["jobs"])
     notes = text_table.folded([*marks, *_comparisons(plan), _slower(slowdown, noun)], width)
     bars = chart(plan.tasks, plan.schedule, plan.gpus, width, noun)
     return [*_table(content).lines(width), "", *bars, "", *notes]
 
 
-def _slower(slowdown: Interval, noun: str) -> Message:
+def _slower(slowdown: PredictedInterval, noun: str) -> Message:
     """What is assumed of runs beside others."""
     ends = [slowdown.low, slowdown.high]
     runs = f"slowdown: {slowdown.value:.3g} of runs that leave {noun}s for others"
     if slowdown != SLOWDOWN:
         return Message("plan.slowdown", runs, key="slowdown", value=slowdown.value, ends=ends)
     why = "as they share cores, memory bandwidth and PCIe"
-    sentence = f"{runs} is assumed ({slowdown.low:g} to {slowdown.high:g}), {why}; set slowdown in the file"
-    return Message("plan.slowdown-assumed", sentence, key="slowdown", value=slowdown.value, ends=ends)
+    sentence = (
+        f"{runs} is assumed ({slowdown.low:g} to {slowdown.high:g}), {why}; set slowdown in the"
+        " file"
+    )
+    return Message(
+        "plan.slowdown-assumed", sentence, key="slowdown", value=slowdown.value, ends=ends
+    )
 
 
 def _width() -> int:
@@ -173,38 +227,66 @@ def output(plan: Plan, content: dict[str, Any], lines: Sequence[str]) -> Output:
     """The plan for `emit`, from its `as_dict` and its lines; a row for programs is a job."""
     rows = []
     for job in content["jobs"]:
-        seconds = {"seconds" + f"_{end}" * (end != "value"): job["seconds"][end] for end in ("value", "low", "high")}
+        seconds = {
+            "seconds" + f"_{end}" * (end != "value"): job["seconds"][end]
+            for end in ("value", "low", "high")
+        }
         as_busy = job["seconds_as_busy"] or {}
         seconds |= {f"seconds_as_busy_{end}": as_busy.get(end) for end in ("low", "high")}
         seconds["seconds_as_busy"] = as_busy.get("value")
-        rows.append(job | seconds | {"gpu_ids": spans(job["gpu_ids"]), "after": ",".join(job["after"])})
+        rows.append(
+            job | seconds | {"gpu_ids": spans(job["gpu_ids"]), "after": ",".join(job["after"])}
+        )
     table = _table(content)._replace(below=_comparisons(plan))
     return Output(lambda width: lines, lambda: [table], rows, content=lambda _: content)
 
 
-def _table(content: Mapping[str, Any]) -> Table:
-    columns = [column for column in zip(HEADINGS, *map(_row, content["jobs"]), strict=True) if any(column[1:])]
+def _table(content: Mapping[str, Any]) -> TextTable:
+    columns = [
+        column
+        for column in zip(HEADINGS, *map(_row, content["jobs"]), strict=True)
+        if any(column[1:])
+    ]
     headings, *rows = zip(*columns, strict=True)
     sentence = f"plan of {count(len(rows), 'run')} on {content['node']}:"
-    return Table(headings, rows, [Message("plan.title", sentence, runs=len(rows), node=content["node"])])
+    return TextTable(
+        headings, rows, [Message("plan.title", sentence, runs=len(rows), node=content["node"])]
+    )
 
 
 def _row(job: Mapping[str, Any]) -> list[str]:
     """A row of the table, from a job of `as_dict`."""
     low, high = (in_hours(job["seconds"][end]) for end in ("low", "high"))
     likely = low if low == high else f"{low} to {high}"
-    start_s, end_s, efficient, deadline_s = job["start_s"], job["end_s"], job["efficiency"], job["deadline_s"]
+    start_s = job["start_s"]
+    end_s = job["end_s"]
+    efficient = job["efficiency"]
+    deadline_s = job["deadline_s"]
     times = [in_hours(seconds) for seconds in (start_s, end_s, end_s - start_s)]
     deadline = "" if deadline_s is None else in_hours(abs(deadline_s)) + " ago" * (deadline_s < 0)
     late = in_hours(job["late_s"]) if job["late_s"] else ""
     share = "" if efficient is None else f"{efficient:.0%}"
-    return [job["name"], str(job["gpus"]), spans(job["gpu_ids"]), *times, likely, share, job["basis"], deadline, late]
+    return [
+        job["name"],
+        str(job["gpus"]),
+        spans(job["gpu_ids"]),
+        *times,
+        likely,
+        share,
+        job["basis"],
+        deadline,
+        late,
+    ]
 
 
-def efficiency(task: Task, option: Option) -> float | None:
+def efficiency(task: PlanTask, option: GpusOption) -> float | None:
     """Speed of each GPU relative to that on the task's fewest; None where it has one option."""
     fewest = min(task.options, key=lambda other: other.gpus)
-    return None if len(task.options) == 1 else fewest.gpus * fewest.alone.value / (option.gpus * option.alone.value)
+    return (
+        None
+        if len(task.options) == 1
+        else fewest.gpus * fewest.alone.value / (option.gpus * option.alone.value)
+    )
 
 
 def _comparisons(plan: Plan) -> list[str]:
@@ -218,17 +300,30 @@ def _comparisons(plan: Plan) -> list[str]:
     late = plan.schedule.late_s(plan.tasks)
     if late:
         names = [plan.tasks[place].name for place in late]
-        each = ", ".join(f"{plan.tasks[place].name} by {in_hours(delay)}" for place, delay in late.items())
+        each = ", ".join(
+            f"{plan.tasks[place].name} by {in_hours(delay)}" for place, delay in late.items()
+        )
         sentence = f"deadlines that are not kept: {each}; {in_hours(sum(late.values()))} in all"
-        notes.append(Message("plan.late", sentence, tasks=names, seconds=[*late.values()], total_s=sum(late.values())))
+        notes.append(
+            Message(
+                "plan.late",
+                sentence,
+                tasks=names,
+                seconds=[*late.values()],
+                total_s=sum(late.values()),
+            )
+        )
     return notes
 
 
 def _makespan(plan: Plan) -> Message:
-    likely, makespan_s = plan.likely, plan.schedule.makespan_s
+    likely = plan.likely
+    makespan_s = plan.schedule.makespan_s
     sentence = f"makespan: {in_hours(makespan_s)} planned"
     if likely.low < likely.high:
-        sentence += f"; likely {in_hours(likely.value)} ({in_hours(likely.low)} to {in_hours(likely.high)})"
+        sentence += (
+            f"; likely {in_hours(likely.value)} ({in_hours(likely.low)} to {in_hours(likely.high)})"
+        )
     facts: dict[str, Any] = {"likely": [likely.value, likely.low, likely.high]}
     busy = plan.likely_as_busy
     if busy is not None:
@@ -242,7 +337,9 @@ def _bound(plan: Plan) -> Message:
     keeps = has_deadlines and not plan.schedule.late_s(plan.tasks)
     limit = "no plan that keeps the deadlines" if keeps else "no plan"
     sentence = f"bound: {limit} ends before {in_hours(plan.bound_s)}: gap {plan.gap:.1%}"
-    return Message("plan.bound", sentence, keeps_deadlines=keeps, seconds=plan.bound_s, gap=plan.gap)
+    return Message(
+        "plan.bound", sentence, keeps_deadlines=keeps, seconds=plan.bound_s, gap=plan.gap
+    )
 
 
 def _against(plan: Plan, name: str, words: str, other: Schedule) -> Message:
@@ -253,11 +350,17 @@ def _against(plan: Plan, name: str, words: str, other: Schedule) -> Message:
     else:
         compared = f"the plan takes {abs(saved):.0%} {'less' if saved > 0 else 'more'}"
     sentence = f"{words}: {in_hours(other.makespan_s)}; {compared}"
-    return Message("plan.against-simple", sentence, simple=name, seconds=other.makespan_s, saved=saved)
+    return Message(
+        "plan.against-simple", sentence, simple=name, seconds=other.makespan_s, saved=saved
+    )
 
 
-def chart(tasks: Sequence[Task], schedule: Schedule, gpus: int, width: int, noun: str = "GPU") -> list[str]:
-    """A Gantt chart, a row for each GPU: "[name==]" is a task, a column a time. At most `width` characters a line."""
+def chart(
+    tasks: Sequence[PlanTask], schedule: Schedule, gpus: int, width: int, noun: str = "GPU"
+) -> list[str]:
+    """A Gantt chart, a row for each GPU: "[name==]" is a task, a column a time.
+    At most `width` characters a line.
+    """
     labels = [f"{noun} {gpu} " for gpu in range(gpus)]
     indent = max(map(len, labels))
     columns = max(width - indent, LEAST_COLUMNS)
@@ -267,20 +370,29 @@ def chart(tasks: Sequence[Task], schedule: Schedule, gpus: int, width: int, noun
         row = [" "] * columns
         for task, placed in zip(tasks, schedule.placed, strict=True):
             if gpu in placed.gpu_ids:
-                first, last = round(placed.start_s * scale), round(placed.end_s * scale)
+                first = round(placed.start_s * scale)
+                last = round(placed.end_s * scale)
                 name = cut(task.name, last - first - 2) if last - first > 2 else ""
-                row[first:last] = f"[{name.ljust(last - first - 2, '=')}]" if last - first > 1 else "|" * (last - first)
+                row[first:last] = (
+                    f"[{name.ljust(last - first - 2, '=')}]"
+                    if last - first > 1
+                    else "|" * (last - first)
+                )
         rows.append((label.ljust(indent) + "".join(row)).rstrip())
     begin, middle, end = (in_hours(schedule.makespan_s * share) for share in (0, 0.5, 1))
     axis = begin + middle.rjust(columns // 2 + len(middle) // 2 - len(begin))
     return [*rows, " " * indent + axis + end.rjust(columns - len(axis))]
 
 
-def as_dict(plan: Plan, node: str, slowdown: Interval, noun: str = "GPU") -> dict[str, Any]:
+def as_dict(
+    plan: Plan, node: str, slowdown: PredictedInterval, noun: str = "GPU"
+) -> dict[str, Any]:
     """The plan for other programs, and for `plan_lines`."""
-    late, jobs = plan.schedule.late_s(plan.tasks), []
+    late = plan.schedule.late_s(plan.tasks)
+    jobs = []
     for place in plan.schedule.order():
-        task, placed = plan.tasks[place], plan.schedule.placed[place]
+        task = plan.tasks[place]
+        placed = plan.schedule.placed[place]
         jobs.append({
             "name": task.name,
             "job": task.job,
@@ -319,12 +431,25 @@ def result_lines(result: Mapping[str, Any]) -> list[str]:
         seconds = [job[key] for key in ("planned_start_s", "planned_end_s", "start_s", "end_s")]
         times = ["" if each is None else in_hours(each) for each in seconds]
         ratio = "" if job["ratio"] is None else f"{job['ratio']:.0%}"
-        rows.append([job["name"], str(job["gpus"] or ""), spans(job["gpu_ids"]), *times, ratio, job["status"]])
+        rows.append(
+            [
+                job["name"],
+                str(job["gpus"] or ""),
+                spans(job["gpu_ids"]),
+                *times,
+                ratio,
+                job["status"],
+            ]
+        )
     title = Message("plan.carried-out", "planned, and what became of it:")
     shown = [title, *text_table.text(RESULT_HEADINGS, rows, _width())]
-    makespan_s, planned_s = result["makespan_s"], result["planned_makespan_s"]
+    makespan_s = result["makespan_s"]
+    planned_s = result["planned_makespan_s"]
     if makespan_s is not None and planned_s:
         difference = f"{makespan_s / planned_s - 1:+.1%}"
         sentence = f"makespan: {in_hours(makespan_s)}, planned {in_hours(planned_s)} ({difference})"
-        shown += ["", Message("plan.took-in-all", sentence, seconds=makespan_s, planned_s=planned_s)]
+        shown += [
+            "",
+            Message("plan.took-in-all", sentence, seconds=makespan_s, planned_s=planned_s),
+        ]
     return shown

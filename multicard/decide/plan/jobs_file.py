@@ -1,4 +1,5 @@
-"""The file of a plan: the node, and the jobs with their runs or times, their order and their deadlines.
+"""The file of a plan: the node, and the jobs with their runs or times,
+their order and their deadlines.
 
 node: {gpus: 4}              # left out: this machine; {gpus: 8, gpu: h100-80gb}: another
 slowdown: 1.05               # of jobs that run side by side; or [value, low, high]
@@ -23,11 +24,13 @@ from multicard.config import schema, strict_yaml
 from multicard.config.job import AUTO
 from multicard.estimate import target
 from multicard.messages import Refusal
-from multicard.records.schema_parts import Interval
+from multicard.records.schema_parts import PredictedInterval
 
-# Jobs that run side by side share cores, memory bandwidth and PCIe: a few percent are assumed where the file has none
-SLOWDOWN = Interval(1.03, 1.0, 1.1)
-MOST_RUNS, MOST_S = 200, 1e9
+# Jobs that run side by side share cores, memory bandwidth and PCIe:
+# a few percent are assumed where the file has none
+SLOWDOWN = PredictedInterval(1.03, 1.0, 1.1)
+MOST_RUNS = 200
+MOST_S = 1e9
 ASCENDING = "a number, or [value, low, high] with low <= value <= high"
 UNITS_S = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 # Why a job cannot set the keys that a plan sets itself (Role.planned), and the remedy
@@ -79,7 +82,7 @@ class Node(Struct, forbid_unknown_fields=True, frozen=True):
     cpus_per_gpu: Count | None = None
 
 
-class Job(Struct, forbid_unknown_fields=True, frozen=True):
+class PlannedJob(Struct, forbid_unknown_fields=True, frozen=True):
     """A job, as the file has it; the properties are what its values mean.
 
     Fields:
@@ -103,19 +106,27 @@ class Job(Struct, forbid_unknown_fields=True, frozen=True):
         return tuple(words[1:] if words[:1] == ["python"] else words)
 
     @property
-    def times(self) -> dict[int, Interval]:
+    def times(self) -> dict[int, PredictedInterval]:
         """Seconds by number of GPUs, with a 90 % interval; empty where they are to be predicted."""
         return {gpus: _interval(figure) for gpus, figure in (self.seconds or {}).items()}
 
     @property
     def allowed(self) -> tuple[int, ...]:
         """The allowed numbers of GPUs; empty where the file does not say."""
-        return tuple(sorted({*self.gpus})) if isinstance(self.gpus, list) else (self.gpus,) if self.gpus else ()
+        return (
+            tuple(sorted({*self.gpus}))
+            if isinstance(self.gpus, list)
+            else (self.gpus,)
+            if self.gpus
+            else ()
+        )
 
     @property
     def predecessors(self) -> tuple[str, ...]:
         """The jobs that end before it begins, each once."""
-        return (self.after,) if isinstance(self.after, str) else tuple(dict.fromkeys(self.after or ()))
+        return (
+            (self.after,) if isinstance(self.after, str) else tuple(dict.fromkeys(self.after or ()))
+        )
 
     @property
     def deadline_s(self) -> float | None:
@@ -126,16 +137,20 @@ class Job(Struct, forbid_unknown_fields=True, frozen=True):
     @property
     def task_names(self) -> list[str]:
         """The names of its runs."""
-        return [self.name] if self.repeat == 1 else [f"{self.name}#{number}" for number in range(1, self.repeat + 1)]
+        return (
+            [self.name]
+            if self.repeat == 1
+            else [f"{self.name}#{number}" for number in range(1, self.repeat + 1)]
+        )
 
 
 @dataclass(frozen=True)
 class JobsFile:
     """A jobs file, checked."""
 
-    jobs: tuple[Job, ...]
+    jobs: tuple[PlannedJob, ...]
     node: Node = Node()
-    slowdown: Interval = SLOWDOWN
+    slowdown: PredictedInterval = SLOWDOWN
 
 
 class _FileKeys(Struct, forbid_unknown_fields=True):
@@ -150,10 +165,14 @@ def read(path: Path) -> JobsFile:
         return parsed(strict_yaml.read(path))
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        raise Refusal("plan.unreadable", f"{path}: {reason}", path=str(path), reason=reason) from None
+        raise Refusal(
+            "plan.unreadable", f"{path}: {reason}", path=str(path), reason=reason
+        ) from None
     except ValueError as error:
         key = error.key if isinstance(error, Refusal) else None
-        raise Refusal("plan.file", f"{path}: {error}", key=key, path=str(path), reason=str(error)) from None
+        raise Refusal(
+            "plan.file", f"{path}: {error}", key=key, path=str(path), reason=str(error)
+        ) from None
 
 
 def parsed(content: Any) -> JobsFile:
@@ -162,16 +181,27 @@ def parsed(content: Any) -> JobsFile:
     jobs = tuple(_job(name, job) for name, job in keys.jobs.items())
     runs = sum(job.repeat for job in jobs)
     if runs > MOST_RUNS:
-        raise Refusal("plan.too-many-runs", f"jobs: are {runs} runs; plan {MOST_RUNS} at a time", key="jobs", runs=runs)
+        raise Refusal(
+            "plan.too-many-runs",
+            f"jobs: are {runs} runs; plan {MOST_RUNS} at a time",
+            key="jobs",
+            runs=runs,
+        )
     _check_order(jobs)
     slowdown = SLOWDOWN if keys.slowdown is None else _interval(keys.slowdown)
     if slowdown.low < 1 or not _ascends(slowdown):
-        raise Refusal("plan.slowdown-range", f"slowdown: must be 1 or more, {ASCENDING}", key="slowdown")
+        raise Refusal(
+            "plan.slowdown-range", f"slowdown: must be 1 or more, {ASCENDING}", key="slowdown"
+        )
     node = _converted(keys.node or {}, Node, "node")
     if node.gpu is not None:
         node = msgspec.structs.replace(node, gpu=target.named(node.gpu, "node.gpu").name)
         if node.gpus is None:
-            raise Refusal("plan.no-node-gpus", "node.gpu: needs node.gpus, the number of its GPUs", key="node.gpu")
+            raise Refusal(
+                "plan.no-node-gpus",
+                "node.gpu: needs node.gpus, the number of its GPUs",
+                key="node.gpu",
+            )
     return JobsFile(jobs, node, slowdown)
 
 
@@ -188,26 +218,35 @@ def _converted(content: Any, kind: type[Converted], key: str) -> Converted:
     where = ".".join(filter(None, (key, name))) or "the file"
     example = EXAMPLES.get(name)
     remedy = f"; write {example}" if example else ""
-    raise Refusal("plan.value", f"{where}: {problem}{remedy}", key=where, problem=problem, example=example)
+    raise Refusal(
+        "plan.value", f"{where}: {problem}{remedy}", key=where, problem=problem, example=example
+    )
 
 
 def _no_such_key(content: Any, kind: type[Struct], key: str, name: str) -> Refusal:
     names = [each.name for each in msgspec.structs.fields(kind)]
     known = [each for each in names if each != "name"]
-    is_cut = any(other not in names and content[other] is None for other in content)  # {run: a.py b=1,2}
+    # {run: a.py b=1,2}
+    is_cut = any(other not in names and content[other] is None for other in content)
     remedy = "; a value with a comma needs quotation marks" if is_cut else ""
     where = f"{key}.{name}" if key else name
     sentence = f"{where}: no such key; there are {', '.join(known)}{remedy}"
     return Refusal("plan.unknown-key", sentence, key=where, known=known, is_cut=is_cut)
 
 
-def _job(name: str, content: dict[Any, Any]) -> Job:
+def _job(name: str, content: dict[Any, Any]) -> PlannedJob:
     key = f"jobs.{name}"
     if not re.fullmatch(r"[\w.+-]+", name):
-        raise Refusal("plan.job-name", f"{key}: use only letters, digits and . _ + - in a name", key=key)
+        raise Refusal(
+            "plan.job-name", f"{key}: use only letters, digits and . _ + - in a name", key=key
+        )
     if "name" in content:
-        raise Refusal("plan.name-twice", f"{key}.name: no such key; the job's name is {name}", key=f"{key}.name")
-    job = _converted(content | {"name": name}, Job, key)
+        raise Refusal(
+            "plan.name-twice",
+            f"{key}.name: no such key; the job's name is {name}",
+            key=f"{key}.name",
+        )
+    job = _converted(content | {"name": name}, PlannedJob, key)
     if job.run is None and job.seconds is None:
         raise Refusal("plan.empty-job", f"{key}: needs run or seconds", key=key)
     for gpus, each in job.times.items():
@@ -227,7 +266,7 @@ def _job(name: str, content: dict[Any, Any]) -> Job:
     return job
 
 
-def _check_words(job: Job, key: str) -> None:
+def _check_words(job: PlannedJob, key: str) -> None:
     """Refuse what is no command of an entry, and keys that a plan sets itself."""
     try:
         entry, *words = job.words or ("",)
@@ -236,7 +275,9 @@ def _check_words(job: Job, key: str) -> None:
         raise Refusal("plan.quotation", f"{key}: {reason}", key=key, reason=reason) from None
     entries = [workload.entry for workload in workloads.WORKLOADS]
     if entry not in entries:
-        raise Refusal("plan.entry", f"{key}: must begin with {' or '.join(entries)}", key=key, value=entry)
+        raise Refusal(
+            "plan.entry", f"{key}: must begin with {' or '.join(entries)}", key=key, value=entry
+        )
     for word in words:
         _check_word(word, key)
 
@@ -249,23 +290,30 @@ def _check_word(word: str, key: str) -> None:
     group = re.split(r"[./@]", name)[0]
     groups = {"hydra"}.union(*map(schema.switches, schema.SCHEMAS))
     if group in PLANNED and (name == group or group in groups):
-        raise Refusal("plan.planned-key", f"{key}: {word}: {PLANNED[group]}", key=key, word=word, group=group)
+        raise Refusal(
+            "plan.planned-key", f"{key}: {word}: {PLANNED[group]}", key=key, word=word, group=group
+        )
     if word in AUTO:
-        raise Refusal("plan.auto", f"{key}: {word}: a plan needs given sizes; write the number", key=key, word=word)
+        raise Refusal(
+            "plan.auto",
+            f"{key}: {word}: a plan needs given sizes; write the number",
+            key=key,
+            word=word,
+        )
     if "${" in word:
         sentence = f"{key}: {word}: a plan resolves no interpolation; write the value"
         raise Refusal("plan.interpolation", sentence, key=key, word=word)
 
 
-def _interval(figure: float | list[float]) -> Interval:
-    return Interval(*(figure if isinstance(figure, list) else [figure] * 3))
+def _interval(figure: float | list[float]) -> PredictedInterval:
+    return PredictedInterval(*(figure if isinstance(figure, list) else [figure] * 3))
 
 
-def _ascends(each: Interval) -> bool:
+def _ascends(each: PredictedInterval) -> bool:
     return each.low <= each.value <= each.high
 
 
-def _check_order(jobs: Collection[Job]) -> None:
+def _check_order(jobs: Collection[PlannedJob]) -> None:
     """Refuse jobs that wait for themselves, or for others that are not there."""
     after = {job.name: job.predecessors for job in jobs}
     for name, others in after.items():

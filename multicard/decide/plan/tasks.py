@@ -1,4 +1,6 @@
-"""The tasks of a jobs file: each run of a job with its options, by times that were given or are predicted."""
+"""The tasks of a jobs file: each run of a job with its options,
+by times that were given or are predicted.
+"""
 
 import shlex
 from collections.abc import Sequence
@@ -15,22 +17,24 @@ from multicard import workloads
 from multicard.cli import command_line
 from multicard.config.job import count
 from multicard.config.placement import place
-from multicard.decide.plan.jobs_file import Job, JobsFile
-from multicard.decide.plan.schedule import Task, timed_option
+from multicard.decide.plan.jobs_file import JobsFile, PlannedJob
+from multicard.decide.plan.schedule import PlanTask, timed_option
 from multicard.estimate.estimates import Effort, Estimate, estimate
 from multicard.estimate.target import targets
 from multicard.estimate.totals import summed
 from multicard.machine import environment
 from multicard.messages import Message, Refusal
-from multicard.records.schema_parts import Interval
+from multicard.records.schema_parts import PredictedInterval
 from multicard.sweep import auto
-from multicard.sweep.cells import Cell, Refused, cell_of
+from multicard.sweep.cells import Cell, RefusedCell, cell_of
 from multicard.sweep.compositions import task_of
 
-# Seconds from a command to the start of its training, where no run of the machine tells: imports, data, the ranks
-START = Interval(15.0, 5.0, 40.0)
-# From the end of training to that of the command: its record, W&B, the ends of ranks; 2.0 to 2.4 s in eight runs on CPU
-END = Interval(2.2, 1.0, 6.0)
+# Seconds from a command to the start of its training, where no run of the machine tells: imports,
+# data, the ranks
+START = PredictedInterval(15.0, 5.0, 40.0)
+# From the end of training to that of the command: its record, W&B, the ends of ranks;
+# 2.0 to 2.4 s in eight runs on CPU
+END = PredictedInterval(2.2, 1.0, 6.0)
 BESIDE = "exclusive=false"  # jobs run beside others
 # A probe runs on a share of the machine, as a job does: its times are then those of the job's cores
 ON_SHARE = ("hydra/launcher=submitit_local", BESIDE, "max_jobs=1")
@@ -59,21 +63,28 @@ class PlannedNode:
 
 
 def resolve(file: JobsFile, is_here: bool = False) -> PlannedNode:
-    """The node of a file; with `is_here` it has to be this machine, also where all times are known. Refuses a node
-    that is not there.
+    """The node of a file; with `is_here` it has to be this machine, also where all times are known.
+    Refuses a node that is not there.
     """
-    node, is_predicted = file.node, any(not job.times for job in file.jobs)
+    node = file.node
+    is_predicted = any(not job.times for job in file.jobs)
     if node.gpu is not None and node.gpus is not None:
         if is_here:
-            sentence = "node.gpu: names another node, and --run starts jobs on this machine; leave it out"
+            sentence = (
+                "node.gpu: names another node, and --run starts jobs on this machine; leave it out"
+            )
             raise Refusal("plan.other-node", sentence, key="node.gpu")
-        return PlannedNode(node.gpus, f"{count(node.gpus, 'GPU')} {node.gpu}", (f"predict.gpu={node.gpu}",))
+        return PlannedNode(
+            node.gpus, f"{count(node.gpus, 'GPU')} {node.gpu}", (f"predict.gpu={node.gpu}",)
+        )
     here = environment.gpus()
     if here:
         gpus = node.gpus or len(here)
         if is_here and gpus > len(here):
             sentence = f"node.gpus={gpus}: this machine has {count(len(here), 'GPU')}"
-            raise Refusal("plan.too-few-gpus", sentence, key="node.gpus", value=gpus, gpus=len(here))
+            raise Refusal(
+                "plan.too-few-gpus", sentence, key="node.gpus", value=gpus, gpus=len(here)
+            )
         return PlannedNode(gpus, f"{count(gpus, 'GPU')} {here[0].get('name') or ''}".strip())
     if not is_here and not is_predicted and node.gpus is not None:
         return PlannedNode(node.gpus, count(node.gpus, "GPU"))
@@ -107,14 +118,14 @@ class JobRun:
         estimate: None for given times.
     """
 
-    job: Job
+    job: PlannedJob
     gpus: int
     problem: str = ""
     cell: Cell | None = None
     estimate: Estimate | None = None
 
     @property
-    def seconds(self) -> Interval | None:
+    def seconds(self) -> PredictedInterval | None:
         """From the command to its end; None where the time is not known."""
         if self.problem:
             return None
@@ -127,8 +138,10 @@ class JobRun:
         return summed([self.estimate.prediction.total_s, self.estimate.start_s or START, END])
 
     @property
-    def seconds_as_busy(self) -> Interval | None:
-        """The same if others stay as busy as during the runs behind the estimate; None where that is not known."""
+    def seconds_as_busy(self) -> PredictedInterval | None:
+        """The same if others stay as busy as during the runs behind the estimate;
+        None where that is not known.
+        """
         told = None if self.estimate is None else self.estimate.prediction.as_busy
         if self.seconds is None or self.estimate is None or told is None or told.total_s is None:
             return None
@@ -150,15 +163,22 @@ class JobRun:
 
 
 def runs(file: JobsFile, node: PlannedNode, sweep: Path) -> list[JobRun]:
-    """The jobs on each number of GPUs that they may have (`composed`), with estimates where the file has no times.
+    """The jobs on each number of GPUs that they may have (`composed`),
+    with estimates where the file has no times.
 
     Args:
         sweep: folder of the plan's runs.
     """
     found = [run for job in file.jobs for run in composed(job, node, sweep)]
-    asked = {number: run.cell.config for number, run in enumerate(found) if run.cell and not run.job.times}
+    asked = {
+        number: run.cell.config
+        for number, run in enumerate(found)
+        if run.cell and not run.job.times
+    }
     if asked:
-        estimates = estimate([*asked.values()], sweep / "run", targets([*asked.values()]), Effort.gpus)
+        estimates = estimate(
+            [*asked.values()], sweep / "run", targets([*asked.values()]), Effort.gpus
+        )
         for number, own in zip(asked, estimates, strict=True):
             found[number] = replace(found[number], estimate=own)
             if own.prediction.fits == "no":
@@ -167,32 +187,47 @@ def runs(file: JobsFile, node: PlannedNode, sweep: Path) -> list[JobRun]:
     return found
 
 
-def tasks(file: JobsFile, node: PlannedNode, runs: Sequence[JobRun]) -> list[Task]:
+def tasks(file: JobsFile, node: PlannedNode, runs: Sequence[JobRun]) -> list[PlanTask]:
     """The tasks of a file's jobs; a job that repeats has several."""
     options = {
         job.name: tuple(
-            timed_option(run.gpus, run.seconds, node.gpus, file.slowdown, run.basis, run.seconds_as_busy)
+            timed_option(
+                run.gpus, run.seconds, node.gpus, file.slowdown, run.basis, run.seconds_as_busy
+            )
             for run in runs
             if run.job is job and run.seconds is not None
         )
         for job in file.jobs
     }
     named = [(job, name) for job in file.jobs for name in job.task_names]
-    places = {job.name: [place for place, (other, _) in enumerate(named) if other is job] for job in file.jobs}
-    after = {job.name: tuple(sorted(place for name in job.predecessors for place in places[name])) for job in file.jobs}
-    return [Task(name, options[job.name], after[job.name], job.deadline_s, job.name) for job, name in named]
+    places = {
+        job.name: [place for place, (other, _) in enumerate(named) if other is job]
+        for job in file.jobs
+    }
+    after = {
+        job.name: tuple(sorted(place for name in job.predecessors for place in places[name]))
+        for job in file.jobs
+    }
+    return [
+        PlanTask(name, options[job.name], after[job.name], job.deadline_s, job.name)
+        for job, name in named
+    ]
 
 
 def notes(file: JobsFile, runs: Sequence[JobRun]) -> tuple[list[str], list[str]]:
-    """The numbers of GPUs that are left out, and the jobs whose time is not known at all; both with the reasons. A job
-    that can run on no number of GPUs is refused."""
-    left_out, unknown = list[str](), list[str]()
+    """The numbers of GPUs that are left out, and the jobs whose time is not known at all; both with
+    the reasons. A job that can run on no number of GPUs is refused.
+    """
+    left_out = list[str]()
+    unknown = list[str]()
     for job in file.jobs:
         own = [run for run in runs if run.job is job]
         reasons = _reasons(own)
         if all(run.problem for run in own):
             key = f"jobs.{job.name}"
-            raise Refusal("plan.cannot-run", f"{key}: cannot run ({reasons})", key=key, reasons=reasons)
+            raise Refusal(
+                "plan.cannot-run", f"{key}: cannot run ({reasons})", key=key, reasons=reasons
+            )
         if all(run.why_not for run in own):
             unknown.append(f"{job.name}: {reasons}")
         elif reasons:
@@ -214,7 +249,9 @@ def _reasons(runs: Sequence[JobRun]) -> str:
 
 
 def probes(known: Sequence[JobRun], node: PlannedNode, sweep: Path) -> list[str]:
-    """Commands of probes, one for each run whose time is unknown. An earlier probe of it said nothing of its time."""
+    """Commands of probes, one for each run whose time is unknown.
+    An earlier probe of it said nothing of its time.
+    """
     commands = []
     for run in (run for run in known if run.why_not and not run.problem):
         entry, *words = run.job.words
@@ -228,14 +265,18 @@ def probes(known: Sequence[JobRun], node: PlannedNode, sweep: Path) -> list[str]
 
 
 def cells(file: JobsFile, node: PlannedNode, sweep: Path) -> dict[tuple[str, int], Cell]:
-    """The cell of each task on each number of GPUs, by the task's name and that number. Refused are jobs that have
-    nothing to run, and tasks that are the same run."""
+    """The cell of each task on each number of GPUs, by the task's name and that number. Refused are
+    jobs that have nothing to run, and tasks that are the same run.
+    """
     found: dict[tuple[str, int], Cell] = {}
     owners: dict[tuple[str, int], str] = {}
     for job in file.jobs:
         if not job.run:
             key = f"jobs.{job.name}"
-            sentence = f"{key}: has times, but nothing to run; give it a run beside its seconds, or leave --run out"
+            sentence = (
+                f"{key}: has times, but nothing to run; give it a run beside its seconds, or leave"
+                " --run out"
+            )
             raise Refusal("plan.nothing-to-run", sentence, key=key)
         for repetition, name in enumerate(job.task_names, 1):
             for run in composed(job, node, sweep, repetition):
@@ -244,16 +285,19 @@ def cells(file: JobsFile, node: PlannedNode, sweep: Path) -> dict[tuple[str, int
                 owner = owners.setdefault((run.cell.config.identity(), repetition), job.name)
                 if owner != job.name:
                     key = f"jobs.{job.name}.run"
-                    sentence = f"{key}: is the same run as jobs.{owner}; use repeat for several runs, or another seed"
+                    sentence = (
+                        f"{key}: is the same run as jobs.{owner}; use repeat for several runs, or"
+                        " another seed"
+                    )
                     raise Refusal("plan.same-run", sentence, key=key, job=owner)
                 found[name, run.gpus] = run.cell
                 run.cell.number = len(found)
     return found
 
 
-def composed(job: Job, node: PlannedNode, sweep: Path, repetition: int = 1) -> list[JobRun]:
-    """The job on each number of GPUs that it may have: 1, 2, 4 ... and all, where the file does not say. A Refusal
-    says why its words cannot be composed.
+def composed(job: PlannedJob, node: PlannedNode, sweep: Path, repetition: int = 1) -> list[JobRun]:
+    """The job on each number of GPUs that it may have: 1, 2, 4 ... and all, where the file does not
+    say. A Refusal says why its words cannot be composed.
     """
     cfg = None
     if job.run:
@@ -266,26 +310,37 @@ def composed(job: Job, node: PlannedNode, sweep: Path, repetition: int = 1) -> l
     for gpus in job.allowed or sorted(job.times) or auto.counts(node.gpus):
         run = JobRun(job, gpus)
         if gpus > node.gpus:
-            run = replace(run, problem=Message("plan.node-has-fewer", f"the node has {node.gpus}", gpus=node.gpus))
+            run = replace(
+                run,
+                problem=Message("plan.node-has-fewer", f"the node has {node.gpus}", gpus=node.gpus),
+            )
         elif cfg is not None:
             run = _with_cell(run, cfg, node, sweep, repetition)
         found.append(run)
     return found
 
 
-def _with_cell(run: JobRun, composed: DictConfig, node: PlannedNode, sweep: Path, repetition: int) -> JobRun:
+def _with_cell(
+    run: JobRun, composed: DictConfig, node: PlannedNode, sweep: Path, repetition: int
+) -> JobRun:
     composed, entry, *words = deepcopy(composed), *run.job.words
     workload = workloads.of_entry(entry)
     with open_dict(composed):
-        composed.gpus, composed.repetition, composed.name = run.gpus, repetition, sweep.name
-    cell = cell_of(workload, composed, task_of(composed), sweep.absolute(), [*words, f"gpus={run.gpus}"])
-    if isinstance(cell, Refused):
+        composed.gpus = run.gpus
+        composed.repetition = repetition
+        composed.name = sweep.name
+    cell = cell_of(
+        workload, composed, task_of(composed), sweep.absolute(), [*words, f"gpus={run.gpus}"]
+    )
+    if isinstance(cell, RefusedCell):
         return replace(run, problem=cell.reason)
     try:
         placement = place(cell.config, node.gpus if node.on_gpus else 0)
         workload.fits(cell.config, placement)
         if placement.device == "cpu" and node.on_gpus:
-            raise Refusal("plan.cpu-job", "device=cpu: the plan is for GPUs; leave it out", key="device")
+            raise Refusal(
+                "plan.cpu-job", "device=cpu: the plan is for GPUs; leave it out", key="device"
+            )
     except ValueError as error:
         return replace(run, problem=str(error))
     return replace(run, cell=cell)
@@ -293,14 +348,18 @@ def _with_cell(run: JobRun, composed: DictConfig, node: PlannedNode, sweep: Path
 
 @cache
 def _composed(entry: str, words: tuple[str, ...]) -> DictConfig:
-    """The configuration as the entry gets it from these words, with Hydra's own part, or a ValueError of one line."""
+    """The configuration as the entry gets it from these words, with Hydra's own part,
+    or a ValueError of one line.
+    """
     workload = workloads.of_entry(entry)
     own = command_line.switched([*words], workload)
     command_line.check(overrides := command_line.overrides(own), workload)
     for override in overrides:
         if override.is_sweep_override():
             word = str(override.input_line)
-            raise Refusal("plan.sweep", f"{word}: is a sweep; write a job for each value", word=word)
+            raise Refusal(
+                "plan.sweep", f"{word}: is a sweep; write a job for each value", word=word
+            )
     workloads.register()
     try:
         return workloads.composed(entry, own)

@@ -12,8 +12,9 @@ from multicard.measure import noise
 
 @dataclass(frozen=True)
 class Block:
-    """A measured stretch of steps of a cell's process; `error` is the standard error from the steps within. Those of a
-    full run, which is longer than a machine's slow spells, tell all of its error.
+    """A measured stretch of steps of a cell's process; `error` is the standard error from the steps
+    within. Those of a full run, which is longer than a machine's slow spells,
+    tell all of its error.
 
     busy: share of the cores that others had meanwhile.
     slowed: by how much others may have lowered the log figure; its error grows by it.
@@ -74,11 +75,15 @@ def own_noise(blocks: Sequence[Block]) -> dict[int, float]:
 def _by_steps(blocks: Sequence[Block]) -> np.ndarray:
     """The variance (n,) of each block by the steps within it.
 
-    An error of few steps is itself unsure, and most so where they show little: the best cell must not drop out by a
-    block that happened to be calm. None is smaller than is usual for its cell, and for all.
+    An error of few steps is itself unsure, and most so where they show little: the best cell must
+    not drop out by a block that happened to be calm. None is smaller than is usual for its cell,
+    and for all.
     """
     errors = np.array([block.error for block in blocks])
     kinds = [[block.is_full for block in blocks], [(block.is_full, block.cell) for block in blocks]]
-    usual = [{kind: np.median(errors[[other == kind for other in every]]) for kind in {*every}} for every in kinds]
+    usual = [
+        {kind: np.median(errors[[other == kind for other in every]]) for kind in {*every}}
+        for every in kinds
+    ]
     least = [[medians[kind] for kind in every] for medians, every in zip(usual, kinds, strict=True)]
     return np.square(np.max([errors, *least], axis=0))

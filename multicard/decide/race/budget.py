@@ -4,10 +4,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-START_S, BLOCK_S, FULL_S = 20.0, 5.0, 3600.0  # of a process, a block and a full run, before one is known
+# of a process, a block and a full run, before one is known
+START_S = 20.0
+BLOCK_S = 5.0
+FULL_S = 3600.0
 MOST_SPENT = 0.5  # of the grid's time: a longer race ends undecided
 # Of 1 - confidence, for missing the best cell; by the share of the grid's time that the race took
-MISS_SHARES, SPENT = (0.1, 0.75), (0.04, 0.10)
+MISS_SHARES = (0.1, 0.75)
+SPENT = (0.04, 0.10)
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,9 @@ class Budget:
 
     @property
     def most_s(self) -> float:
-        """Seconds after which the race ends undecided: the full runs of one cell fit in after it."""
+        """Seconds after which the race ends undecided: the
+        full runs of one cell fit in after it.
+        """
         return max(min(MOST_SPENT * self.cells, self.cells - self.runs), 0) * self.full_s
 
     @property
@@ -46,6 +52,8 @@ class Budget:
         return float(np.interp(self.raced_s / self.grid_s, SPENT, MISS_SHARES))
 
     def is_not_worth(self, started: int) -> bool:
-        """True where so many starts, two blocks of each and one finalist take longer than the grid."""
+        """True where so many starts, two blocks of each and
+        one finalist take longer than the grid.
+        """
         least_s = started * (self.start_s + 2 * self.block_s) + self.runs * self.full_s
         return least_s >= self.grid_s

@@ -20,8 +20,8 @@ from multicard.decide.race.outcome import (
     NOT_WORTH,
     OUT,
     SURE,
+    RaceVerdict,
     Standing,
-    Verdict,
 )
 from multicard.decide.race.readings import in_words, interval, value
 from multicard.measure.timing import in_hours
@@ -34,19 +34,23 @@ from multicard.sweep.cells import Cell, Sweep, settle
 from multicard.sweep.executor import run_all
 
 LISTED = 12  # most cells in the table at the end
-END_WIDTH = 120  # of that table where there is no terminal: why cells are out was said in full when they dropped out
+# of that table where there is no terminal: why cells are out was said in full when they dropped out
+END_WIDTH = 120
 
 
 def refuse(figure: str, cells: Sequence[Cell]) -> None:
     """Refuse a figure that the entry does not have, and cells that are the same run."""
-    workload, own = cells[0].workload, f"{cells[0].workload.unit}_per_s"
+    workload = cells[0].workload
+    own = f"{cells[0].workload.unit}_per_s"
     if figure != own:
         sentence = f"race={figure}: {workload.entry} measures another figure; use `race={own}`"
         raise Refusal("race.figure", sentence, key="race", value=figure)
     distinct = len({cell.config.identity() for cell in cells})
     if distinct < len(cells):
         sentence = f"race={figure}: several cells are the same run; leave repetition out"
-        raise Refusal("race.same-run", sentence, key="repetition", cells=len(cells), distinct=distinct)
+        raise Refusal(
+            "race.same-run", sentence, key="repetition", cells=len(cells), distinct=distinct
+        )
 
 
 def run(sweep: Sweep, finals: Sweep) -> None:
@@ -99,19 +103,31 @@ def _finals_line(race: LiveRace, runs: int) -> Message:
 
 def end(race: LiveRace, finals: Sequence[Cell]) -> list[str]:
     """The table of the race, its winner, and its cost."""
-    verdict, standings, options = race.rules.verdict(), race.rules.standings, race.options
+    verdict = race.rules.verdict()
+    standings = race.rules.standings
+    options = race.options
     missed = [each for each in standings if each.missed]
     if verdict.winner is None and missed:
-        return [_all_missed(race), *(out_line(race.cells[each.cell], each.reason) for each in missed)]
+        return [
+            _all_missed(race),
+            *(out_line(race.cells[each.cell], each.reason) for each in missed),
+        ]
     if verdict.winner is None:
         sentence = f"race={options.figure}: no cell could be measured to its end"
         return [Message("race.no-winner", sentence)]
     ran = [each for each in standings if each.blocks or each.in_full is not None]
-    ran.sort(key=lambda each: (each.cell == verdict.winner, each.state == IN, each.log_figure), reverse=True)
+    ran.sort(
+        key=lambda each: (each.cell == verdict.winner, each.state == IN, each.log_figure),
+        reverse=True,
+    )
     lines = ["", *_table(race, ran[:LISTED], verdict.winner)]
     if len(ran) > LISTED:
         more = len(ran) - LISTED
-        lines.append(Message("race.more", f"and {count(more, 'cell')} that ran, and came after these", cells=more))
+        lines.append(
+            Message(
+                "race.more", f"and {count(more, 'cell')} that ran, and came after these", cells=more
+            )
+        )
     failed = [each for each in standings if each.failed and each not in ran[:LISTED]]
     lines += [out_line(race.cells[each.cell], each.reason) for each in failed]
     unstarted = [each.cell for each in standings if each.state == NOT_STARTED]
@@ -124,12 +140,17 @@ def end(race: LiveRace, finals: Sequence[Cell]) -> list[str]:
     lines += _limited(race, ran[0].cell, finals)
     if verdict.equal:
         cells = _labels(race, verdict.equal)
-        lines.append(Message("race.equal", f"as good, within {options.tolerance}: {cells}", cells=cells))
+        lines.append(
+            Message("race.equal", f"as good, within {options.tolerance}: {cells}", cells=cells)
+        )
     if verdict.close:
         cells = _labels(race, verdict.close)
         lines.append(Message("race.close", f"too close to tell: {cells}", cells=cells))
     if missed:
-        sentence = "cells beaten by one that missed its target are not tried again: race without such cells"
+        sentence = (
+            "cells beaten by one that missed its target are not tried again: race without such"
+            " cells"
+        )
         lines.append(Message("race.beaten-by-missed", sentence))
     lines.append(_cost(race, finals))
     if differ := _differing(race.cells):
@@ -154,18 +175,24 @@ def _never_ran(race: LiveRace, unstarted: Sequence[int]) -> Message:
 
 
 def _winner(race: LiveRace, standing: Standing) -> Message:
-    cell, figure = race.cells[standing.cell], in_words(race.figure, standing)
+    cell = race.cells[standing.cell]
+    figure = in_words(race.figure, standing)
     sentence = f"winner: {cell.label}{figure}"
     return Message("race.winner", sentence, cell=cell.label.strip(), figure=figure)
 
 
-def _how_sure(race: LiveRace, verdict: Verdict) -> Message:
+def _how_sure(race: LiveRace, verdict: RaceVerdict) -> Message:
     """How sure the winner is: the one line that says it."""
-    tolerance, confidence = race.options.tolerance, race.options.confidence
+    tolerance = race.options.tolerance
+    confidence = race.options.confidence
     if race.rules.bursts:
-        disturbed, blocks = verdict.disturbed, verdict.blocks
+        disturbed = verdict.disturbed
+        blocks = verdict.blocks
         remedy = "race again on a quiet machine"
-        sentence = f"not sure: {disturbed} of {blocks} blocks and full runs were disturbed by bursts of load; {remedy}"
+        sentence = (
+            f"not sure: {disturbed} of {blocks} blocks and full runs were disturbed by bursts of"
+            f" load; {remedy}"
+        )
         return Message("race.not-sure", sentence, disturbed=disturbed, blocks=blocks)
     probability = f"within {tolerance} of the best with a probability of {verdict.sure:.0%}"
     if verdict.sure >= confidence:
@@ -182,11 +209,17 @@ def _how_sure(race: LiveRace, verdict: Verdict) -> Message:
 
 def _limited(race: LiveRace, winner: int, finals: Sequence[Cell]) -> list[Message]:
     """What limits the winner's full runs, on which its figure rests."""
-    runs = [cell for (_, place), cell in zip(race.rules.final_runs, finals, strict=True) if place == winner]
+    runs = [
+        cell
+        for (_, place), cell in zip(race.rules.final_runs, finals, strict=True)
+        if place == winner
+    ]
     counted = Counter[str]()
     for cell in runs:
         if cell.result is not None:
-            found = limits.forbidding(limits.of(cell.result.record), Forbids.rate, Forbids.speed_up, Forbids.verdict)
+            found = limits.forbidding(
+                limits.of(cell.result.record), Forbids.rate, Forbids.speed_up, Forbids.verdict
+            )
             counted.update(limits.general(limit) for limit in found)
     return [_limit_line(says, number, len(runs)) for says, number in counted.items()]
 
@@ -204,7 +237,9 @@ def _command(winner: Cell) -> Message:
 
 
 def _is_of_the_race(word: str) -> bool:
-    """True for words of the race's command that say nothing of its cells, or only how long it tried them."""
+    """True for words of the race's command that say nothing of its cells,
+    or only how long it tried them.
+    """
     key = re.split("[=/]", word.lstrip("+~"))[0].partition(".")[0]
     return key == "name" or bool(schema.of(key) & (Role.once | Role.sweeps | Role.trial))
 
@@ -216,12 +251,18 @@ def _labels(race: LiveRace, places: Sequence[int]) -> str:
 def _table(race: LiveRace, standings: Sequence[Standing], winner: int) -> list[str]:
     records = [cell.as_record() for cell in race.cells]
     axes = comparable.varied(records, race.cells[0].workload.record.always)
-    columns: dict[str, list[str]] = {"cell": [race.cells[each.cell].label.strip() for each in standings]}
-    columns |= {axis: [comparable.cell(records[each.cell], axis) for each in standings] for axis in axes}
+    columns: dict[str, list[str]] = {
+        "cell": [race.cells[each.cell].label.strip() for each in standings]
+    }
+    columns |= {
+        axis: [comparable.cell(records[each.cell], axis) for each in standings] for axis in axes
+    }
     columns[race.figure.head or race.figure.title] = [value(each.log_figure) for each in standings]
     columns["interval"] = [interval(each) for each in standings]
     if any(each.in_full is not None for each in standings):
-        columns["in full"] = ["-" if each.in_full is None else value(each.in_full) for each in standings]
+        columns["in full"] = [
+            "-" if each.in_full is None else value(each.in_full) for each in standings
+        ]
     peaks = [race.peaks.get(each.cell) for each in standings]
     columns["memory"] = [in_bytes(max(own) if own else None) for own in peaks]
     align = "l" * (len(axes) + 1) + "r" * (len(columns) - len(axes) - 1) + "l"
@@ -242,21 +283,31 @@ def _cost(race: LiveRace, finals: Sequence[Cell]) -> Message:
     """Time of the race compared with that of the whole grid."""
     records = [cell.result.record for cell in finals if cell.result is not None]
     finals_s = sum((record.startup_s or 0.0) + (record.total_s or 0.0) for record in records)
-    used_s, full_s = race.raced_s + finals_s, race.full_s()
+    used_s = race.raced_s + finals_s
+    full_s = race.full_s()
     grid_s = None if full_s is None else full_s * len(race.cells)
     sentence = f"it took {in_hours(used_s)}, of it {in_hours(finals_s)} for the final runs"
     if grid_s is not None:
-        sentence += f"; the whole grid, once, takes about {in_hours(grid_s)} ({used_s / grid_s:.0%})"
+        sentence += (
+            f"; the whole grid, once, takes about {in_hours(grid_s)} ({used_s / grid_s:.0%})"
+        )
     return Message("race.cost", sentence, seconds=used_s, final_runs_s=finals_s, grid_s=grid_s)
 
 
 def _differing(cells: Sequence[Cell]) -> list[str]:
-    """Keys that change accuracy or loss, and differ between cells; none where the winner has reached its target."""
+    """Keys that change accuracy or loss, and differ between cells;
+    none where the winner has reached its target.
+    """
     config = cells[0].config
-    if getattr(config, "target_accuracy", None) is not None or getattr(config, "target_loss", None) is not None:
+    if (
+        getattr(config, "target_accuracy", None) is not None
+        or getattr(config, "target_loss", None) is not None
+    ):
         return []
     own = [plain(cell.config) for cell in cells]
     learning = sorted(schema.own(type(cells[0].config), Role.learning), key=schema.place)
     differ = [key for key in learning if any(values.get(key) != own[0].get(key) for values in own)]
     is_one_batch = own[0].get("global_batch_size") is not None and "global_batch_size" not in differ
-    return [key for key in differ if not (is_one_batch and schema.of(key) & (Role.ranks | Role.follows))]
+    return [
+        key for key in differ if not (is_one_batch and schema.of(key) & (Role.ranks | Role.follows))
+    ]

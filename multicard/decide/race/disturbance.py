@@ -11,14 +11,18 @@ from multicard.records.limits import BUSY_SHARE
 # Behind another block of its cell, a block is disturbed: by so many standard errors, and in the
 # logarithm by so much. Shared machines make stretches of 2 s differ by a tenth, and processes
 # differ by as much.
-OUTLYING, LEAST_SLOWED = 5.0, 0.3
+OUTLYING = 5.0
+LEAST_SLOWED = 0.3
 MOST_BUSY = 0.95  # of the cores, for others: what is left of a block's figure tells little
 # Disturbed blocks from which on there are bursts: this many, and this share of all; of full runs
 # this share
-BURST_BLOCKS, BURST_SHARE, BURST_RUNS = 3, 0.1, 0.5
+BURST_BLOCKS = 3
+BURST_SHARE = 0.1
+BURST_RUNS = 0.5
 # Slow blocks of a cell that has slow spells of its own: this many at least, and so many that
 # others' load, which comes to any cell, would bring them with no more than this probability
-SPELLS, CHANCE = 2, 0.05
+SPELLS = 2
+CHANCE = 0.05
 LEAST_FULL = 2  # full runs of a cell, from which on they can tell of it alone
 
 
@@ -51,7 +55,9 @@ def counted(blocks: Sequence[Block]) -> list[Block]:
     doubtful = {
         block.cell
         for block in blocks
-        if full[block.cell] >= LEAST_FULL and not _is_beside_load(block) and _behind_its_cell(block, blocks) > 0
+        if full[block.cell] >= LEAST_FULL
+        and not _is_beside_load(block)
+        and _behind_its_cell(block, blocks) > 0
     }
     return [block for block in blocks if block.is_full or block.cell not in doubtful]
 

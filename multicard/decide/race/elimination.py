@@ -52,7 +52,8 @@ class Elimination:
         cells: Sequence[int],
         blocks: Mapping[int, int],
     ) -> None:
-        """Drop beaten cells, the worst first, as far as their probabilities to be the best allow it.
+        """Drop beaten cells, the worst first,
+        as far as their probabilities to be the best allow it.
 
         Args:
             cells: that may drop out.

@@ -12,7 +12,9 @@ DRAWS = 4096
 
 @dataclass(frozen=True)
 class Look:
-    """enough: where a cell is within the tolerance of the best (DRAWS, cells). best: the best (DRAWS,)."""
+    """enough: where a cell is within the tolerance of the best (DRAWS, cells).
+    best: the best (DRAWS,).
+    """
 
     posterior: Posterior
     enough: np.ndarray
@@ -29,7 +31,9 @@ class Look:
         return counts / max(beaten.sum(), 1)
 
     def fewest(self, among: Sequence[int], most: int, risk: float) -> tuple[int, ...]:
-        """The fewest cells, at most `most`, of which none is good enough with this risk; the best first."""
+        """The fewest cells, at most `most`, of which none is good enough with this risk;
+        the best first.
+        """
         chosen = list[int]()
         missed = np.ones(len(self.best), bool)
         while len(chosen) < min(most, len(among)) and (not chosen or missed.mean() > risk):

@@ -5,13 +5,22 @@ from dataclasses import dataclass
 from multicard.decide.race.budget import MOST_SPENT
 from multicard.messages import Message, code_of
 
-NOT_STARTED, IN, OUT = "not started", "in", "out"
-# Codes of reasons: of a cell that dropped out, and of one whose full run did not reach its accuracy, or its loss
-BEATEN, MISSED = "race.beaten", ("race.missed-target", "race.missed-target-loss")
+NOT_STARTED = "not started"
+IN = "in"
+OUT = "out"
+# Codes of reasons: of a cell that dropped out, and of one whose
+# full run did not reach its accuracy, or its loss
+BEATEN = "race.beaten"
+MISSED = ("race.missed-target", "race.missed-target-loss")
 NORMAL_95 = 1.96  # half of a 95 % interval in standard deviations
 # Why a race ended
-SURE, CLOSE, TIME = "sure", "close", "time"
-NOTHING_LEFT, NOT_WORTH, NO_CELL, BURSTS = "nothing left", "not worth", "no cell", "bursts"
+SURE = "sure"
+CLOSE = "close"
+TIME = "time"
+NOTHING_LEFT = "nothing left"
+NOT_WORTH = "not worth"
+NO_CELL = "no cell"
+BURSTS = "bursts"
 ENDINGS = {
     SURE: Message("race.sure", "the blocks showed one cell to be as good as any"),
     CLOSE: Message(
@@ -20,15 +29,20 @@ ENDINGS = {
     ),
     TIME: Message(
         "race.time",
-        f"it has taken {MOST_SPENT:.0%} of the time of the whole grid, or all but that of the full runs",
+        f"it has taken {MOST_SPENT:.0%} of the time of the whole grid, or all but that of the full"
+        " runs",
     ),
-    NOTHING_LEFT: Message("race.nothing-left", "further blocks would hardly show which cell is best"),
+    NOTHING_LEFT: Message(
+        "race.nothing-left", "further blocks would hardly show which cell is best"
+    ),
     NOT_WORTH: Message(
         "race.not-worth",
         "it would take longer than all cells of the grid in full, which are measured instead",
     ),
     NO_CELL: Message("race.no-cell-left", "no cell is left"),
-    BURSTS: Message("race.bursts", "other load came in bursts, so that short blocks cannot order the cells"),
+    BURSTS: Message(
+        "race.bursts", "other load came in bursts, so that short blocks cannot order the cells"
+    ),
 }
 
 
@@ -66,7 +80,9 @@ class Standing:
 
     @property
     def failed(self) -> bool:
-        """True for a cell that could not go on, or did not reach its target; not for a beaten one."""
+        """True for a cell that could not go on, or did not reach its target;
+        not for a beaten one.
+        """
         return self.state == OUT and code_of(self.reason) != BEATEN
 
     @property
@@ -76,7 +92,7 @@ class Standing:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RaceVerdict:
     """How a race ended.
 
     winner: None where no cell could be measured.

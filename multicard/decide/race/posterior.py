@@ -1,13 +1,17 @@
-"""Figures of all cells of a grid from blocks of some: a Gaussian process on the logarithm of the figure.
+"""Figures of all cells of a grid from blocks of some: a
+Gaussian process on the logarithm of the figure.
 
-The figure of a cell is the sum of the effects of its axes, of interactions of pairs of axes, and of an offset of its
-own. A block shows it with an offset of its process, the drift of its round (a random walk, common to all cells of the
-round), and its own noise. The scales of these parts (`DEFAULTS`) are learned by marginal likelihood with a prior around
-their defaults: what two cells cannot tell, twenty can. Those of interactions, which say what cells that never ran may
+The figure of a cell is the sum of the effects of its axes, of interactions of pairs of axes, and of
+an offset of its own. A block shows it with an offset of its process, the drift of its round (a
+random walk, common to all cells of the round), and its own noise. The scales of these parts
+(`DEFAULTS`) are learned by marginal likelihood with a prior around
+their defaults: what two cells cannot tell, twenty can. Those of interactions, which say what cells
+that never ran may
 hold, are unsure for long: draws are from a mixture of posteriors with smaller and larger ones.
 
-An estimate of a cell counts as a measurement of it, with errors that cells with the same settings share: estimates of
-one axis rest on the same pairs of runs, and many of them are no surer of it than a single one.
+An estimate of a cell counts as a measurement of it, with errors that cells with the same settings
+share: estimates of one axis rest on the same pairs of runs,
+and many of them are no surer of it than a single one.
 """
 
 import math
@@ -22,23 +26,29 @@ from threadpoolctl import ThreadpoolController
 
 from multicard.decide.race.blocks import Block, own_noise, variances
 
-LEVEL_SD = 1.0  # of the level of all cells, and of the effect of an axis: next to nothing is assumed of either
+# of the level of all cells, and of the effect of an axis: next to nothing is assumed of either
+LEVEL_SD = 1.0
 AXIS_SD = 0.5
-# Scales, standard deviations of logarithms: of all interactions of pairs of axes, of a cell's offset, between processes
-# of a cell, and from a round to the next. The last is a factor on the errors of blocks: a machine that is slow for
-# seconds makes blocks differ by more than the steps within them show.
+# Scales, standard deviations of logarithms: of all interactions of pairs of axes, of a cell's
+# offset, between processes of a cell, and from a round to the next. The last is a factor on the
+# errors of blocks: a machine that is slow for seconds makes blocks
+# differ by more than the steps within them show.
 PAIR, OWN, PROCESS, DRIFT, INFLATION = range(5)
 DEFAULTS = (0.03, 0.1, 0.01, 0.005, 1.2)
 SCALE_SPREAD = 0.7  # standard deviation of the logarithm of a scale around its default
 MOST_APART = 3.0  # that a scale's logarithm goes, as far larger ones drown the rest by rounding
 MIXED_FACTORS = (1.0, 1 / 1.4, 1.4, 1.96)  # on the scales of interactions
-# Processes that differ by more than this differ more in some cells than in others, which have shown less of it: the
-# scale that fits all is too small for those in front
-UNEVEN, UNEVEN_FACTOR = 0.03, 1.6
-PRIOR_SHARES = (0.25, 0.5, 0.25)  # of an estimate's variance: common to all cells, to those alike, its own
+# Processes that differ by more than this differ more in some cells than in others, which have shown
+# less of it: the scale that fits all is too small for those in front
+UNEVEN = 0.03
+UNEVEN_FACTOR = 1.6
+# of an estimate's variance: common to all cells, to those alike, its own
+PRIOR_SHARES = (0.25, 0.5, 0.25)
 FRESH = 10**6  # the number of a process that has not run
 BLOCK_ERROR = 0.01  # of a block before there is one
-FORGOTTEN = 4.0  # standard deviations by which a block misses the estimate of its cell, for its basis to be forgotten
+# standard deviations by which a block misses the estimate of its cell,
+# for its basis to be forgotten
+FORGOTTEN = 4.0
 FLOOR = 1e-9  # added to variances, for rounding
 # Matrices of some hundred rows: threads that wait for one another take several times as long
 on_one_thread = ThreadpoolController().wrap(limits=1, user_api="blas")
@@ -52,9 +62,11 @@ class Prior(NamedTuple):
     basis: str = ""
 
 
-class Row(NamedTuple):
-    """The figure of a cell itself, a block of one of its processes (0 or more) or an estimate of it (1); or an array of
-    each. `inflated` and `exact` are the variance of its own noise, by whether the inflation applies."""
+class DesignRow(NamedTuple):
+    """The figure of a cell itself, a block of one of its processes (0 or more) or an estimate of it
+    (1); or an array of each. `inflated` and `exact` are the variance of its own noise,
+    by whether the inflation applies.
+    """
 
     cell: Any
     round: Any = 0.0
@@ -90,7 +102,8 @@ class Posterior:
 class Model:
     """The cells of a grid before and after blocks.
 
-    effects: values of axes beyond the first of each, and 1 for the level: what the cells' figures mostly follow from.
+    effects: values of axes beyond the first of each, and 1 for the level: what the cells' figures
+    mostly follow from.
     log_scales: as learned.
 
     Args:
@@ -98,19 +111,28 @@ class Model:
         priors: of each cell; None where there is none.
     """
 
-    def __init__(self, settings: Sequence[Mapping[str, object]], priors: Sequence[Prior | None]) -> None:
+    def __init__(
+        self, settings: Sequence[Mapping[str, object]], priors: Sequence[Prior | None]
+    ) -> None:
         self._cells = cells = len(settings)
-        self._figures = [Row(cell) for cell in range(cells)]
+        self._figures = [DesignRow(cell) for cell in range(cells)]
         self._priors = {cell: prior for cell, prior in enumerate(priors) if prior is not None}
         axes = sorted({axis for setting in settings for axis in setting})
-        codes = [np.unique([repr(own.get(axis)) for own in settings], return_inverse=True)[1] for axis in axes]
-        used = [each for each in codes if each.max() > 0]  # an axis with one value tells nothing apart
+        codes = [
+            np.unique([repr(own.get(axis)) for own in settings], return_inverse=True)[1]
+            for axis in axes
+        ]
+        # an axis with one value tells nothing apart
+        used = [each for each in codes if each.max() > 0]
         self.effects = 1 + sum(int(each.max()) for each in used)
         alike = sum((each[:, None] == each for each in used), np.zeros((cells, cells)))
-        pairs = alike * (alike - 1) / max(len(used) * (len(used) - 1), 1)  # as a share of all pairs of axes
+        # as a share of all pairs of axes
+        pairs = alike * (alike - 1) / max(len(used) * (len(used) - 1), 1)
         sd = np.array([0.0 if prior is None else prior.sd for prior in priors])
         common, shared, single = PRIOR_SHARES
-        errors = np.outer(sd, sd) * (common + shared * alike / max(len(used), 1) + single * np.eye(cells))
+        errors = np.outer(sd, sd) * (
+            common + shared * alike / max(len(used), 1) + single * np.eye(cells)
+        )
         self._parts = np.stack((LEVEL_SD**2 + AXIS_SD**2 * alike, pairs, errors))
         self._default_log_scales = np.log(DEFAULTS)
         self.log_scales = self._default_log_scales
@@ -131,11 +153,15 @@ class Model:
         """Forget all estimates with the basis of that of a cell, which turned out to be wrong."""
         prior = self._priors.get(cell)
         if prior is not None:
-            self._priors = {cell: other for cell, other in self._priors.items() if other.basis != prior.basis}
+            self._priors = {
+                cell: other for cell, other in self._priors.items() if other.basis != prior.basis
+            }
 
     @on_one_thread
     def learn(self, blocks: Sequence[Block]) -> None:
-        """Take the scales of the highest likelihood of these blocks times the scales' prior density."""
+        """Take the scales of the highest likelihood of these
+        blocks times the scales' prior density.
+        """
         if not blocks:
             return
         rows, figures, _ = self._seen(blocks)
@@ -151,8 +177,12 @@ class Model:
             apart = (log_scales - self._default_log_scales) / SCALE_SPREAD
             return value + float(apart @ apart) / 2, gradient + apart / SCALE_SPREAD
 
-        bounds = [(default - MOST_APART, default + MOST_APART) for default in self._default_log_scales]
-        self.log_scales = minimize(loss, self.log_scales, jac=True, method="L-BFGS-B", bounds=bounds).x
+        bounds = [
+            (default - MOST_APART, default + MOST_APART) for default in self._default_log_scales
+        ]
+        self.log_scales = minimize(
+            loss, self.log_scales, jac=True, method="L-BFGS-B", bounds=bounds
+        ).x
         if self.is_uneven:
             factored = float(self.log_scales[PROCESS]) + math.log(UNEVEN_FACTOR)
             self.log_scales[PROCESS] = min(factored, bounds[PROCESS][1])
@@ -169,9 +199,11 @@ class Model:
 
     @on_one_thread
     def drawn(self, blocks: Sequence[Block], normals: np.ndarray) -> tuple[Posterior, np.ndarray]:
-        """The posterior, and draws of all cells' figures (n, cells) by as many standard normal ones: from posteriors
-        with other scales of interactions, by how likely these are."""
-        posteriors, log_shares = [], []
+        """The posterior, and draws of all cells' figures (n, cells) by as many standard normal
+        ones: from posteriors with other scales of interactions, by how likely these are.
+        """
+        posteriors = []
+        log_shares = []
         for factor in MIXED_FACTORS:
             log_scales = self.log_scales.copy()
             log_scales[[PAIR, OWN]] += math.log(factor)
@@ -186,8 +218,9 @@ class Model:
 
     @on_one_thread
     def outlook(self, blocks: Sequence[Block]) -> np.ndarray:
-        """The covariance (3 cells, 3 cells) of the cells' figures, of a further block of each cell's last process, and
-        of a block of a fresh process, both in the next round."""
+        """The covariance (3 cells, 3 cells) of the cells' figures, of a further block of each
+        cell's last process, and of a block of a fresh process, both in the next round.
+        """
         ahead = max((block.round for block in blocks), default=0) + 1
         last = {block.cell: block.process for block in blocks}
         every = [block.error for block in blocks] or [BLOCK_ERROR]
@@ -196,44 +229,66 @@ class Model:
         for cell in range(self._cells):
             errors = [block.error for block in blocks if block.cell == cell] or every
             expected.append(float(np.median(errors)) ** 2 * own.get(cell, 1.0))
-        going_on = [Row(cell, ahead, last.get(cell, FRESH), own) for cell, own in enumerate(expected)]
-        fresh = [Row(cell, ahead, FRESH, own) for cell, own in enumerate(expected)]
-        return self._given(blocks, [*self._figures, *going_on, *fresh], self.log_scales)[0].covariance
+        going_on = [
+            DesignRow(cell, ahead, last.get(cell, FRESH), own) for cell, own in enumerate(expected)
+        ]
+        fresh = [DesignRow(cell, ahead, FRESH, own) for cell, own in enumerate(expected)]
+        return self._given(blocks, [*self._figures, *going_on, *fresh], self.log_scales)[
+            0
+        ].covariance
 
-    def _given(self, blocks: Sequence[Block], asked: Sequence[Row], log_scales: np.ndarray) -> tuple[Posterior, float]:
-        """Other figures given the blocks and the estimates, and the logarithm of their likelihood."""
+    def _given(
+        self, blocks: Sequence[Block], asked: Sequence[DesignRow], log_scales: np.ndarray
+    ) -> tuple[Posterior, float]:
+        """Other figures given the blocks and the estimates,
+        and the logarithm of their likelihood.
+        """
         rows, figures, level = self._seen(blocks)
         factor = cholesky(self._covariance(rows, rows, log_scales), lower=True)
         shared = np.column_stack((figures, self._covariance(rows, asked, log_scales)))
         white = solve_triangular(factor, shared, lower=True)
-        shown, known = white[:, 0], white[:, 1:]
+        shown = white[:, 0]
+        known = white[:, 1:]
         covariance = self._covariance(asked, asked, log_scales) - known.T @ known
         log_likelihood = -float(shown @ shown) / 2 - float(np.log(np.diag(factor)).sum())
         return Posterior(level + known.T @ shown, covariance), log_likelihood
 
-    def _seen(self, blocks: Sequence[Block]) -> tuple[list[Row], np.ndarray, float]:
+    def _seen(self, blocks: Sequence[Block]) -> tuple[list[DesignRow], np.ndarray, float]:
         """Estimates and blocks, how far each is above a level, and that level."""
-        rows = [Row(cell, estimate=1.0) for cell in self._priors]
+        rows = [DesignRow(cell, estimate=1.0) for cell in self._priors]
         for block, variance in zip(blocks, variances(blocks), strict=True):
             inflated, exact = (0.0, variance) if block.is_full else (variance, 0.0)
             exact += block.slowed**2
-            rows.append(Row(block.cell, block.round, block.process, inflated, exact))
-        estimates, measured = [prior.mean for prior in self._priors.values()], [block.log_figure for block in blocks]
+            rows.append(DesignRow(block.cell, block.round, block.process, inflated, exact))
+        estimates = [prior.mean for prior in self._priors.values()]
+        measured = [block.log_figure for block in blocks]
         level = float(np.mean(estimates or measured or [0.0]))
         return rows, np.array([*estimates, *measured]) - level, level
 
-    def _covariance(self, rows: Sequence[Row], columns: Sequence[Row], log_scales: np.ndarray) -> np.ndarray:
+    def _covariance(
+        self, rows: Sequence[DesignRow], columns: Sequence[DesignRow], log_scales: np.ndarray
+    ) -> np.ndarray:
         fixed, scaled = self._between(rows, columns)
         return fixed + np.tensordot(np.exp(2 * log_scales), scaled, 1)
 
-    def _between(self, rows: Sequence[Row], columns: Sequence[Row]) -> tuple[np.ndarray, np.ndarray]:
-        """The covariance of rows (n, m): what no scale changes, and what each scale's square multiplies (5, n, m)."""
-        down, across = (Row(*np.array(each, float).reshape(-1, len(Row._fields)).T) for each in (rows, columns))
-        axes, pairs, errors = self._parts[:, down.cell.astype(int)[:, None], across.cell.astype(int)]
+    def _between(
+        self, rows: Sequence[DesignRow], columns: Sequence[DesignRow]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The covariance of rows (n, m): what no scale changes,
+        and what each scale's square multiplies (5, n, m).
+        """
+        down, across = (
+            DesignRow(*np.array(each, float).reshape(-1, len(DesignRow._fields)).T)
+            for each in (rows, columns)
+        )
+        axes, pairs, errors = self._parts[
+            :, down.cell.astype(int)[:, None], across.cell.astype(int)
+        ]
         same = down.cell[:, None] == across.cell
         in_process = same & (down.process[:, None] == across.process) & (across.process >= 0)
         drift = np.minimum(down.round[:, None], across.round)
-        inflated, fixed = np.zeros(same.shape), axes + errors * np.outer(down.estimate, across.estimate)
+        inflated = np.zeros(same.shape)
+        fixed = axes + errors * np.outer(down.estimate, across.estimate)
         if rows is columns:
             inflated, fixed = np.diag(down.inflated), fixed + np.diag(down.exact + FLOOR)
         return fixed, np.stack((pairs, same, in_process, drift, inflated))

@@ -2,24 +2,34 @@
 
 Everything is decided by draws of all cells' figures from the posterior (`posterior.Model`).
 
-- A rival is a cell that is better than the leader by more than the tolerance, weighted by the share of draws in which
-  it is the best such cell (as in top-two Thompson sampling: Russo 2020, Oper. Res. 68:1625).
-- The next blocks are those that reduce the uncertainty of these differences most per second (`next_blocks`): of a
-  running cell, of a fresh process, or of a cell that never ran, which tells about all cells like it.
-- A cell drops out when it is beaten. The posterior probability that a cell is the best is a martingale: however often
-  one looks, the best cell drops out with at most the sum of these probabilities at the times at which cells dropped
-  out. The sum stays below `elimination.DROP_SHARE` of 1 - confidence; one look may spend a quarter of what is left.
-- The race is over when, but for a share of 1 - confidence, no cell is better than the best finalist by more than the
-  tolerance. The share grows with the race's time (`budget.MISS_SHARES`, over SPENT of the grid's time); the rest is for
-  machines that differ from the model. Several finalists end it where cells are too close, or once the race, since they
-  would have been enough, took as long as the full runs that a single finalist would save.
-- The finalists then run in full, `runs` times each, by turns in fresh processes. Full runs count like blocks.
+- A rival is a cell that is better than the leader by more than the tolerance, weighted by the share
+  of draws in which it is the best such cell (as in top-two Thompson sampling: Russo 2020, Oper.
+  Res. 68:1625).
+- The next blocks are those that reduce the uncertainty of these differences most per second
+  (`next_blocks`): of a running cell, of a fresh process, or of a cell that never ran, which tells
+  about all cells like it.
+- A cell drops out when it is beaten. The posterior probability that a cell is the best is a
+  martingale: however often one looks, the best cell drops out with at most the sum of these
+      probabilities at the times at which cells dropped
+  out. The sum stays below `elimination.DROP_SHARE` of 1 - confidence; one look may spend a quarter
+  of what is left.
+- The race is over when, but for a share of 1 - confidence, no cell is better than the best finalist
+  by more than the tolerance. The share grows with the race's time (`budget.MISS_SHARES`, over SPENT
+  of the grid's time); the rest is for machines that differ from the model. Several finalists end it
+  where cells are too close, or once the race, since they would have been enough, took as long as
+  the full runs that a single finalist would save.
+- The finalists then run in full, `runs` times each, by turns in fresh processes. Full runs count
+  like blocks.
 - A race that would take longer than its grid measures the grid instead.
-- Each process runs a second block once all of its round have run their first: a burst of load slows one of them.
-- A block is disturbed where others had the machine, or where it is far slower than another of its cell. Its error
-  grows by as much. Its cell gets another block, and returns where it had dropped out by such blocks.
-- Slow blocks of one cell are its own spells (`disturbance`); it has a variance of its own (`blocks`).
-- Where many blocks are disturbed, nothing is sure any more: as many cells as the grid's time allows run in full.
+- Each process runs a second block once all of its round have run their first: a burst of load slows
+  one of them.
+- A block is disturbed where others had the machine, or where it is far slower than another of its
+  cell. Its error grows by as much. Its cell gets another block, and returns where it had dropped
+  out by such blocks.
+- Slow blocks of one cell are its own spells (`disturbance`); it has a variance of its own
+  (`blocks`).
+- Where many blocks are disturbed, nothing is sure any more: as
+  many cells as the grid's time allows run in full.
 """
 
 import math
@@ -48,8 +58,8 @@ from multicard.decide.race.outcome import (
     SURE,
     TIME,
     RaceOptions,
+    RaceVerdict,
     Standing,
-    Verdict,
 )
 from multicard.decide.race.posterior import Block, Model, Prior
 from multicard.messages import Message
@@ -62,16 +72,16 @@ TRIES = 4  # most blocks of a cell that are repeated because all others were dis
 
 
 class Race:
-    """A race between cells, by the figures of their blocks, from which all decisions follow: a race which is told the
-    blocks of an earlier one goes on from there.
+    """A race between cells, by the figures of their blocks, from which all decisions follow: a race
+    which is told the blocks of an earlier one goes on from there.
 
     Args:
         settings: of each cell, by axis.
         priors: of each cell's log figure, or None.
 
     Attributes:
-        fresh: cells of the last round that end their process and start another. ending: why it is over, one of ENDINGS;
-            "" before.
+        fresh: cells of the last round that end their process and start another. ending: why it is
+            over, one of ENDINGS; "" before.
         finalists: the cells that are then measured in full.
     """
 
@@ -100,10 +110,17 @@ class Race:
         self.costs()
 
     def costs(
-        self, start_s: float = START_S, block_s: float = BLOCK_S, full_s: float = FULL_S, raced_s: float = 0.0
+        self,
+        start_s: float = START_S,
+        block_s: float = BLOCK_S,
+        full_s: float = FULL_S,
+        raced_s: float = 0.0,
     ) -> None:
-        """Set the seconds of a start, a block, a full run with its start, and of the race so far."""
-        cells, runs = self._count, self.options.runs
+        """Set the seconds of a start, a block, a full run with its start,
+        and of the race so far.
+        """
+        cells = self._count
+        runs = self.options.runs
         self._budget = Budget(cells, runs, start_s, block_s, full_s, raced_s)
 
     @property
@@ -114,7 +131,8 @@ class Race:
     def next_round(self) -> list[int]:
         """The cells that run next, a block each in this order; none when the race is over.
 
-        Those without a process are started before the first block, so that the blocks follow one another closely.
+        Those without a process are started before the first block,
+        so that the blocks follow one another closely.
         """
         self.fresh = frozenset()
         if self.ending:
@@ -135,7 +153,9 @@ class Race:
         return cells
 
     def end_in_rounds(self) -> None:
-        """End the race because of bursts: the likeliest cells run in full, as many as the grid's time allows."""
+        """End the race because of bursts: the likeliest cells run in full,
+        as many as the grid's time allows.
+        """
         self._outs.take_all_back()
         look = self._look()
         if look is None:
@@ -147,8 +167,9 @@ class Race:
         self.end(BURSTS, alive[np.argsort(-hopes[alive])][:most].tolist())
 
     def widen(self, full_runs: Sequence[Block]) -> bool:
-        """End in rounds after all where the finalists' full runs show bursts; their runs count among those of the
-        rounds. True where there are more runs to measure."""
+        """End in rounds after all where the finalists' full runs show bursts; their runs count
+        among those of the rounds. True where there are more runs to measure.
+        """
         if self.ending in (BURSTS, NOT_WORTH):
             return False
         runs = [replace(each, is_full=True) for each in full_runs]
@@ -159,12 +180,15 @@ class Race:
         turn = self._finals
         self.end_in_rounds()
         rest = [cell for cell in self.finalists if cell not in first]
-        self.finalists, self._finals = (*first, *rest), turn
+        self.finalists = (*first, *rest)
+        self._finals = turn
         return {*self.final_runs} > {*before}
 
     @property
     def bursts(self) -> bool:
-        """True once so many blocks, or full runs, were disturbed that no figure of the race is trusted by itself."""
+        """True once so many blocks, or full runs, were disturbed
+        that no figure of the race is trusted by itself.
+        """
         return self.ending == BURSTS or disturbance.are_bursts(self._told)
 
     def end(self, ending: str, finalists: Sequence[int]) -> None:
@@ -172,29 +196,38 @@ class Race:
         if ending == BURSTS:
             self._outs.take_all_back()
             self._counted = self._told
-        self.ending, self.finalists, self._finals = ending, tuple(finalists), self._rounds
+        self.ending = ending
+        self.finalists = tuple(finalists)
+        self._finals = self._rounds
 
     @property
     def gives_up(self) -> bool:
-        """True where, by the first round, the starts, two blocks of each and the fewest full runs take longer than the
-        whole grid."""
+        """True where, by the first round, the starts, two blocks of each and the fewest full runs
+        take longer than the whole grid.
+        """
         started = min(self._count, CELLS_AN_EFFECT * self._model.effects)
         return self._rounds <= 1 and self._budget.is_not_worth(started)
 
     @property
     def most_s(self) -> float:
-        """Seconds after which the race ends undecided: the full runs of one cell fit into the grid's time after it."""
+        """Seconds after which the race ends undecided: the full runs
+        of one cell fit into the grid's time after it.
+        """
         return self._budget.most_s
 
     @property
     def final_runs(self) -> list[tuple[int, int]]:
         """The finalists' full runs in their order, each with its round, once the race is over."""
-        turns = range(self._finals, self._finals + (1 if self.ending == NOT_WORTH else self.options.runs))
+        turns = range(
+            self._finals, self._finals + (1 if self.ending == NOT_WORTH else self.options.runs)
+        )
         return [(turn, cell) for turn in turns for cell in self.finalists]
 
     def add(self, block: Block) -> None:
         """Take a block that ran."""
-        if not (math.isfinite(block.log_figure) and math.isfinite(block.error) and block.error >= 0):
+        if not (
+            math.isfinite(block.log_figure) and math.isfinite(block.error) and block.error >= 0
+        ):
             self.out(block.cell, Message("race.figure-not-finite", "its figure is not finite"))
             return
         self._rounds = max(self._rounds, block.round + 1)
@@ -224,7 +257,13 @@ class Race:
         return [
             Standing(
                 cell,
-                OUT if cell in self._outs.reasons else IN if blocks[cell] or cell in self._full else NOT_STARTED,
+                (
+                    OUT
+                    if cell in self._outs.reasons
+                    else IN
+                    if blocks[cell] or cell in self._full
+                    else NOT_STARTED
+                ),
                 self._outs.reasons.get(cell, ""),
                 int(blocks[cell]),
                 float(posterior.mean[cell]),
@@ -235,7 +274,9 @@ class Race:
         ]
 
     def _error(self, cell: int, mean: float, sd: float) -> float:
-        """The standard deviation of a cell's figure, no smaller than what its full runs say by themselves."""
+        """The standard deviation of a cell's figure,
+        no smaller than what its full runs say by themselves.
+        """
         full = self._full.get(cell, [])
         if len(full) > 1:
             sd = max(sd, float(np.std(full, ddof=1)) / math.sqrt(len(full)))
@@ -244,29 +285,36 @@ class Race:
             sd = max(sd, *(abs(figure - mean) / NORMAL_95 for figure in [mean, *full, *calm]))
         return sd
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> RaceVerdict:
         """The winner among the finalists by all that was measured, and how sure that is."""
         self._learn()
         look = self._look(self._outs.beaten)
         cells = [cell for cell in self.finalists if cell not in self._outs.reasons]
         if look is None or not cells:
-            return Verdict(None, 0.0)
+            return RaceVerdict(None, 0.0)
         # Of means of full runs alone, that of a noisy cell would be the best too often
         measured = [cell for cell in cells if cell in self._full] or cells
         winner = max(measured, key=lambda cell: look.posterior.mean[cell])
-        disturbed, blocks = sum(block.slowed > 0 for block in self._told), len(self._told)
+        disturbed = sum(block.slowed > 0 for block in self._told)
+        blocks = len(self._told)
         if self.bursts:
-            return Verdict(winner, 0.0, disturbed=disturbed, blocks=blocks)
+            return RaceVerdict(winner, 0.0, disturbed=disturbed, blocks=blocks)
         ran = sorted({block.cell for block in self._blocks} - self._outs.failed)
         apart = {cell: look.posterior.difference(winner, cell) for cell in ran if cell != winner}
-        ends = {cell: [(side * self._tolerance - mean) / sd for side in (-1, 1)] for cell, (mean, sd) in apart.items()}
-        near = {cell: float(ndtr(high) - ndtr(low)) for cell, (low, high) in ends.items()}  # within the tolerance
+        ends = {
+            cell: [(side * self._tolerance - mean) / sd for side in (-1, 1)]
+            for cell, (mean, sd) in apart.items()
+        }
+        # within the tolerance
+        near = {cell: float(ndtr(high) - ndtr(low)) for cell, (low, high) in ends.items()}
         confidence = self.options.confidence
         equal = tuple(cell for cell, probability in near.items() if probability >= confidence)
-        unsure = (cell for cell, probability in near.items() if 1 - confidence < probability < confidence)
+        unsure = (
+            cell for cell, probability in near.items() if 1 - confidence < probability < confidence
+        )
         close = tuple(cell for cell in unsure if cell not in self._outs.reasons)
         sure = max(float(look.enough[:, winner].mean()) - self._outs.spent, 0.0)
-        return Verdict(winner, sure, equal, close, disturbed, blocks)
+        return RaceVerdict(winner, sure, equal, close, disturbed, blocks)
 
     def _learn(self) -> None:
         """Learn the scales from all blocks and full runs, unless that is done."""
@@ -282,7 +330,9 @@ class Race:
         return sorted({block.cell for block in self._blocks} - self._outs.reasons.keys())
 
     def _look(self, beaten: Sequence[int] = ()) -> Look | None:
-        """The cells that are in, with some of those that dropped out; None where no cell is left."""
+        """The cells that are in, with some of those that dropped out;
+        None where no cell is left.
+        """
         alive = self._alive()
         alive[[*beaten]] = True
         if not alive.any():
@@ -313,7 +363,9 @@ class Race:
             return [], ending
         if ending:
             return self._twice(again), ""
-        cells = self._twice([*again, *(cell for cell in self._telling(look, leader) if cell not in again)])
+        cells = self._twice(
+            [*again, *(cell for cell in self._telling(look, leader) if cell not in again)]
+        )
         return cells, "" if cells else NOTHING_LEFT
 
     def _twice(self, cells: list[int]) -> list[int]:
@@ -322,7 +374,9 @@ class Race:
         return cells + [cell for cell in cells if cell not in running] if len(cells) > 1 else cells
 
     def _again(self) -> list[int]:
-        """Cells of which no block can be trusted yet: all were disturbed, or the only calm one misses its estimate."""
+        """Cells of which no block can be trusted yet: all were disturbed,
+        or the only calm one misses its estimate.
+        """
         again = list[int]()
         for cell in self._started():
             own = [block for block in self._told if block.cell == cell]
@@ -333,14 +387,19 @@ class Race:
         return again
 
     def _of_one_process(self, look: Look) -> list[int]:
-        """Cells in front that ran in a single process, of which one cannot tell by how much processes differ."""
+        """Cells in front that ran in a single process,
+        of which one cannot tell by how much processes differ.
+        """
         front = sorted(self._started(), key=lambda cell: -look.posterior.mean[cell])[:IN_FRONT]
-        processes = {cell: {block.process for block in self._told if block.cell == cell} for cell in front}
+        processes = {
+            cell: {block.process for block in self._told if block.cell == cell} for cell in front
+        }
         return [cell for cell in front if len(processes[cell]) < 2]
 
     def _take_back(self, look: Look, leader: int) -> None:
-        """Beaten cells return that may be the best after all: as their blocks turned out to be disturbed, or processes
-        to differ."""
+        """Beaten cells return that may be the best after all: as their blocks turned out to be
+        disturbed, or processes to differ.
+        """
         for cell in self._outs.beaten:
             own = [block for block in self._told if block.cell == cell]
             if not self._model.is_uneven and not any(block.slowed for block in own):
@@ -352,11 +411,15 @@ class Race:
     def _drop(self, look: Look, leader: int) -> None:
         """Drop beaten cells. A single block does not outweigh what records say of its cell."""
         calm = Counter(block.cell for block in self._told if not block.slowed)
-        cells = [cell for cell in self._started() if calm[cell] > 1 or not self._model.has_estimate(cell)]
+        cells = [
+            cell for cell in self._started() if calm[cell] > 1 or not self._model.has_estimate(cell)
+        ]
         self._outs.drop(look.posterior, leader, cells, calm)
 
     def _worth_ending(self, look: Look) -> str:
-        """Why to end: the time is over, one finalist is enough, or several are cheaper than going on; else empty."""
+        """Why to end: the time is over, one finalist is enough,
+        or several are cheaper than going on; else empty.
+        """
         raced_s = self._budget.raced_s
         if raced_s >= self._budget.most_s:
             return TIME
@@ -379,19 +442,29 @@ class Race:
         return self._budget.accepted_risk_share * (1 - self.options.confidence)
 
     def _chosen(self, look: Look | None, most: int) -> tuple[int, ...]:
-        """The fewest cells, at most `most`, that contain a good-enough one at the accepted risk; the best first."""
+        """The fewest cells, at most `most`, that contain a good-enough one at the accepted risk;
+        the best first.
+        """
         return () if look is None else look.fewest(self._started(), most, self._accepted_risk())
 
     def _telling(self, look: Look, leader: int) -> list[int]:
-        """The cells whose next blocks tell most about how far the leader's rivals are from it; sets `fresh`."""
-        covariance, mass = self._model.outlook(self._counted), look.rivals(leader)
+        """The cells whose next blocks tell most about how far the leader's rivals are from it;
+        sets `fresh`.
+        """
+        covariance = self._model.outlook(self._counted)
+        mass = look.rivals(leader)
         picked = next_blocks.most_telling(covariance, leader, mass, *self._turns())
-        self.fresh = frozenset(turn % self._count for turn in picked if turn >= self._count) & {*self._started()}
+        self.fresh = frozenset(turn % self._count for turn in picked if turn >= self._count) & {
+            *self._started()
+        }
         return [turn % self._count for turn in picked]
 
     def _turns(self) -> tuple[np.ndarray, np.ndarray]:
-        """Blocks that can run, first of running and then of fresh processes (2 cells,), and their seconds."""
-        alive, running = self._alive(), np.zeros(self._count, bool)
+        """Blocks that can run, first of running and then of fresh processes (2 cells,),
+        and their seconds.
+        """
+        alive = self._alive()
+        running = np.zeros(self._count, bool)
         running[[cell for cell in self._started() if cell not in self._outs.stopped]] = True
         started = {(block.cell, block.process) for block in self._blocks}
         processes = np.bincount([cell for cell, _ in started], minlength=self._count)

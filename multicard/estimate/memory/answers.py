@@ -1,4 +1,6 @@
-"""Answers to requests for steps without values: from a cache on the disk, or computed in one process. No torch."""
+"""Answers to requests for steps without values: from a cache on the disk,
+or computed in one process. No torch.
+"""
 
 import hashlib
 import os
@@ -28,9 +30,12 @@ from multicard.records import run_folder
 from multicard.records.rank_files import ModelSizes
 from multicard.repository import PACKAGES
 
-FEWEST, PROCESSES = 3, 8  # answers of a process, which takes seconds to start; processes, of 1 GB each
+# answers of a process, which takes seconds to start; processes, of 1 GB each
+FEWEST = 3
+PROCESSES = 8
 NOT_COMPUTED = Message("memory.not-computed", "not computed yet")
-# Files of multicard that a step without values runs: an edit of one of them, and of no other, empties the cache
+# Files of multicard that a step without values runs: an edit of one of them, and of no other,
+# empties the cache
 SIMULATED = (
     *("estimate/memory/*.py", "llm/*.py", "llm/trl/*.py", "vision/*.py", "vision/data/batch.py"),
     *("vision/data/device_loader.py", "ranks/process.py", "measure/timing.py"),
@@ -41,7 +46,8 @@ class Active(msgspec.Struct, frozen=True):
     """The tensors of a step without values, in bytes.
 
     Fields:
-        active_bytes: at the peak, as `torch.cuda.max_memory_allocated` counts them, without workspaces of libraries.
+        active_bytes: at the peak, as `torch.cuda.max_memory_allocated` counts them, without
+            workspaces of libraries.
         sizes: of a folder's model that is tuned, by which its work is counted; None of others.
     """
 
@@ -56,7 +62,8 @@ Answer = Active | str  # or the reason that there is none
 class Request(msgspec.Struct, frozen=True):
     """A step to take without values.
 
-    memory_bytes: of the GPU, which decides how much of the data set stays on it; None: as much as there is.
+    memory_bytes: of the GPU, which decides how much of the data set stays on it;
+    None: as much as there is.
     """
 
     config: RunConfig
@@ -66,9 +73,14 @@ class Request(msgspec.Struct, frozen=True):
 
 
 def identity(request: Request) -> str:
-    """Digest of a request's relevant keys, the libraries and the code; equal for requests that share an answer."""
-    config, facts, memory_bytes = plain(request.config), msgspec.to_builtins(request.facts), request.memory_bytes
-    ranks, loader = config["gpus"] * config["nodes"], config.get("loader", {}).get("name")
+    """Digest of a request's relevant keys, the libraries and the code;
+    equal for requests that share an answer.
+    """
+    config = plain(request.config)
+    facts = msgspec.to_builtins(request.facts)
+    memory_bytes = request.memory_bytes
+    ranks = config["gpus"] * config["nodes"]
+    loader = config.get("loader", {}).get("name")
     if loader != "device":  # which keeps a share of the data set in a share of the GPU's memory
         memory_bytes = None
         facts.pop("test", None)
@@ -87,26 +99,34 @@ EXTRAS = ("trl", "transformers", "accelerate", "peft", "bitsandbytes", "liger_ke
 @cache
 def _versions() -> list[str]:
     extra = [name for name in EXTRAS if find_spec(name) is not None]
-    libraries = [version(name) for name in ("torch", "torchvision", "timm", "torchtune", "torchao", *extra)]
-    code, root = hashlib.sha256(), Path(__file__).parents[2]
+    libraries = [
+        version(name) for name in ("torch", "torchvision", "timm", "torchtune", "torchao", *extra)
+    ]
+    code = hashlib.sha256()
+    root = Path(__file__).parents[2]
     for path in sorted(chain.from_iterable(root.glob(pattern) for pattern in SIMULATED)):
         code.update(path.read_bytes())
     return [*libraries, code.hexdigest()]
 
 
 def answer_all(asked: Sequence[Request], compute: bool = True) -> list[Answer]:
-    """An answer to each request; equal ones are computed once, all in one process. Without `compute` those that the
-    cache does not have are NOT_COMPUTED."""
+    """An answer to each request; equal ones are computed once, all in one process. Without
+    `compute` those that the cache does not have are NOT_COMPUTED.
+    """
     paths = [run_folder.cache("memory") / f"{identity(request)}.json" for request in asked]
     answers: dict[Path, Answer] = {}
     for path in dict.fromkeys(paths):
         with suppress(OSError, msgspec.DecodeError, msgspec.ValidationError):
             answers[path] = msgspec.json.decode(path.read_bytes(), type=Active)
-    left = {path: request for path, request in zip(paths, asked, strict=True) if path not in answers}
+    left = {
+        path: request for path, request in zip(paths, asked, strict=True) if path not in answers
+    }
     if not compute:
         answers |= dict.fromkeys(left, NOT_COMPUTED)
     elif left:
-        for path, answer in zip(left, _with_progress(computed([*left.values()]), len(left)), strict=True):
+        for path, answer in zip(
+            left, _with_progress(computed([*left.values()]), len(left)), strict=True
+        ):
             answers[path] = answer
             if isinstance(answer, Active):
                 with suppress(OSError):
@@ -115,8 +135,9 @@ def answer_all(asked: Sequence[Request], compute: bool = True) -> list[Answer]:
 
 
 def computed(asked: Sequence[Request]) -> Iterator[Answer]:
-    """Answers in the order of the requests, each as soon as it is there, from processes of their own: this one imports
-    no torch."""
+    """Answers in the order of the requests, each as soon as it is there, from processes of their
+    own: this one imports no torch.
+    """
     count = max(1, min(cores(), len(asked) // FEWEST, PROCESSES))
     with ExitStack() as stack:
         # neighbours are alike, so that each process has as many of those that take long
@@ -133,7 +154,9 @@ def _computing(asked: Sequence[Request]) -> Iterator[Iterator[Answer]]:
     with TemporaryFile() as log, TemporaryFile() as questions:
         pickle.dump(asked, questions)
         questions.seek(0)
-        with Popen(command, stdin=questions, stdout=PIPE, stderr=log, cwd=PACKAGES, env=env) as process:
+        with Popen(
+            command, stdin=questions, stdout=PIPE, stderr=log, cwd=PACKAGES, env=env
+        ) as process:
             try:
                 yield _answers(process, log, len(asked))
             finally:
@@ -147,14 +170,21 @@ def _answers(process: Popen[bytes], log: IO[bytes], count: int) -> Iterator[Answ
     code = process.wait()
     log.seek(0)
     last = (log.read().decode(errors="replace").splitlines() or ["no output"])[-1]
-    reason = Message("memory.process-ended", f"the process ended with {code}: {last}", exit_code=code, last=last)
+    reason = Message(
+        "memory.process-ended", f"the process ended with {code}: {last}", exit_code=code, last=last
+    )
     yield from [reason] * (count - answered)
 
 
 def _with_progress(answers: Iterable[Answer], total: int) -> Iterable[Answer]:
-    """The answers as they come, with a bar on a terminal's standard error that goes with the last."""
+    """The answers as they come, with a bar on a terminal's
+    standard error that goes with the last.
+    """
     from rich.console import Console
     from rich.progress import track
 
-    console, words = Console(stderr=True), f"predicting the memory of {count(total, 'setting')}"
-    return track(answers, words, total, console=console, transient=True, disable=not console.is_terminal)
+    console = Console(stderr=True)
+    words = f"predicting the memory of {count(total, 'setting')}"
+    return track(
+        answers, words, total, console=console, transient=True, disable=not console.is_terminal
+    )

@@ -17,7 +17,9 @@ WITHOUT_VALUES: dict[str, Any] = {
     "bitsandbytes.functional.is_on_gpu": lambda _: True,
     "bitsandbytes.optim.optimizer.sync_gpu": lambda _: None,
     # memory of the host that a GPU reads too: counted as if all of it was on the GPU
-    "bitsandbytes.functional.get_paged": lambda *shape, dtype, device: torch.empty(shape, dtype=dtype, device=device),
+    "bitsandbytes.functional.get_paged": lambda *shape, dtype, device: torch.empty(
+        shape, dtype=dtype, device=device
+    ),
     "torch.Tensor.data_ptr": lambda tensor: tensor.untyped_storage()._cdata,
     "bitsandbytes.functional.fill": lambda *_: None,
     "bitsandbytes.functional.prefetch_tensor": lambda *_: None,

@@ -1,7 +1,7 @@
 """Sizes of a run's data set, which a prediction needs beside the configuration. No torch.
 
-The longest row's tokens are counted in the rows with the most text alone, by the tokenizer's own merges; a few tokens
-off where a template's text and a column's meet within a token.
+The longest row's tokens are counted in the rows with the most text alone, by the tokenizer's own
+merges; a few tokens off where a template's text and a column's meet within a token.
 """
 
 import base64
@@ -28,8 +28,9 @@ from multicard.vision.data.datasets import DATASETS
 
 
 class ImageFacts(msgspec.Struct, frozen=True):
-    """Sizes of a set of images: training and test images, classes; `side` and `channels` as stored, of photographs as
-    they are decoded."""
+    """Sizes of a set of images: training and test images, classes; `side` and `channels` as stored,
+    of photographs as they are decoded.
+    """
 
     train: int
     test: int
@@ -39,11 +40,13 @@ class ImageFacts(msgspec.Struct, frozen=True):
 
 
 class TextFacts(msgspec.Struct, frozen=True):
-    """Sizes of a text data set under its tokenizer: the model's vocabulary, and the tokens of the longest row, whose
-    batch has the peak; `low`, `high`: its interval, where the rows are not at hand, else None. `folder`: a digest of
-    config.json, of a folder's model. `evaluates`: rows are held out, of which batches are scored after the steps.
-    `rows`: the tokens of rows that lie evenly among those trained on, uncut; of a pair each answer's; no memory depends
-    on them. None where the rows are not at hand."""
+    """Sizes of a text data set under its tokenizer: the model's vocabulary, and the tokens of the
+    longest row, whose batch has the peak; `low`, `high`: its interval, where the rows are not at
+    hand, else None. `folder`: a digest of config.json, of a folder's model. `evaluates`: rows are
+    held out, of which batches are scored after the steps.
+    `rows`: the tokens of rows that lie evenly among those trained on, uncut; of a pair each
+    answer's; no memory depends on them. None where the rows are not at hand.
+    """
 
     vocabulary: int
     length: int
@@ -68,15 +71,19 @@ class TextFacts(msgspec.Struct, frozen=True):
 Facts = ImageFacts | TextFacts
 CANDIDATES = 16  # rows with the most text; one of them has the most tokens
 SAMPLED = 256  # rows by which the tokens of a step are estimated
-MESSAGE_TOKENS, ROW_TOKENS = 5, 2  # header and end of a message; begin and end of a row
-ASSUMED_TOKENS = (256, 1024)  # of the longest row, at least and expected, where the rows are not at hand
+# header and end of a message; begin and end of a row
+MESSAGE_TOKENS = 5
+ROW_TOKENS = 2
+# of the longest row, at least and expected, where the rows are not at hand
+ASSUMED_TOKENS = (256, 1024)
 MNIST = ImageFacts(60_000, 10_000, 10, 28, 1)  # known even where it is not at hand
 _SIZES: dict[bytes, Facts] = {}  # the cells of a sweep mostly have the same data
 
 
 def sizes(config: RunConfig) -> Facts | str:
-    """The sizes of a run's data set, read once for all runs that have the same, or the reason for which they cannot be
-    read."""
+    """The sizes of a run's data set, read once for all runs that have the same, or the reason for
+    which they cannot be read.
+    """
     if not isinstance(config, TrainingConfig):
         return Message("memory.script", "the steps of a script are not known before it runs")
     values = plain(config)
@@ -84,15 +91,21 @@ def sizes(config: RunConfig) -> Facts | str:
     key = msgspec.json.encode([values.get(group) for group in groups])
     try:
         if key not in _SIZES:
-            _SIZES[key] = _text_facts(config) if isinstance(config, LlmConfig) else _image_facts(config)
+            _SIZES[key] = (
+                _text_facts(config) if isinstance(config, LlmConfig) else _image_facts(config)
+            )
         return _SIZES[key]
     except (ValueError, OSError) as error:
         reason = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
-        return Message("memory.data-unreadable", f"the data cannot be read ({reason})", reason=reason)
+        return Message(
+            "memory.data-unreadable", f"the data cannot be read ({reason})", reason=reason
+        )
 
 
 def _image_facts(config: RunConfig) -> ImageFacts:
-    """The sizes of a data set of images; of photographs the folders are listed, and none is decoded."""
+    """The sizes of a data set of images; of photographs the folders are listed,
+    and none is decoded.
+    """
     assert isinstance(config, VisionConfig)
     options = config.dataset
     whole = MNIST
@@ -100,24 +113,34 @@ def _image_facts(config: RunConfig) -> ImageFacts:
         data = DATASETS[options.name].read(options, config.seed)
         images = data.train.images
         is_stored = not isinstance(images, list)
-        side, channels = (images.shape[1], images.shape[3] if images.ndim == 4 else 1) if is_stored else (0, 3)
-        whole = ImageFacts(len(data.train), len(data.test), data.classes, side or options.image_size, channels)
+        side, channels = (
+            (images.shape[1], images.shape[3] if images.ndim == 4 else 1) if is_stored else (0, 3)
+        )
+        whole = ImageFacts(
+            len(data.train), len(data.test), data.classes, side or options.image_size, channels
+        )
     limits = (whole.train, options.train_limit), (whole.test, options.test_limit)
     train, test = (min(count, limit or count) for count, limit in limits)
     return msgspec.structs.replace(whole, train=train, test=test)
 
 
 def _text_facts(config: LlmConfig) -> TextFacts:
-    """The model's vocabulary, and the tokens of its longest batch: of packed rows `max_seq_len`, of rows on this
-    machine the longest row's, else an interval that ends with the most that the run would take."""
+    """The model's vocabulary, and the tokens of its longest batch: of packed rows `max_seq_len`, of
+    rows on this machine the longest row's, else an interval that
+    ends with the most that the run would take.
+    """
     limit = config.max_seq_len or config.model.max_seq_len
-    data, options = config.dataset, config.tokenizer
-    rows, vocabulary = None, config.model.vocab_size
+    data = config.dataset
+    options = config.tokenizer
+    rows = None
+    vocabulary = config.model.vocab_size
     sampled: tuple[int, ...] | None = None
     evaluates = bool(data.split) or bool(getattr(data, "test_files", None))
-    if not (isinstance(data, StoredTextConfig) and data.data_files is None):  # what is on the hub is not fetched for it
+    # what is on the hub is not fetched for it
+    if not (isinstance(data, StoredTextConfig) and data.data_files is None):
         inputs = preflight.prepare(config)
-        rows, vocabulary = max(_row_tokens(config, inputs), default=None), inputs.vocabulary
+        rows = max(_row_tokens(config, inputs), default=None)
+        vocabulary = inputs.vocabulary
         sampled = tuple(_sampled_tokens(config, inputs)) or None
         evaluates = inputs.held_out is not None
     vocabulary = vocabulary or tokenizer.vocabulary(options, getattr(options, "vocab_size", 0))
@@ -133,7 +156,9 @@ def _digest(model: DecoderConfig) -> str | None:
     """Of what a folder says of its model's sizes; None of a model that is known by its name."""
     if not isinstance(model, HfConfig):
         return None
-    return hashlib.sha256((Path(str(model.path)).expanduser() / "config.json").read_bytes()).hexdigest()
+    return hashlib.sha256(
+        (Path(str(model.path)).expanduser() / "config.json").read_bytes()
+    ).hexdigest()
 
 
 def all_tokens(config: LlmConfig) -> int | None:
@@ -144,8 +169,9 @@ def all_tokens(config: LlmConfig) -> int | None:
 
 
 def _row_tokens(config: LlmConfig, inputs: Inputs, every: bool = False) -> list[int]:
-    """Tokens of the rows with the most text, those held out too, or of every row that is trained on, uncut; of pairs
-    each answer counts as a row."""
+    """Tokens of the rows with the most text, those held out too, or of every row that is trained
+    on, uncut; of pairs each answer counts as a row.
+    """
     if not inputs.rows:
         return []
     rows = inputs.rows
@@ -154,13 +180,17 @@ def _row_tokens(config: LlmConfig, inputs: Inputs, every: bool = False) -> list[
         rows = [*rows, *inputs.held_out.rows]
     rows = _answers(config, rows)
     texts = [_texts(config, row) for row in rows]
-    longest = sorted(range(len(rows)), key=lambda place: sum(map(len, texts[place])))[0 if every else -CANDIDATES :]
+    longest = sorted(range(len(rows)), key=lambda place: sum(map(len, texts[place])))[
+        0 if every else -CANDIDATES :
+    ]
     count = _counter(config, inputs)
     return [_tokens(rows[place], texts[place], count) for place in longest]
 
 
 def _sampled_tokens(config: LlmConfig, inputs: Inputs) -> list[int]:
-    """Tokens of rows that lie evenly among those that are trained on, uncut; of pairs of each answer."""
+    """Tokens of rows that lie evenly among those that are trained on, uncut;
+    of pairs of each answer.
+    """
     rows = inputs.rows or []
     rows = _answers(config, rows[:: max(1, len(rows) // SAMPLED)][:SAMPLED])
     count = _counter(config, inputs) if rows else len
@@ -197,7 +227,9 @@ def _around(config: LlmConfig, row: dict[str, Any]) -> Sequence[str]:
 
 
 def _counter(config: LlmConfig, inputs: Inputs) -> Callable[[str], int]:
-    """The number of tokens of a text, by the tokenizer's files; a Refusal says that they cannot be read."""
+    """The number of tokens of a text, by the tokenizer's files;
+    a Refusal says that they cannot be read.
+    """
     import tiktoken
     from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -226,6 +258,9 @@ def _counter(config: LlmConfig, inputs: Inputs) -> Callable[[str], int]:
     else:
         lines = Path(str(getattr(options, "path", ""))).expanduser().read_bytes().splitlines()
         ranks = {base64.b64decode(token): int(rank) for token, rank in map(bytes.split, lines)}
-    special = {name: len(ranks) + place for place, name in enumerate(tokenizer.SPECIAL)}  # in the text of chats
-    encoding = tiktoken.Encoding("rows", pat_str=tokenizer.PATTERN, mergeable_ranks=ranks, special_tokens=special)
+    # in the text of chats
+    special = {name: len(ranks) + place for place, name in enumerate(tokenizer.SPECIAL)}
+    encoding = tiktoken.Encoding(
+        "rows", pat_str=tokenizer.PATTERN, mergeable_ranks=ranks, special_tokens=special
+    )
     return lambda text: len(encoding.encode(text, allowed_special="all"))

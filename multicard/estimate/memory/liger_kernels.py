@@ -1,4 +1,5 @@
-"""Liger's layers without values: its own code around its kernels, which are not launched (`torch_internals.patched`).
+"""Liger's layers without values: its own code around its kernels,
+which are not launched (`torch_internals.patched`).
 
 What a layer holds, and what it writes in place, is thereby that of the installed version.
 """
@@ -10,7 +11,8 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-PROCESSORS = 132  # of an H100 or H200: a norm's backward pass has a row of its weight's gradient for each
+# of an H100 or H200: a norm's backward pass has a row of its weight's gradient for each
+PROCESSORS = 132
 
 
 def no_launch(_kernel: Any, _grid: Any) -> Any:
@@ -27,13 +29,19 @@ WITHOUT_VALUES: dict[str, Any] = {
 
 @contextmanager
 def undone() -> Iterator[None]:
-    """Undo afterwards what Liger replaces in transformers' modules, where the next cell would find it."""
+    """Undo afterwards what Liger replaces in transformers' modules,
+    where the next cell would find it.
+    """
     from transformers.integrations.liger import apply_liger_kernel
 
     before: list[tuple[Any, dict[str, Any]]] = []
 
     def applied(*arguments: Any) -> None:
-        models = [module for name, module in sys.modules.items() if name.startswith("transformers.models.")]
+        models = [
+            module
+            for name, module in sys.modules.items()
+            if name.startswith("transformers.models.")
+        ]
         before.extend((module, dict(vars(module))) for module in models)
         apply_liger_kernel(*arguments)
 

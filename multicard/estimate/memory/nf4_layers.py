@@ -1,7 +1,7 @@
 """bitsandbytes' NF4 linears without values, of which each tensor has its true size.
 
-bitsandbytes quantises by values, and its parameters cannot hold tensors without them. The layers and their products
-here are its own; what they hold is made by sizes.
+bitsandbytes quantises by values, and its parameters cannot hold tensors without them. The layers
+and their products here are its own; what they hold is made by sizes.
 """
 
 from collections.abc import Iterator
@@ -23,16 +23,28 @@ SCALES = 256  # of blocks, which are quantised together
 
 
 class VisibleProduct(MatMul4Bit):
-    """The product as a GPU computes that of a training batch: with the weight whole, for the time of the product."""
+    """The product as a GPU computes that of a training batch: with the weight whole,
+    for the time of the product.
+    """
 
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]  names of its own
-        ctx: Any, inputs: Tensor, packed: Tensor, out: Any = None, bias: Tensor | None = None, quant_state: Any = None
+        ctx: Any,
+        inputs: Tensor,
+        packed: Tensor,
+        out: Any = None,
+        bias: Tensor | None = None,
+        quant_state: Any = None,
     ) -> Tensor:
-        ctx.is_empty, ctx.state, ctx.tensors = False, quant_state, (None, packed)
-        ctx.dtype_A, ctx.dtype_B = inputs.dtype, packed.dtype
+        ctx.is_empty = False
+        ctx.state = quant_state
+        ctx.tensors = (None, packed)
+        ctx.dtype_A = inputs.dtype
+        ctx.dtype_B = packed.dtype
         ctx.dtype_bias = None if bias is None else bias.dtype
-        return torch.nn.functional.linear(inputs, dequantize_4bit(packed, quant_state).to(inputs.dtype), bias)
+        return torch.nn.functional.linear(
+            inputs, dequantize_4bit(packed, quant_state).to(inputs.dtype), bias
+        )
 
 
 def quantised(model: Any, options: transformers.BitsAndBytesConfig, device: torch.device) -> Any:
@@ -42,30 +54,47 @@ def quantised(model: Any, options: transformers.BitsAndBytesConfig, device: torc
         model: of tensors without values, in its precision.
         options: as `models.nf4` makes them.
     """
-    dtypes = {name: part.weight.dtype for name, part in model.named_modules() if hasattr(part, "weight")}
-    with patched({"bitsandbytes.nn.modules.Params4bit": lambda data, **_: nn.Parameter(data, requires_grad=False)}):
+    dtypes = {
+        name: part.weight.dtype for name, part in model.named_modules() if hasattr(part, "weight")
+    }
+    with patched(
+        {
+            "bitsandbytes.nn.modules.Params4bit": lambda data, **_: nn.Parameter(
+                data, requires_grad=False
+            )
+        }
+    ):
         kept = [*get_keys_to_not_convert(model), *(model._keep_in_fp32_modules or ())]
         model = replace_with_bnb_linear(model, kept, options)
     for name, layer in model.named_modules():
         if isinstance(layer, Linear4bit):
             fill(layer, dtypes[name], options, device)
     model.is_loaded_in_4bit = model.is_quantized = True
-    model.hf_quantizer = SimpleNamespace(is_trainable=True, is_qat_trainable=False, quantization_config=options)
+    model.hf_quantizer = SimpleNamespace(
+        is_trainable=True, is_qat_trainable=False, quantization_config=options
+    )
     model.quantization_method = options.quant_method
     model.config.quantization_config = options
     return model
 
 
-def fill(layer: Any, dtype: torch.dtype, options: transformers.BitsAndBytesConfig, device: torch.device) -> None:
-    """Give a layer what it holds: of each block of 64 weights 4 bits a weight and a scale of 8 bits."""
+def fill(
+    layer: Any, dtype: torch.dtype, options: transformers.BitsAndBytesConfig, device: torch.device
+) -> None:
+    """Give a layer what it holds: of each block of 64
+    weights 4 bits a weight and a scale of 8 bits.
+    """
 
     def empty(size: int, of: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(size, dtype=of, device=device)
 
-    shape, count = torch.Size((layer.out_features, layer.in_features)), layer.in_features * layer.out_features
+    shape = torch.Size((layer.out_features, layer.in_features))
+    count = layer.in_features * layer.out_features
     storage = options.bnb_4bit_quant_storage
     blocks = -(-count // 64)
-    scales = QuantState(empty(-(-blocks // SCALES)), code=empty(256), blocksize=SCALES, dtype=torch.float32)
+    scales = QuantState(
+        empty(-(-blocks // SCALES)), code=empty(256), blocksize=SCALES, dtype=torch.float32
+    )
     state = QuantState(
         empty(blocks, torch.uint8),
         shape=shape,
@@ -86,11 +115,16 @@ def fill(layer: Any, dtype: torch.dtype, options: transformers.BitsAndBytesConfi
 
 def recover(layer: Any) -> None:
     """Tell a layer's weight how it is quantised, as a gathered one does not know it."""
-    weight, state = layer.weight, layer.quant_state
+    weight = layer.weight
+    state = layer.quant_state
     if getattr(weight, "quant_state", None) is None:
-        weight.quant_state, weight.module, weight.bnb_quantized = state, layer, True
-        weight.blocksize, weight.compress_statistics = state.blocksize, True
-        weight.quant_type, weight.quant_storage = state.quant_type, weight.dtype
+        weight.quant_state = state
+        weight.module = layer
+        weight.bnb_quantized = True
+        weight.blocksize = state.blocksize
+        weight.compress_statistics = True
+        weight.quant_type = state.quant_type
+        weight.quant_storage = weight.dtype
 
 
 def scales(model: nn.Module) -> Iterator[Tensor]:
@@ -98,9 +132,17 @@ def scales(model: nn.Module) -> Iterator[Tensor]:
     for layer in model.modules():
         state = layer.quant_state if isinstance(layer, Linear4bit) else None
         if state is not None:
-            yield from (state.absmax, state.code, state.offset, state.state2.absmax, state.state2.code)
+            yield from (
+                state.absmax,
+                state.code,
+                state.offset,
+                state.state2.absmax,
+                state.state2.code,
+            )
 
 
 # Patches (`torch_internals.patched`)
-WITHOUT_VALUES: dict[str, Any] = {"bitsandbytes.nn.modules.fix_4bit_weight_quant_state_from_module": recover}
+WITHOUT_VALUES: dict[str, Any] = {
+    "bitsandbytes.nn.modules.fix_4bit_weight_quant_state_from_module": recover
+}
 ON_GPU: dict[str, Any] = {"bitsandbytes.autograd._functions.MatMul4Bit": VisibleProduct}

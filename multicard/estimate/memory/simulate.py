@@ -1,5 +1,6 @@
-"""A cell's step without values, and the process that takes it for `answers.computed`: pickled requests from the
-standard input, answers as JSON to the standard output."""
+"""A cell's step without values, and the process that takes it for `answers.computed`: pickled
+requests from the standard input, answers as JSON to the standard output.
+"""
 
 import importlib
 import os
@@ -23,7 +24,14 @@ from multicard.config.vision import VisionConfig
 from multicard.estimate.memory import answers, eight_bit_states, liger_kernels
 from multicard.estimate.memory.answers import Active
 from multicard.estimate.memory.facts import Facts, ImageFacts, TextFacts
-from multicard.estimate.memory.torch_internals import CPU, GPU, fake, fake_ranks, patched, replicated
+from multicard.estimate.memory.torch_internals import (
+    CPU,
+    GPU,
+    fake,
+    fake_ranks,
+    patched,
+    replicated,
+)
 from multicard.estimate.memory.tracker import CUDA_BLOCK_BYTES, HOST, Tracker
 from multicard.measure.timing import FORWARD
 from multicard.messages import Message, install
@@ -36,8 +44,12 @@ from multicard.vision.precision import choose
 from multicard.vision.strategy import STRATEGIES, Share, compiles
 
 PRODUCTS = ("aten::convolution", "aten::addmm", "aten::mm", "aten::linear")
-EIGHT_BIT_STEPS = ("bitsandbytes::optimizer_update_8bit_blockwise", "bitsandbytes::optimizer_update_32bit")
-AS_FUSED = (Attention.flash, Attention.flex)  # which hold what sdpa's fused kernel does: its output, and a sum a row
+EIGHT_BIT_STEPS = (
+    "bitsandbytes::optimizer_update_8bit_blockwise",
+    "bitsandbytes::optimizer_update_32bit",
+)
+# which hold what sdpa's fused kernel does: its output, and a sum a row
+AS_FUSED = (Attention.flash, Attention.flex)
 MATH_ATTENTION = "aten::_safe_softmax"  # of attention that is not fused, and of nothing else
 
 
@@ -45,19 +57,30 @@ class FellBackError(Exception):
     """A step without values took another way than a real one does."""
 
 
-def simulate(config: RunConfig, facts: Facts, device_type: str, memory_bytes: int | None = None) -> Active:
-    """Take a step of a cell without values, as rank 0 does on "cuda" without a GPU, or on "cpu" to compare with the
-    truth; a FellBackError says that it was not that of a real run. Of the GPU's memory see `answers.Request`."""
+def simulate(
+    config: RunConfig, facts: Facts, device_type: str, memory_bytes: int | None = None
+) -> Active:
+    """Take a step of a cell without values, as rank 0 does on "cuda" without a GPU, or on "cpu" to
+    compare with the truth; a FellBackError says that it was not that of a real run.
+    Of the GPU's memory see `answers.Request`.
+    """
     device = GPU if device_type == "cuda" else CPU
     on_cuda = device_type == "cuda"
     offloads = on_cuda and isinstance(config, LlmConfig) and config.offloads
     tracker = Tracker(device_type, CUDA_BLOCK_BYTES if on_cuda else 1, offloads)
     if isinstance(config, VisionConfig):
         assert isinstance(facts, ImageFacts)
-        synced = getattr(config.strategy, "sync_batchnorm", False) and config.gpus * config.nodes > 1
+        synced = (
+            getattr(config.strategy, "sync_batchnorm", False) and config.gpus * config.nodes > 1
+        )
         if synced:
-            sentence = "strategy.sync_batchnorm=true: torch has no operators of it for tensors without values"
-            raise FellBackError(Message("memory.sync-batchnorm", sentence, key="strategy.sync_batchnorm"))
+            sentence = (
+                "strategy.sync_batchnorm=true: torch has no operators of it for tensors without"
+                " values"
+            )
+            raise FellBackError(
+                Message("memory.sync-batchnorm", sentence, key="strategy.sync_batchnorm")
+            )
         with fake(device):
             train(config, facts, device, tracker, memory_bytes)
     else:
@@ -70,12 +93,15 @@ def simulate(config: RunConfig, facts: Facts, device_type: str, memory_bytes: in
 
 def tune(config: LlmConfig, facts: TextFacts, device: torch.device, tracker: Tracker) -> None:
     """Tune for a step as rank 0 does, under `tracker`."""
-    patches, undone = dict[str, Any](), nullcontext()
+    patches = dict[str, Any]()
+    undone = nullcontext()
     if config.optimizer.has_8_bits:
         patches |= eight_bit_states.WITHOUT_VALUES
     if config.kernels is Kernels.liger:
         if device.type == "cpu" or find_spec("liger_kernel") is None:
-            sentence = f"kernels=liger: its layers are simulated for a GPU, with `{install('liger')}`"
+            sentence = (
+                f"kernels=liger: its layers are simulated for a GPU, with `{install('liger')}`"
+            )
             raise FellBackError(Message("memory.kernels", sentence, key="kernels"))
         patches |= liger_kernels.WITHOUT_VALUES
         undone = liger_kernels.undone()
@@ -91,8 +117,11 @@ def tune(config: LlmConfig, facts: TextFacts, device: torch.device, tracker: Tra
 
 
 def _check(config: RunConfig, device: torch.device, tracker: Tracker) -> None:
-    """Check that products have the run's type, that the optimiser stepped, and that attention is a GPU's."""
-    seen, keeps_state = tracker.operators, True
+    """Check that products have the run's type, that the optimiser stepped,
+    and that attention is a GPU's.
+    """
+    seen = tracker.operators
+    keeps_state = True
     if isinstance(config, VisionConfig):
         precision = choose(config.precision.name, device)
         expected = getattr(torch, precision.autocast or precision.model)
@@ -105,13 +134,21 @@ def _check(config: RunConfig, device: torch.device, tracker: Tracker) -> None:
             raise FellBackError(Message("memory.not-fused", "AdamW was not fused"))
     products = [name for name in PRODUCTS if name in seen]
     if not products:
-        raise FellBackError(Message("memory.no-products", "the step ran neither convolutions nor products of matrices"))
+        raise FellBackError(
+            Message(
+                "memory.no-products", "the step ran neither convolutions nor products of matrices"
+            )
+        )
     for name in products:
         if seen[name] != {expected}:
             sentence = f"{name} gave {seen[name]}, not {expected}"
-            raise FellBackError(Message("memory.product-type", sentence, operator=name, expected=str(expected)))
+            raise FellBackError(
+                Message("memory.product-type", sentence, operator=name, expected=str(expected))
+            )
     if keeps_state and not tracker.kinds & {"optimizer", HOST}:
-        raise FellBackError(Message("memory.no-step", "the optimiser made no state: it did not step"))
+        raise FellBackError(
+            Message("memory.no-step", "the optimiser made no state: it did not step")
+        )
     if device.type == "cuda" and expected is not torch.float64 and MATH_ATTENTION in seen:
         sentence = "attention fell back to matrices of sequence x sequence"
         raise FellBackError(Message("memory.attention", sentence))
@@ -127,19 +164,28 @@ def answer(request: answers.Request) -> answers.Answer:
         return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
-# ---- a step of an image model: the project's own model, strategy, optimiser and loop, what the loader keeps on the
-# device, and what stands for DistributedDataParallel and DataParallel without a network, with the same tensors
+# ---- a step of an image model: the project's own model, strategy, optimiser and loop, what the
+# loader keeps on the device, and what stands for DistributedDataParallel and DataParallel without a
+# network, with the same tensors
 
 
 class DryLoop(Loop):
     """The loop of training without what surrounds it: clocks, the controller's board, files."""
 
-    def __init__(self, rank: Rank, config: VisionConfig, share: Share, optimisation: Any, tracker: Tracker) -> None:
-        self.rank, self.config, self.share, self.optim, self.tracker = rank, config, share, optimisation, tracker
+    def __init__(
+        self, rank: Rank, config: VisionConfig, share: Share, optimisation: Any, tracker: Tracker
+    ) -> None:
+        self.rank = rank
+        self.config = config
+        self.share = share
+        self.optim = optimisation
+        self.tracker = tracker
         self.precision = choose(config.precision.name, rank.device)
         self.memory_format = memory_format(config)
         self.compiled = self.cuda_graphs = False
-        self.timer: Any = SimpleNamespace(begin=lambda phase: setattr(tracker, "is_forward", phase == FORWARD))
+        self.timer: Any = SimpleNamespace(
+            begin=lambda phase: setattr(tracker, "is_forward", phase == FORWARD)
+        )
         self.peek: Any = SimpleNamespace(offer=lambda loss: None)
         self.losses = torch.zeros(share.steps, dtype=torch.float64, device=rank.device)
 
@@ -150,7 +196,11 @@ class DryLoop(Loop):
 
 
 def train(
-    config: VisionConfig, facts: ImageFacts, device: torch.device, tracker: Tracker, memory_bytes: int | None = None
+    config: VisionConfig,
+    facts: ImageFacts,
+    device: torch.device,
+    tracker: Tracker,
+    memory_bytes: int | None = None,
 ) -> None:
     """Train for a step as rank 0 does, under `tracker`. Call it within `fake(device)`."""
     strategy = STRATEGIES[config.strategy.name]
@@ -168,7 +218,9 @@ def train(
         share = strategy.share(model, facts.train, config, rank)
         kept = resident(config, facts, share, device, memory_bytes)
         tracker.note(kept, "resident")
-        optimisation = optim.build(share.model, config, config.epochs * share.steps, precision.scale_loss, device)
+        optimisation = optim.build(
+            share.model, config, config.epochs * share.steps, precision.scale_loss, device
+        )
         tracker.make_states(optimisation.optimizer)
         loop = DryLoop(rank, config, share, optimisation, tracker)
         share.model.train()
@@ -178,18 +230,23 @@ def train(
         tracker.is_forward = False
         share.evaluated.eval()
         sums = torch.zeros(3, dtype=torch.float64, device=device)
-        with torch.no_grad():  # with a frozen backbone it may take more than a step: a batch is there until the next is
+        # with a frozen backbone it may take more than a step: a batch is there until the next is
+        with torch.no_grad():
             loop.add_tested(islice(loaded, 2), sums, dict.fromkeys(COUNTS, 0))
 
 
 def convert(model: nn.Module, dtype: torch.dtype, form: torch.memory_format) -> None:
-    """`model.to(dtype).to(memory_format=form)`, by hand: fake parameters cannot be swapped in place."""
+    """`model.to(dtype).to(memory_format=form)`,
+    by hand: fake parameters cannot be swapped in place.
+    """
     with torch.no_grad():
         for module in model.modules():
             for name, value in module._parameters.items():
                 if value is not None:
                     layout = form if value.dim() == 4 else torch.preserve_format
-                    changed = nn.Parameter(value.detach().to(dtype, memory_format=layout), value.requires_grad)
+                    changed = nn.Parameter(
+                        value.detach().to(dtype, memory_format=layout), value.requires_grad
+                    )
                     module._parameters[name] = changed
             for name, value in module._buffers.items():
                 if value is not None and value.is_floating_point():
@@ -200,44 +257,68 @@ def convert(model: nn.Module, dtype: torch.dtype, form: torch.memory_format) -> 
 
 
 def crossing_channels(config: VisionConfig, facts: ImageFacts) -> int:
-    """Channels of an image that crosses to the device: 1 of a grey one whose channels are normalised alike, unless
-    torchvision's transforms make it three."""
-    return 1 if facts.channels == 1 and config.dataset.alike and config.loader.name != "torch" else 3
+    """Channels of an image that crosses to the device: 1 of a grey one whose channels are
+    normalised alike, unless torchvision's transforms make it three.
+    """
+    return (
+        1 if facts.channels == 1 and config.dataset.alike and config.loader.name != "torch" else 3
+    )
 
 
 def resident(
-    config: VisionConfig, facts: ImageFacts, share: Share, device: torch.device, memory_bytes: int | None
+    config: VisionConfig,
+    facts: ImageFacts,
+    share: Share,
+    device: torch.device,
+    memory_bytes: int | None,
 ) -> list[torch.Tensor]:
-    """Images, labels and order of what stays on a GPU, by the rules of `device_loader.Resident`; its memory is for the
-    budget where the configuration names none (None: as if all fitted)."""
+    """Images, labels and order of what stays on a GPU, by the rules of `device_loader.Resident`;
+    its memory is for the budget where the configuration names none (None: as if all fitted).
+    """
     if config.loader.name != "device" or device.type != "cuda":
         return []
-    image_bytes, budget = facts.side**2 * facts.channels, config.dataset.device_budget_bytes
+    image_bytes = facts.side**2 * facts.channels
+    budget = config.dataset.device_budget_bytes
     if budget is None:
         budget = None if memory_bytes is None else int(BUDGET_SHARE * memory_bytes)
     ranks = config.processes * config.nodes
     sharded = STRATEGIES[config.strategy.name].shards and ranks > 1
     tested = -(-facts.test // ranks)
     kept: list[torch.Tensor] = []
-    for images, order in ((len(share.sampler) if sharded else facts.train, len(share.sampler)), (tested, tested)):
+    for images, order in (
+        (len(share.sampler) if sharded else facts.train, len(share.sampler)),
+        (tested, tested),
+    ):
         if budget is None or images * image_bytes <= budget:
             kept.append(torch.empty(images * image_bytes, dtype=torch.uint8, device=device))
-            kept += [torch.empty(size, dtype=torch.int64, device=device) for size in (images, order)]
+            kept += [
+                torch.empty(size, dtype=torch.int64, device=device) for size in (images, order)
+            ]
     return kept
 
 
 def batches(
     config: VisionConfig, facts: ImageFacts, share: Share, device: torch.device, tracker: Tracker
 ) -> Iterator[Batch]:
-    """Full batches without end, with the next one on the device already where the loader sends it ahead."""
-    channels, side = crossing_channels(config, facts), config.dataset.image_size
+    """Full batches without end, with the next one on the
+    device already where the loader sends it ahead.
+    """
+    channels = crossing_channels(config, facts)
+    side = config.dataset.image_size
     dtype = choose(config.precision.name, device).transfer_dtype
-    on_cuda, loader = device.type == "cuda", config.loader.name
+    on_cuda = device.type == "cuda"
+    loader = config.loader.name
     sent_ahead = on_cuda and (loader == "device" or (loader == "batched" and config.pin_memory))
     place = device if sent_ahead or loader == "dali" else torch.device("cpu")
-    layout = torch.channels_last if facts.channels == 3 and loader != "torch" else torch.contiguous_format
-    if on_cuda and loader == "device" and compiles(config, device.type):  # in one kernel, as the model reads it
-        channels, layout = 3, memory_format(config)
+    layout = (
+        torch.channels_last
+        if facts.channels == 3 and loader != "torch"
+        else torch.contiguous_format
+    )
+    # in one kernel, as the model reads it
+    if on_cuda and loader == "device" and compiles(config, device.type):
+        channels = 3
+        layout = memory_format(config)
 
     def batch() -> Batch:
         images = torch.empty(share.batch_size, channels, side, side, dtype=dtype, device=place)
@@ -258,7 +339,9 @@ def batches(
 
 
 class _Broadcast(torch.autograd.Function):
-    """Replicas of the parameters, and the sum of their gradients in memory of its own (`ReduceAddCoalesced`)."""
+    """Replicas of the parameters, and the sum of their gradients
+    in memory of its own (`ReduceAddCoalesced`).
+    """
 
     @staticmethod
     def forward(ctx: Any, *parameters: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -270,18 +353,22 @@ class _Broadcast(torch.autograd.Function):
 
 
 class FirstOfParallel(nn.Module):
-    """A module under DataParallel, as its first GPU sees it: all of the batch and the outputs, a share of the work, and
-    the gradients twice, its own and the sum."""
+    """A module under DataParallel, as its first GPU sees it: all of the batch and the outputs, a
+    share of the work, and the gradients twice, its own and the sum.
+    """
 
     def __init__(self, module: nn.Module, device_ids: list[int]) -> None:
         super().__init__()
-        self.module, self.devices = module, len(device_ids)
+        self.module = module
+        self.devices = len(device_ids)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         parameters = dict(self.module.named_parameters())
         copies = _Broadcast.apply(*parameters.values())
         part = images.chunk(self.devices)[0]
-        outputs = torch.func.functional_call(self.module, dict(zip(parameters, copies, strict=True)), (part,))
+        outputs = torch.func.functional_call(
+            self.module, dict(zip(parameters, copies, strict=True)), (part,)
+        )
         return torch.cat([outputs] * self.devices)[: len(images)]
 
 

@@ -1,8 +1,10 @@
-"""Bytes of live storages by kind, counted where operators are dispatched: for fake tensors and real ones.
+"""Bytes of live storages by kind, counted where operators are
+dispatched: for fake tensors and real ones.
 
-torch's own `torch.distributed._tools.MemTracker` counts the same totals, and `tests/helpers/real_peaks.py` compares
-the two. It is not used here because it sees neither what is inside NF4 tensors, which have no `__tensor_flatten__`, nor
-which kind FSDP's buffers are, and it keeps statistics of each module that triple the time of a step.
+torch's own `torch.distributed._tools.MemTracker` counts the same totals, and
+`tests/helpers/real_peaks.py` compares the two. It is not used here because it sees neither what is
+inside NF4 tensors, which have no `__tensor_flatten__`, nor which kind FSDP's buffers are,
+and it keeps statistics of each module that triple the time of a step.
 """
 
 import weakref
@@ -26,7 +28,8 @@ KINDS = (  # of a run's active bytes
     "gradients",  # of the parameters, until the optimiser drops them
     "optimizer",  # its states
     "activations",  # made in the forward pass
-    "buckets",  # DDP's buckets, FSDP's gathered weights and the gradients that it is about to reduce
+    # DDP's buckets, FSDP's gathered weights and the gradients that it is about to reduce
+    "buckets",
     "batch",  # images and labels, or tokens, labels and masks, on the device
     "resident",  # the data set of loader=device
     "temporaries",  # made in the backward pass or by the optimiser, and none of the others
@@ -34,11 +37,14 @@ KINDS = (  # of a run's active bytes
 HOST = "host"  # the kind of what a rank that offloads has in the host's memory instead
 CUDA_BLOCK_BYTES = 512  # the unit in which the caching allocator counts
 NF4_PARTS = ("quantized_scalers", "quantization_factor", "scaler_mean", "quantized_data", "nf4")
-WRAPPERS = ("DTensor", "NF4Tensor", "AsyncCollectiveTensor")  # dispatched again on the tensors inside
+# dispatched again on the tensors inside
+WRAPPERS = ("DTensor", "NF4Tensor", "AsyncCollectiveTensor")
 
 
 def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The tensors with storages of their own that a tensor is made of: itself, unless it wraps others."""
+    """The tensors with storages of their own that a tensor is made of: itself,
+    unless it wraps others.
+    """
     if type(tensor).__name__ == "NF4Tensor":
         for name in NF4_PARTS:
             yield getattr(tensor, name)
@@ -61,26 +67,32 @@ class _Live:
 class Tracker(TorchDispatchMode):
     """Follows the storages of one kind of device while it is entered.
 
-    A storage counts from the operator that makes it until Python and autograd have dropped it, at the size that
-    `resize_` gives it: FSDP frees and refills gathered weights by it. Its kind is the one that it was noted as, else
-    `activations` if it was made in the forward pass, else `temporaries`.
+    A storage counts from the operator that makes it until Python and autograd have dropped it, at
+    the size that
+    `resize_` gives it: FSDP frees and refills gathered weights by it. Its kind is the one that it
+    was noted as, else `activations` if it was made in the forward pass, else `temporaries`.
 
     Args:
         block_bytes: storages are rounded up to a multiple of it; 1 counts them as they are.
-        offloads: parameters, their gradients and the optimiser's states are in the host's memory, and count nothing.
+        offloads: parameters, their gradients and the optimiser's states are in the host's memory,
+            and count nothing.
 
     Attributes:
         is_forward: the run is in a forward pass, as set from outside.
         now: bytes by kind; peak_bytes, peak_now: when they were most together.
         kinds: that were there at any time.
         sizes: of a folder's model, as set from outside.
-        operators: the result types seen for each operator, by its name without the overload; for assertions.
+        operators: the result types seen for each operator, by its name without the overload;
+            for assertions.
     """
 
-    def __init__(self, device_type: str, block_bytes: int = CUDA_BLOCK_BYTES, offloads: bool = False) -> None:
+    def __init__(
+        self, device_type: str, block_bytes: int = CUDA_BLOCK_BYTES, offloads: bool = False
+    ) -> None:
         super().__init__()
         self.offloads = offloads
-        self.device_type, self.block_bytes = device_type, block_bytes
+        self.device_type = device_type
+        self.block_bytes = block_bytes
         self.is_forward = False
         self.now: dict[str, int] = dict.fromkeys((*KINDS, HOST), 0)
         self.total = self.peak_bytes = 0
@@ -88,7 +100,8 @@ class Tracker(TorchDispatchMode):
         self.operators: dict[str, set[torch.dtype]] = {}
         self.kinds: set[str] = set()
         self.sizes: ModelSizes | None = None
-        self._paused, self._patches = False, []
+        self._paused = False
+        self._patches = []
         self._live: dict[int, _Live] = {}  # by the address of the storage's implementation
 
     def restart_peak(self) -> None:
@@ -96,7 +109,9 @@ class Tracker(TorchDispatchMode):
         self.peak_bytes = 0
         self._compare()
 
-    def note(self, tensors: Iterable[torch.Tensor | None] | torch.Tensor | None, kind: str | None = None) -> None:
+    def note(
+        self, tensors: Iterable[torch.Tensor | None] | torch.Tensor | None, kind: str | None = None
+    ) -> None:
         """Count the storages of tensors, as of a kind if one is named."""
         for tensor in (tensors,) if isinstance(tensors, torch.Tensor) else tensors or ():
             if tensor is not None:
@@ -106,12 +121,16 @@ class Tracker(TorchDispatchMode):
         self._compare()
 
     def note_model(self, model: nn.Module) -> None:
-        """Count parameters and buffers as weights, and each gradient as such as soon as it is accumulated."""
+        """Count parameters and buffers as weights,
+        and each gradient as such as soon as it is accumulated.
+        """
         self.note(model.buffers(), "weights")
         self.note(model.parameters(), self._held("weights"))
         for parameter in model.parameters():
             if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(lambda p: self.note(p.grad, self._held("gradients")))
+                parameter.register_post_accumulate_grad_hook(
+                    lambda p: self.note(p.grad, self._held("gradients"))
+                )
 
     def note_states(self, optimizer: torch.optim.Optimizer) -> None:
         """Count an optimiser's states as such."""
@@ -120,8 +139,12 @@ class Tracker(TorchDispatchMode):
             self.note(values, self._held("optimizer"))
 
     def make_states(self, optimizer: torch.optim.Optimizer) -> None:
-        """Have an optimiser step once without a batch, and count the states that it has in every step but the first."""
-        for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+        """Have an optimiser step once without a batch,
+        and count the states that it has in every step but the first.
+        """
+        for parameter in (
+            parameter for group in optimizer.param_groups for parameter in group["params"]
+        ):
             if parameter.requires_grad:
                 parameter.grad = torch.empty_like(parameter)
         optimizer.step()
@@ -150,7 +173,9 @@ class Tracker(TorchDispatchMode):
         self._resized(live, storage)
 
     def _resized(self, live: _Live, storage: torch.UntypedStorage) -> None:
-        now_bytes = 0 if live.kind == HOST else -(-storage.nbytes() // self.block_bytes) * self.block_bytes
+        now_bytes = (
+            0 if live.kind == HOST else -(-storage.nbytes() // self.block_bytes) * self.block_bytes
+        )
         change = now_bytes - live.bytes
         if change:
             self.now[live.kind] += change
@@ -181,7 +206,10 @@ class Tracker(TorchDispatchMode):
             return result
 
         pause = partial(setattr, self, "_paused")
-        self._patches = [mock.patch.object(torch.UntypedStorage, "resize_", resize_), sharding_unseen(pause)]
+        self._patches = [
+            mock.patch.object(torch.UntypedStorage, "resize_", resize_),
+            sharding_unseen(pause),
+        ]
         for patch in self._patches:
             patch.start()
         return super().__enter__()
@@ -210,7 +238,9 @@ class Tracker(TorchDispatchMode):
         return out
 
     def _note_collective(self, name: str, args: Any) -> None:
-        """Count what a collective reads and writes as buckets; what FSDP reduces into becomes gradients."""
+        """Count what a collective reads and writes as buckets;
+        what FSDP reduces into becomes gradients.
+        """
         reduces = "reduce_scatter" in name
         for place, arg in enumerate(args[:2]):
             kind = self._held("gradients") if reduces and place == 0 else "buckets"

@@ -1,4 +1,6 @@
-"""A step of TRL's own trainers without values: of `engine.prepared`, with another model and other batches."""
+"""A step of TRL's own trainers without values: of `engine.prepared`,
+with another model and other batches.
+"""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -9,7 +11,8 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from multicard.llm.trl import engine, models, text_part  # sets variables that the libraries below read when imported
+# sets variables that the libraries below read when imported
+from multicard.llm.trl import engine, models, text_part
 
 # isort: split
 import torch
@@ -30,10 +33,15 @@ from multicard.llm.trl import sizes as sizes_of
 from multicard.ranks.process import Rank
 
 
-def run(config: LlmConfig, facts: TextFacts, device: torch.device, tracker: Tracker, mesh: Any = None) -> None:
-    """Tune for a step as rank 0 does, under `tracker`. Call it within `fake(device)`, of several ranks also within
-    `fake_ranks`, which yields its mesh. Every token bears loss: on a GPU, TRL scores labelled tokens alone."""
-    ranks, backward = str(config.world_size), torch.Tensor.backward
+def run(
+    config: LlmConfig, facts: TextFacts, device: torch.device, tracker: Tracker, mesh: Any = None
+) -> None:
+    """Tune for a step as rank 0 does, under `tracker`. Call it within `fake(device)`, of several
+    ranks also within `fake_ranks`, which yields its mesh. Every token bears loss: on a GPU,
+    TRL scores labelled tokens alone.
+    """
+    ranks = str(config.world_size)
+    backward = torch.Tensor.backward
 
     def followed(loss: torch.Tensor, *arguments: Any, **keywords: Any) -> None:
         tracker.is_forward = False
@@ -45,7 +53,10 @@ def run(config: LlmConfig, facts: TextFacts, device: torch.device, tracker: Trac
         """The trainer's, with which accelerate finds several GPUs, where there are none."""
         made = arguments_of(*given)
         if device.type == "cuda" and config.world_size > 1:
-            several = {"distributed_type": DistributedType.MULTI_GPU, "num_processes": config.world_size}
+            several = {
+                "distributed_type": DistributedType.MULTI_GPU,
+                "num_processes": config.world_size,
+            }
             PartialState._shared_state.update(several)
         return made
 
@@ -71,7 +82,9 @@ def run(config: LlmConfig, facts: TextFacts, device: torch.device, tracker: Trac
         torch_internals.patched(replaced),
         TemporaryDirectory() as folder,
         tracker,
-        ready(config, facts, rank, Path(folder), 1, lambda: batch(config, facts, device, tracker)) as recipe,
+        ready(
+            config, facts, rank, Path(folder), 1, lambda: batch(config, facts, device, tracker)
+        ) as recipe,
     ):
         tracker.note_model(recipe._model)
         tracker.note(nf4_layers.scales(recipe._model), "weights")
@@ -85,17 +98,26 @@ def run(config: LlmConfig, facts: TextFacts, device: torch.device, tracker: Trac
 
 @contextmanager
 def ready(
-    config: LlmConfig, facts: TextFacts, rank: Rank, folder: Path, steps: int, batch: Callable[[], Batch]
+    config: LlmConfig,
+    facts: TextFacts,
+    rank: Rank,
+    folder: Path,
+    steps: int,
+    batch: Callable[[], Batch],
 ) -> Iterator[engine.Recipe]:
     """The engine's recipe for a few steps on equal batches, which nobody measures."""
     per_step = config.gradient_accumulation_steps
-    loader = tuning_step.Batches(batch, steps * per_step)
-    inputs = preflight.Inputs([{}] * steps * per_step * config.batch_size * rank.world_size, None, facts.vocabulary)
+    loader = tuning_step.EqualBatches(batch, steps * per_step)
+    inputs = preflight.Inputs(
+        [{}] * steps * per_step * config.batch_size * rank.world_size, None, facts.vocabulary
+    )
     cfg: dict[str, Any] = {}  # of which a folder's model needs nothing
     if not isinstance(config.model, HfConfig):
         cfg = torchtune_config.torchtune_config(config, rank.device.type, inputs, folder)
     report = SimpleNamespace(folder=folder, content=SimpleNamespace())
-    probe: Any = SimpleNamespace(config=config, rank=rank, report=report, pad_id=0, ranges=None, batches=iter)
+    probe: Any = SimpleNamespace(
+        config=config, rank=rank, report=report, pad_id=0, ranges=None, batches=iter
+    )
     probe.log = probe.end_epoch = lambda *_: None
     with (
         mock.patch.object(engine, "loader", lambda *_: loader),
@@ -105,13 +127,21 @@ def ready(
 
 
 def batch(config: LlmConfig, facts: TextFacts, device: torch.device, tracker: Tracker) -> Batch:
-    """A full batch of the longest rows, on the device, as `engine.loader` makes it: packed rows without a mask."""
+    """A full batch of the longest rows, on the device,
+    as `engine.loader` makes it: packed rows without a mask.
+    """
     made = tuning_step.batch(config, facts, device, tracker)
-    return made if isinstance(made, tuple) else {name: part for name, part in made.items() if name != "mask"}
+    return (
+        made
+        if isinstance(made, tuple)
+        else {name: part for name, part in made.items() if name != "mask"}
+    )
 
 
 def built(config: LlmConfig, cfg: dict[str, Any], device: torch.device, empty: bool) -> Any:
-    """`models.built`, without the weights; `empty`: on "meta", those of a folder too, whose shards are the same."""
+    """`models.built`, without the weights; `empty`: on "meta", those of a folder too,
+    whose shards are the same.
+    """
     dtype = models.DTYPES[config.formats.weights]
     options: dict[str, Any] = {"dtype": dtype}
     if config.attention is not Attention.auto:  # sdpa or eager: the others are simulated as sdpa
@@ -119,7 +149,9 @@ def built(config: LlmConfig, cfg: dict[str, Any], device: torch.device, empty: b
     is_nf4 = methods.chosen(config).nf4
     if isinstance(config.model, HfConfig):
         with models.reading(config.model):
-            sizes = transformers.AutoConfig.from_pretrained(Path(str(config.model.path)).expanduser())
+            sizes = transformers.AutoConfig.from_pretrained(
+                Path(str(config.model.path)).expanduser()
+            )
     else:
         options.setdefault("attn_implementation", "sdpa")
         own = decoders.hugging_face_config(config.model, cfg["model"]["vocab_size"])
@@ -129,4 +161,6 @@ def built(config: LlmConfig, cfg: dict[str, Any], device: torch.device, empty: b
         model = text_part.reader_of(sizes).from_config(sizes, **options)
     if not is_nf4:
         return model
-    return nf4_layers.quantised(model, models.nf4(dtype, models.DTYPES[config.formats.products]), device)
+    return nf4_layers.quantised(
+        model, models.nf4(dtype, models.DTYPES[config.formats.products]), device
+    )

@@ -41,11 +41,13 @@ def no_tokenizer(**_: Any) -> SimpleNamespace:
     return SimpleNamespace(pad_id=0)
 
 
-class Batches:
+class EqualBatches:
     """A loader of as many equal batches as the steps need."""
 
     def __init__(self, batch: Callable[[], Any], count: int) -> None:
-        self.batch, self.count, self.sampler = batch, count, SimpleNamespace(set_epoch=lambda _: None)
+        self.batch = batch
+        self.count = count
+        self.sampler = SimpleNamespace(set_epoch=lambda _: None)
 
     def __len__(self) -> int:
         return self.count
@@ -58,8 +60,11 @@ class Batches:
 
 
 def step_count(config: LlmConfig) -> int:
-    """One step, before which the optimiser made its states; two where the first one makes them, and for pairs of
-    answers: torchtune's recipe still holds the reference's output of a step in the forward pass of the next."""
+    """One step, before which the optimiser made its states; two where the first one makes them, and
+    for pairs of
+    answers: torchtune's recipe still holds the reference's output
+    of a step in the forward pass of the next.
+    """
     return 2 if config.optimizer_in_bwd or methods.chosen(config).pairs else 1
 
 
@@ -71,7 +76,10 @@ def recipe_configuration(config: LlmConfig, facts: TextFacts, device_type: str) 
     cfg = torchtune_config.torchtune_config(config, device_type, inputs, Path())
     cfg |= {
         "tokenizer": {"_component_": f"{HERE}.no_tokenizer"},
-        "checkpointer": {"_component_": f"{HERE}.no_weights", "model_type": cfg["checkpointer"]["model_type"]},
+        "checkpointer": {
+            "_component_": f"{HERE}.no_weights",
+            "model_type": cfg["checkpointer"]["model_type"],
+        },
         "metric_logger": {"_component_": "multicard.llm.torchtune_components.StepLog"},
         "epochs": 1,
         "max_steps_per_epoch": steps,
@@ -84,12 +92,19 @@ def recipe_configuration(config: LlmConfig, facts: TextFacts, device_type: str) 
     return OmegaConf.create(cfg)
 
 
-def run(config: LlmConfig, facts: TextFacts, device: torch.device, tracker: Tracker, mesh: Any = None) -> None:
-    """Tune for a step as rank 0 does, under `tracker`. Call it within `fake(device)`, for a distributed recipe also
-    within `fake_ranks`, which yields its mesh."""
+def run(
+    config: LlmConfig, facts: TextFacts, device: torch.device, tracker: Tracker, mesh: Any = None
+) -> None:
+    """Tune for a step as rank 0 does, under `tracker`. Call it within `fake(device)`, for a
+    distributed recipe also within `fake_ranks`, which yields its mesh.
+    """
     cfg = recipe_configuration(config, facts, device.type)
     module, recipe_class = recipes.load(config.recipe_name)
-    with recipes.patched(module, torch.device("cpu")), _without_machine(module, device, tracker), tracker:
+    with (
+        recipes.patched(module, torch.device("cpu")),
+        _without_machine(module, device, tracker),
+        tracker,
+    ):
         recipe = _dry(recipe_class, config, facts, tracker, mesh)(cfg=cfg)
         recipe.setup(cfg=cfg)
         model = recipe._model
@@ -103,9 +118,13 @@ def run(config: LlmConfig, facts: TextFacts, device: torch.device, tracker: Trac
             evaluate(recipe, config, facts, device, tracker)
 
 
-def evaluate(recipe: Any, config: LlmConfig, facts: TextFacts, device: torch.device, tracker: Tracker) -> None:
-    """Score a batch of the longest rows as held-out ones are, and in int4 where the method's are: at times of more
-    memory than a step, as where activations are recomputed and gradients are few."""
+def evaluate(
+    recipe: Any, config: LlmConfig, facts: TextFacts, device: torch.device, tracker: Tracker
+) -> None:
+    """Score a batch of the longest rows as held-out ones are, and in int4 where the method's are:
+    at times of more memory than a step, as where
+    activations are recomputed and gradients are few.
+    """
     tracker.is_forward = False
     made = batch(replace(config, packed=False), facts, device, tracker)
     tokens, labels = made if isinstance(made, tuple) else (made["tokens"], made["labels"])
@@ -120,12 +139,14 @@ def evaluate(recipe: Any, config: LlmConfig, facts: TextFacts, device: torch.dev
             raise failures[0]
 
 
-def stepping(recipe_class: type, config: LlmConfig, steps: int, batch: Callable[[Any], Any]) -> type:
+def stepping(
+    recipe_class: type, config: LlmConfig, steps: int, batch: Callable[[Any], Any]
+) -> type:
     """A recipe for a few steps on equal batches, which `batch` makes for it; it saves nothing."""
 
     class Stepping(recipe_class):
         def _setup_data(self, *_: Any, **__: Any) -> Any:
-            loader = Batches(partial(batch, self), steps * config.gradient_accumulation_steps)
+            loader = EqualBatches(partial(batch, self), steps * config.gradient_accumulation_steps)
             gives_sampler = config.recipe_name.startswith(("lora_dpo", "qat"))
             return (loader.sampler, loader) if gives_sampler else loader
 
@@ -140,7 +161,9 @@ def stepping(recipe_class: type, config: LlmConfig, steps: int, batch: Callable[
     return Stepping
 
 
-def _dry(recipe_class: type, config: LlmConfig, facts: TextFacts, tracker: Tracker, mesh: Any) -> type:
+def _dry(
+    recipe_class: type, config: LlmConfig, facts: TextFacts, tracker: Tracker, mesh: Any
+) -> type:
     def longest(recipe: Any) -> Any:
         return batch(config, facts, recipe._device, tracker, recipe._model.num_output_chunks)
 
@@ -149,35 +172,48 @@ def _dry(recipe_class: type, config: LlmConfig, facts: TextFacts, tracker: Track
             if mesh is None:
                 model = super()._setup_model(*arguments, **keywords)
             else:
-                model = sharded(self, config, keywords["cfg_model"], keywords.get("quantizer_cfg"), mesh)
+                model = sharded(
+                    self, config, keywords["cfg_model"], keywords.get("quantizer_cfg"), mesh
+                )
             tracker.note_model(model)
             return model
 
     return Dry
 
 
-def sharded(recipe: Any, config: LlmConfig, cfg_model: Any, quantizer_cfg: Any, mesh: Any) -> nn.Module:
-    """The model of a distributed recipe, as its `_setup_model` leaves it once the weights are loaded."""
+def sharded(
+    recipe: Any, config: LlmConfig, cfg_model: Any, quantizer_cfg: Any, mesh: Any
+) -> nn.Module:
+    """The model of a distributed recipe, as its
+    `_setup_model` leaves it once the weights are loaded.
+    """
     with training.set_default_dtype(recipe._dtype), recipe._device:
         model = components.instantiate(cfg_model)
     if methods.chosen(config).adapters:
         set_trainable_params(model, get_adapter_params(model))
     if config.activation_checkpointing:
-        training.set_activation_checkpointing(model, auto_wrap_policy={modules.TransformerSelfAttentionLayer})
+        training.set_activation_checkpointing(
+            model, auto_wrap_policy={modules.TransformerSelfAttentionLayer}
+        )
     if quantizer_cfg is not None:
         quantizer = components.instantiate(quantizer_cfg)
         quantizer.precision = recipe._dtype
         recipe._quantizer_mode = quantization.get_quantizer_mode(quantizer)
         model = quantizer.prepare(model)
-    conditions = [partial(training.get_shard_conditions, names_to_match=list(config.custom_sharded_layers))]
+    conditions = [
+        partial(training.get_shard_conditions, names_to_match=list(config.custom_sharded_layers))
+    ]
     training.shard_model(model, conditions, cpu_offload=False, dp_mesh=mesh)
     recipe.activations_handling_ctx = nullcontext()
     return model
 
 
-def batch(config: LlmConfig, facts: TextFacts, device: torch.device, tracker: Tracker, chunks: int = 0) -> Any:
-    """A full batch of the longest rows, on the device: as `padded_collate_sft`, `_dpo` or `_packed` makes it, padded to
-    the chunks in which the model computes its output, where that is sharded."""
+def batch(
+    config: LlmConfig, facts: TextFacts, device: torch.device, tracker: Tracker, chunks: int = 0
+) -> Any:
+    """A full batch of the longest rows, on the device: as `padded_collate_sft`, `_dpo` or `_packed`
+    makes it, padded to the chunks in which the model computes its output, where that is sharded.
+    """
     pairs = methods.chosen(config).pairs
     evened = "output" in config.custom_sharded_layers and chunks and not config.packed
     length = batches.least_length(facts.length, chunks) if evened else facts.length
@@ -186,7 +222,8 @@ def batch(config: LlmConfig, facts: TextFacts, device: torch.device, tracker: Tr
     def whole_numbers() -> torch.Tensor:
         return torch.zeros(shape, dtype=torch.int64, device=device)
 
-    tokens, labels = whole_numbers(), whole_numbers()
+    tokens = whole_numbers()
+    labels = whole_numbers()
     parts: dict[str, Any] = {"tokens": tokens, "labels": labels}
     if config.packed:
         parts["input_pos"] = whole_numbers()
@@ -207,7 +244,9 @@ def unscaled_positions(rope: Any) -> None:
 
 @contextmanager
 def _without_machine(module: ModuleType, device: torch.device, tracker: Tracker) -> Iterator[None]:
-    """Replace what a recipe asks of files, of the GPU and of a terminal, and end its forward passes."""
+    """Replace what a recipe asks of files, of the GPU and of a terminal,
+    and end its forward passes.
+    """
     backward = torch.Tensor.backward
 
     def followed(loss: torch.Tensor, *arguments: Any, **keywords: Any) -> None:
@@ -216,12 +255,15 @@ def _without_machine(module: ModuleType, device: torch.device, tracker: Tracker)
 
     replaced: dict[str, Any] = {
         "torch.Tensor.backward": followed,
-        "torch.nn.Module.load_state_dict": lambda *_, **__: ([], []),  # the missing keys, and those too many
+        # the missing keys, and those too many
+        "torch.nn.Module.load_state_dict": lambda *_, **__: ([], []),
         "torchtune.models.llama3_1.Llama3ScaledRoPE.rope_init": unscaled_positions,
         **torch_internals.NF4_BY_SHAPE,
         **(torch_internals.torchtune_on_gpu() if device.type == "cuda" else {}),
     }
-    stepped = register_optimizer_step_post_hook(lambda optimizer, *_: tracker.note_states(optimizer))
+    stepped = register_optimizer_step_post_hook(
+        lambda optimizer, *_: tracker.note_states(optimizer)
+    )
     try:
         with torch_internals.patched(replaced), mock.patch.object(module, "tqdm", mock.MagicMock()):
             yield

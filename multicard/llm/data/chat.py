@@ -1,7 +1,8 @@
-"""`dataset=chat`: conversations as the text that the model's own chat template, a Jinja program, writes.
+"""`dataset=chat`: conversations as the text that the model's
+own chat template, a Jinja program, writes.
 
-Templates find the functions, filters and settings of `transformers.apply_chat_template`. Only the date is fixed, so
-that a run can be repeated.
+Templates find the functions, filters and settings of `transformers.apply_chat_template`. Only the
+date is fixed, so that a run can be repeated.
 """
 
 import json
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 
-ADDITIONAL = "additional_chat_templates"  # the folder in which transformers saves templates beside the default one
+# the folder in which transformers saves templates beside the default one
+ADDITIONAL = "additional_chat_templates"
 LLAMA3, QWEN25 = (Path(__file__).with_name(f"{name}.jinja") for name in ("llama3", "qwen2_5"))
 
 
@@ -39,36 +41,53 @@ def raise_exception(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
 
 
-JINJA = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+JINJA = ImmutableSandboxedEnvironment(
+    trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+)
 # 26 July 2024: the day that Llama 3's own templates fall back to
-JINJA.globals |= {"raise_exception": raise_exception, "strftime_now": datetime(2024, 7, 26).strftime}
+JINJA.globals |= {
+    "raise_exception": raise_exception,
+    "strftime_now": datetime(2024, 7, 26).strftime,
+}
 JINJA.filters["generation"] = f"{MARK}{{}}{MARK}".format
-JINJA.filters["tojson"] = lambda value, **options: json.dumps(value, **{"ensure_ascii": False, **options})
+JINJA.filters["tojson"] = lambda value, **options: json.dumps(
+    value, **{"ensure_ascii": False, **options}
+)
 
 
-class Tokens(NamedTuple):
+class ModelTokens(NamedTuple):
     """The special tokens of a model.
 
-    special: as text has them. named: those with a role, which templates write, as `bos_token`; one that the model
-    lacks is absent, and so is written as nothing. around: those before and after a text without any.
+    special: as text has them. named: those with a role, which templates write, as `bos_token`; one
+    that the model lacks is absent, and so is written as nothing.
+    around: those before and after a text without any.
     """
 
     special: tuple[str, ...]
     named: Mapping[str, str]
     around: Callable[[], tuple[str, str]]
 
-    def named_beside(self, others: Mapping[str, str]) -> "Tokens":
-        """With the roles that files beside a template give to tokens of this model. Others are only letters to it."""
-        named = {**self.named, **{role: token for role, token in others.items() if token in self.special}}
+    def named_beside(self, others: Mapping[str, str]) -> "ModelTokens":
+        """With the roles that files beside a template give to tokens of this model.
+        Others are only letters to it.
+        """
+        named = {
+            **self.named,
+            **{role: token for role, token in others.items() if token in self.special},
+        }
         return self._replace(named=named, around=partial(_between, named))
 
 
 class ChatTemplate(NamedTuple):
-    """A chat template; `render` writes messages, with `MARK` around what the template itself marks as answers.
+    """A chat template; `render` writes messages,
+    with `MARK` around what the template itself marks as answers.
 
-    around: the special tokens before and after a text without any. special: those that its text may have.
-    training: renders TRL's form of it for training, if any. checks: that rows are written whole, by what is learnt.
-    with_tools: of several named templates the one for conversations with tools, as transformers chooses it.
+    around: the special tokens before and after a text without any. special: those that its text may
+    have.
+    training: renders TRL's form of it for training, if any. checks: that rows are written whole, by
+    what is learnt.
+    with_tools: of several named templates the one for conversations with tools, as transformers
+    chooses it.
     others: the sources of all templates beside this one, by their names.
     """
 
@@ -87,12 +106,15 @@ class ChatTemplate(NamedTuple):
         return self.source if self.with_tools is None else self.source + self.with_tools.source
 
     def pieces(self, messages: list[Row], tools: Any, loss: ChatLoss) -> Written:
-        """The text of a conversation in pieces, `content`; those `learnt` bear loss: the assistant's turns with the
-        token that ends them, or all."""
+        """The text of a conversation in pieces, `content`; those `learnt` bear loss: the
+        assistant's turns with the token that ends them, or all.
+        """
         return Writer(self.render, self.training, self.special, messages, tools).written(loss)
 
     def checked(self, loss: ChatLoss) -> Checked:
-        """The check that what rows hold is written, which remembers what it found of each shape of conversation."""
+        """The check that what rows hold is written,
+        which remembers what it found of each shape of conversation.
+        """
         if loss not in self.checks:
 
             def write(messages: list[Row], tools: Any) -> Written:
@@ -103,9 +125,12 @@ class ChatTemplate(NamedTuple):
 
 
 def template(config: LlmConfig) -> ChatTemplate:
-    """The chat template in force: `dataset.chat_template`, else that of the tokenizer's or the weights' folder, else
-    the form of Llama 3 or Qwen 2.5. Refuses (ValueError) one that is missing or cannot be read."""
-    asked, is_qwen = getattr(config.dataset, "chat_template", None), isinstance(config.tokenizer, Qwen25TokenizerConfig)
+    """The chat template in force: `dataset.chat_template`, else that of the tokenizer's or the
+    weights' folder, else the form of Llama 3 or Qwen 2.5.
+    Refuses (ValueError) one that is missing or cannot be read.
+    """
+    asked = getattr(config.dataset, "chat_template", None)
+    is_qwen = isinstance(config.tokenizer, Qwen25TokenizerConfig)
     path = getattr(config.tokenizer, "path", None)
     folders = [path and Path(path).parent, config.model.folder, QWEN25 if is_qwen else LLAMA3]
     own = [config.model.path] if isinstance(config.model, HfConfig) else folders
@@ -121,11 +146,18 @@ def template(config: LlmConfig) -> ChatTemplate:
                 tool_use = stored.others.get("tool_use")
                 with_tools = None if tool_use is None else _made(tool_use, of_model)
                 return _made(stored.source, of_model, with_tools)._replace(others=stored.others)
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, jinja2.TemplateError) as error:
+        except (
+            OSError,
+            ValueError,
+            LookupError,
+            TypeError,
+            AttributeError,
+            jinja2.TemplateError,
+        ) as error:
             raise Refusal(
                 "llm.chat-template-unread",
-                f"{key}={asked or 'null'}: {place} has a chat template that cannot be read ({error}); "
-                "give a .jinja file, or a folder with one",
+                f"{key}={asked or 'null'}: {place} has a chat template that cannot be read"
+                f" ({error}); give a .jinja file, or a folder with one",
                 key=key,
                 value=asked,
                 place=str(place),
@@ -134,7 +166,8 @@ def template(config: LlmConfig) -> ChatTemplate:
     if isinstance(config.model, HfConfig) and not asked:
         raise Refusal(
             "llm.no-chat-template",
-            f"model.path={config.model.path}: its tokenizer has no chat template; put a chat_template.jinja there",
+            f"model.path={config.model.path}: its tokenizer has no chat template; put a"
+            " chat_template.jinja there",
             key="model.path",
             value=config.model.path,
         )
@@ -147,12 +180,14 @@ def template(config: LlmConfig) -> ChatTemplate:
     )
 
 
-def _made(source: str, tokens: Tokens, with_tools: ChatTemplate | None = None) -> ChatTemplate:
+def _made(source: str, tokens: ModelTokens, with_tools: ChatTemplate | None = None) -> ChatTemplate:
     """A template of this source."""
     training = for_training(source)
     training_form = None if training is None else _renders(training, tokens.named)
     render = _renders(source, tokens.named)
-    return ChatTemplate(source, render, tokens.around, tokens.special, training_form, {}, with_tools)
+    return ChatTemplate(
+        source, render, tokens.around, tokens.special, training_form, {}, with_tools
+    )
 
 
 def _renders(source: str, named: Mapping[str, str]) -> Callable[..., str]:
@@ -160,23 +195,28 @@ def _renders(source: str, named: Mapping[str, str]) -> Callable[..., str]:
     return reads_parts(JINJA.from_string(marked(source), globals=dict(named)).render)
 
 
-def _tokens_of(config: LlmConfig) -> Tokens:
-    """The special tokens of the run's tokenizer. Refuses (ValueError) a folder whose tokenizer cannot be read."""
+def _tokens_of(config: LlmConfig) -> ModelTokens:
+    """The special tokens of the run's tokenizer. Refuses
+    (ValueError) a folder whose tokenizer cannot be read.
+    """
     if isinstance(config.model, HfConfig):
         own = check_folder(config.model)
-        return Tokens(tuple(special_of(own)), own.special_tokens_map, cache(partial(_around_text, own)))
+        return ModelTokens(
+            tuple(special_of(own)), own.special_tokens_map, cache(partial(_around_text, own))
+        )
     if isinstance(config.tokenizer, Qwen25TokenizerConfig):
         named = {"eos_token": "<|im_end|>"}
         special = ("<|im_end|>", "<|endoftext|>", "<|im_start|>")
     else:
         named = {"bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>"}
         special = SPECIAL
-    return Tokens(special, named, partial(_between, named))
+    return ModelTokens(special, named, partial(_between, named))
 
 
 class StoredTemplates(NamedTuple):
-    """The template of a file or a folder, None if there is none; special tokens that it may name, by their roles; and
-    the templates beside it by their names, as tool_use."""
+    """The template of a file or a folder, None if there is none; special tokens that it may name,
+    by their roles; and the templates beside it by their names, as tool_use.
+    """
 
     source: str | None
     tokens: dict[str, str]
@@ -199,25 +239,38 @@ def _read(place: Path) -> StoredTemplates:
         source = json.loads(of_images.read_text("utf-8"))["chat_template"]
     if not file.is_file() or file == settings_file:
         return StoredTemplates(source, tokens, others)
-    beside = sorted((file.parent / ADDITIONAL).glob("*.jinja")) if file.name == "chat_template.jinja" else []
-    return StoredTemplates(file.read_text("utf-8"), tokens, {path.stem: path.read_text("utf-8") for path in beside})
+    beside = (
+        sorted((file.parent / ADDITIONAL).glob("*.jinja"))
+        if file.name == "chat_template.jinja"
+        else []
+    )
+    return StoredTemplates(
+        file.read_text("utf-8"), tokens, {path.stem: path.read_text("utf-8") for path in beside}
+    )
 
 
 def _content(value: Any) -> str | None:
-    """The text of a token, which stands alone or among its properties; None of what is no token, as a switch."""
+    """The text of a token, which stands alone or among its properties; None of what is no token,
+    as a switch.
+    """
     if isinstance(value, dict):
         value = value.get("content")
     return value if isinstance(value, str) and value else None
 
 
-def converted(said: Conversation, chat_template: ChatTemplate, loss: ChatLoss) -> tuple[Row, list[str]]:
-    """A conversation as the pieces of its text, and the keys of its messages that are not written, as "messages.id".
+def converted(
+    said: Conversation, chat_template: ChatTemplate, loss: ChatLoss
+) -> tuple[Row, list[str]]:
+    """A conversation as the pieces of its text, and the keys of its messages that are not written,
+    as "messages.id".
 
     last_alone, beside the pieces: of several answers only the last is learnt.
     Refuses (ValueError) a broken one, and one that bears what the template does not write.
     """
     if said.segments is not None:
-        return {"pieces": [{"content": text, "learnt": label} for text, label in said.segments if text]}, []
+        return {
+            "pieces": [{"content": text, "learnt": label} for text, label in said.segments if text]
+        }, []
     if said.text is not None:
         return {"pieces": [_whole(said.text, chat_template, loss)]}, []
     if said.tools and chat_template.with_tools is not None:
@@ -225,19 +278,33 @@ def converted(said: Conversation, chat_template: ChatTemplate, loss: ChatLoss) -
     if said.tools and "tools" not in chat_template.source:
         raise turns.unwritten("tools", chat_template.source)
     messages, unread = turns.settle(said.messages, chat_template.source, said.column)
-    messages = result_roles.as_known(messages, said.tools, chat_template.render, chat_template.source)
+    messages = result_roles.as_known(
+        messages, said.tools, chat_template.render, chat_template.source
+    )
     if loss is ChatLoss.answers:
         for place in said.answers_of_prompt():
             messages[place]["weight"] = 0
     roles = [message["role"] for message in messages]
     if "system" in roles[1:]:
-        raise Refusal("llm.chat-late-system", "has a system message that is not the first one; put it first")
+        raise Refusal(
+            "llm.chat-late-system", "has a system message that is not the first one; put it first"
+        )
     if "assistant" not in roles:
-        raise Refusal("llm.chat-no-answer", f"has no message of the assistant, and so nothing to learn; {FORM}")
+        raise Refusal(
+            "llm.chat-no-answer",
+            f"has no message of the assistant, and so nothing to learn; {FORM}",
+        )
     turns.check_learnt(messages, everything=loss is ChatLoss.all)
     try:
         messages, (pieces, last_alone) = _pieces_of(messages, said.tools, chat_template, loss)
-    except (jinja2.TemplateError, TypeError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
+    except (
+        jinja2.TemplateError,
+        TypeError,
+        ArithmeticError,
+        LookupError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         raise Refusal(
             "llm.chat-refused-by-template",
             f"is refused by the chat template ({error}); correct the row, or use another template",
@@ -245,7 +312,8 @@ def converted(said: Conversation, chat_template: ChatTemplate, loss: ChatLoss) -
         ) from None
     if not any(piece["learnt"] for piece in pieces):
         raise Refusal(
-            "llm.chat-answer-unwritten", "has no answer in what the chat template writes; use another template"
+            "llm.chat-answer-unwritten",
+            "has no answer in what the chat template writes; use another template",
         )
     text = "".join(piece["content"] for piece in pieces)
     unread += chat_template.checked(loss).unread(messages, said.tools, text, said.column)
@@ -255,9 +323,11 @@ def converted(said: Conversation, chat_template: ChatTemplate, loss: ChatLoss) -
 def _pieces_of(
     messages: list[Row], tools: Any, chat_template: ChatTemplate, loss: ChatLoss
 ) -> tuple[list[Row], Written]:
-    """What a template writes, and the messages as it reads them: with arguments of calls as objects, else as JSON.
+    """What a template writes, and the messages as it reads them:
+    with arguments of calls as objects, else as JSON.
 
-    A template that puts arguments between texts fails on an object, or writes it as Python prints it.
+    A template that puts arguments between texts fails on an object,
+    or writes it as Python prints it.
     """
     if not any(map(calls_of, messages)):
         return messages, chat_template.pieces(messages, tools, loss)
@@ -286,7 +356,9 @@ def _around_text(own: "PreTrainedTokenizerFast") -> tuple[str, str]:
     """What a folder's own tokenizer puts before a text, and the token that ends one."""
     tokens: list[str] = own.backend_tokenizer.encode("x").tokens
     plain: list[str] = own.backend_tokenizer.encode("x", add_special_tokens=False).tokens
-    before = next((place for place in range(len(tokens)) if tokens[place : place + len(plain)] == plain), 0)
+    before = next(
+        (place for place in range(len(tokens)) if tokens[place : place + len(plain)] == plain), 0
+    )
     return "".join(tokens[:before]), own.special_tokens_map.get("eos_token", "")
 
 
@@ -299,7 +371,8 @@ def _whole(text: str, chat_template: ChatTemplate, loss: ChatLoss) -> Row:
     if loss is not ChatLoss.all:
         raise Refusal(
             "llm.row-text",
-            "is a text without an answer, of which every token would be learnt; use `dataset.loss=all`",
+            "is a text without an answer, of which every token would be learnt; use"
+            " `dataset.loss=all`",
             key="dataset.loss",
         )
     begin, end = chat_template.around()
@@ -308,8 +381,11 @@ def _whole(text: str, chat_template: ChatTemplate, loss: ChatLoss) -> Row:
 
 
 def from_columns(config: LlmConfig, row: Row) -> Conversation:
-    """The conversation of a row in a template's columns: what torchtune puts around a prompt is the user's."""
-    around, text = templates.chosen(config), row.get("input") or row.get("dialogue", "")
+    """The conversation of a row in a template's columns: what
+    torchtune puts around a prompt is the user's.
+    """
+    around = templates.chosen(config)
+    text = row.get("input") or row.get("dialogue", "")
     assert around is not None
     asked = [around.around[0], text, around.around[-1]]
     if "instruction" in row:
@@ -319,4 +395,6 @@ def from_columns(config: LlmConfig, row: Row) -> Conversation:
             first, middle, last = around.around
             asked = [first, row["instruction"], middle, text, last]
     answer = {"role": "assistant", "content": row[around.columns[-1]]}
-    return Conversation([turns.message(1, {"role": "user", "content": "".join(asked)}), turns.message(2, answer)])
+    return Conversation(
+        [turns.message(1, {"role": "user", "content": "".join(asked)}), turns.message(2, answer)]
+    )

@@ -1,5 +1,5 @@
-"""What a row's columns are called in public data, and the account of them: each is read, ignored and counted, or
-refused because its form gives it a meaning that a run would lose.
+"""What a row's columns are called in public data, and the account of them: each is read, ignored
+and counted, or refused because its form gives it a meaning that a run would lose.
 """
 
 import difflib
@@ -14,9 +14,10 @@ from multicard.messages import Refusal
 KEY = "dataset.columns"
 
 # Columns by what they mean, in the order in which they are looked for; case does not matter
-LISTS = ("dialog", "turns", "items", "data")  # also names of other lists, beside a question and its answer
-# Columns whose public forms have turns without names, which are the user's and the assistant's in turn: LIMA's,
-# DailyDialog's, UltraChat's. MT-Bench's `turns` are questions alone.
+# also names of other lists, beside a question and its answer
+LISTS = ("dialog", "turns", "items", "data")
+# Columns whose public forms have turns without names, which are the user's and the assistant's in
+# turn: LIMA's, DailyDialog's, UltraChat's. MT-Bench's `turns` are questions alone.
 BY_PLACE = ("messages", "conversations", "conversation", "dialog", "data")
 CONVERSATION = ("messages", "conversations", "conversation", *LISTS)
 SYSTEM = ("system", "system_prompt", "system_message")
@@ -25,15 +26,29 @@ QUESTION = ("instruction", "prompt", "question", "query", "problem")
 CONTEXT = ("input", "context")
 ANSWER = ("output", "completion", "response", "answer", "solution")
 CHOSEN = ("chosen", "chosen_response", "preferred_output")  # the last is OpenAI's
-REJECTED = ("rejected", "rejected_response", "non_preferred_output", "rejected_messages")  # the last is ms-swift's
+# the last is ms-swift's
+REJECTED = ("rejected", "rejected_response", "non_preferred_output", "rejected_messages")
 HISTORY = ("history",)
 TEXT = ("text",)
 SEGMENTS = ("segments",)
 DIALOGUE = ("dialogue", "summary")  # of the template `summarize`
-READ = (*CONVERSATION, *SYSTEM, *TOOLS, *QUESTION, *CONTEXT, *ANSWER, *CHOSEN, *REJECTED, *HISTORY, *TEXT, *SEGMENTS)
+READ = (
+    *CONVERSATION,
+    *SYSTEM,
+    *TOOLS,
+    *QUESTION,
+    *CONTEXT,
+    *ANSWER,
+    *CHOSEN,
+    *REJECTED,
+    *HISTORY,
+    *TEXT,
+    *SEGMENTS,
+)
 NAMED = (*READ, *DIALOGUE, "split")  # what `dataset.columns` can name
 
-# Columns that a form reads, and that change what is said or learnt: a reader that cannot heed them refuses them
+# Columns that a form reads, and that change what is said or
+# learnt: a reader that cannot heed them refuses them
 MEDIA = ("image", "images", "video", "videos", "audio", "audios")
 REASONING = ("reasoning", "reasoning_content", "thinking")
 OF_TEMPLATES = ("documents", "chat_template_kwargs")
@@ -53,7 +68,7 @@ def override(renamed: Mapping[str, str | None]) -> str:
     return pasting.override(KEY, renamed)
 
 
-class Columns:
+class RowColumns:
     """A row, or a message, that notes which of its columns were read.
 
     Args:
@@ -61,11 +76,15 @@ class Columns:
         named: `dataset.columns`: by our name that of the file, or None for a column to be left out.
     """
 
-    def __init__(self, row: Mapping[str, Any], named: Mapping[str, str | None] | None = None) -> None:
+    def __init__(
+        self, row: Mapping[str, Any], named: Mapping[str, str | None] | None = None
+    ) -> None:
         named = named or {}
         taken = {theirs for theirs in named.values() if theirs is not None}
         self.named = frozenset(ours for ours, theirs in named.items() if theirs is not None)
-        self._values = {name: value for name, value in row.items() if name not in named and name not in taken}
+        self._values = {
+            name: value for name, value in row.items() if name not in named and name not in taken
+        }
         self._dropped = [name for name in row if name in named and name not in taken]
         for ours, theirs in named.items():
             if theirs is not None and theirs in row:
@@ -76,13 +95,18 @@ class Columns:
         self.row = row
 
     def there(self, names: Sequence[str]) -> list[str]:
-        """Those of the names under which the row holds something. Names that were given win over others of the same
-        meaning."""
-        found = [name for name in names if name in self._own and is_filled(self._values[self._own[name]])]
+        """Those of the names under which the row holds something. Names that were given win over
+        others of the same meaning.
+        """
+        found = [
+            name for name in names if name in self._own and is_filled(self._values[self._own[name]])
+        ]
         return [name for name in found if name in self.named] or found
 
     def get(self, *names: str) -> Any:
-        """The value of the first of the names under which the row holds something; None of none. It counts as read."""
+        """The value of the first of the names under which the row holds something; None of none.
+        It counts as read.
+        """
         for name in self.there(names):
             own = self._own[name]
             self._unread.discard(own)
@@ -94,7 +118,9 @@ class Columns:
         return self._values[self._own[name]]
 
     def replace(self, name: str, value: Any) -> None:
-        """Give a column that `there` found another value, as one that was decoded. It stays unread."""
+        """Give a column that `there` found another value, as one that was decoded.
+        It stays unread.
+        """
         self._values[self._own[name]] = value
 
     def present(self, names: Sequence[str]) -> list[str]:
@@ -124,13 +150,22 @@ class Columns:
 
     def bearing(self, names: Sequence[str] = BEARING) -> str | None:
         """The first unread column whose name gives it a meaning."""
-        return next((name for name in self._values if name in self._unread and name.lower().strip() in names), None)
+        return next(
+            (
+                name
+                for name in self._values
+                if name in self._unread and name.lower().strip() in names
+            ),
+            None,
+        )
 
 
 class Unread(Counter[str]):
-    """The record's `ignored`: by column, or "column.key" of messages, in how many rows it held what nobody read."""
+    """The record's `ignored`: by column, or "column.key" of messages,
+    in how many rows it held what nobody read.
+    """
 
-    def add(self, columns: Columns, messages: Sequence[str] = ()) -> None:
+    def add(self, columns: RowColumns, messages: Sequence[str] = ()) -> None:
         """Count what a row's reader left."""
         own = [name if name.strip() else UNNAMED for name in columns.unread()]
         self.update([*own, *sorted(set(messages))])
@@ -150,7 +185,9 @@ def check_named(named: Mapping[str, str | None], where: str, rows: Sequence[Any]
         known = NAMED if theirs is not None else found
         if ours not in known:
             near = difflib.get_close_matches(ours, filter(pasting.typeable, known), n=1)
-            change = {near[0] if near and name == ours else name: value for name, value in named.items()}
+            change = {
+                near[0] if near and name == ours else name: value for name, value in named.items()
+            }
             if not near:
                 change = {name: theirs for name in known if pasting.typeable(name)}
                 change = dict([*change.items()][:1])
@@ -158,8 +195,8 @@ def check_named(named: Mapping[str, str | None], where: str, rows: Sequence[Any]
             listed = ", ".join(known)
             raise Refusal(
                 "llm.columns-unknown",
-                f"{KEY}.{ours}={theirs or 'null'}: is no column of {where} that is read; name one of {listed}, "
-                f"as `{remedy}`",
+                f"{KEY}.{ours}={theirs or 'null'}: is no column of {where} that is read; name one"
+                f" of {listed}, as `{remedy}`",
                 key=KEY,
                 value=ours,
                 known=list(known),
@@ -170,8 +207,8 @@ def check_named(named: Mapping[str, str | None], where: str, rows: Sequence[Any]
             remedy = override({**named, ours: near[0]}) if near else override({})
             raise Refusal(
                 "llm.columns-absent",
-                f"{KEY}.{ours}={theirs}: {where} has no such column; it has {', '.join(found) or 'none'}: "
-                f"use `{remedy}`",
+                f"{KEY}.{ours}={theirs}: {where} has no such column; it has"
+                f" {', '.join(found) or 'none'}: use `{remedy}`",
                 key=KEY,
                 value=theirs,
                 found=found,
@@ -181,7 +218,19 @@ def check_named(named: Mapping[str, str | None], where: str, rows: Sequence[Any]
 
 # Words with which the name of a column begins, by our name for it; short ones are whole words
 SIGNS = {
-    "instruction": ("quest", "instr", "prompt", "query", "ask", "problem", "input", "user", "human", "source", "src"),
+    "instruction": (
+        "quest",
+        "instr",
+        "prompt",
+        "query",
+        "ask",
+        "problem",
+        "input",
+        "user",
+        "human",
+        "source",
+        "src",
+    ),
     "output": (
         "answer",
         "respon",
@@ -195,18 +244,72 @@ SIGNS = {
         "gpt",
         "bot",
     ),
-    "chosen": ("chosen", "prefer", "accept", "better", "good", "win", "winner", "winning", "pos", "positive"),
+    "chosen": (
+        "chosen",
+        "prefer",
+        "accept",
+        "better",
+        "good",
+        "win",
+        "winner",
+        "winning",
+        "pos",
+        "positive",
+    ),
     "rejected": ("reject", "worse", "bad", "lose", "loser", "losing", "neg", "negative"),
 }
-SIGNS |= {"prompt": SIGNS["instruction"], "input": SIGNS["instruction"], "dialogue": ("dialog", "text", "article")}
+SIGNS |= {
+    "prompt": SIGNS["instruction"],
+    "input": SIGNS["instruction"],
+    "dialogue": ("dialog", "text", "article"),
+}
 SIGNS |= {"summary": ("summ", "highlight", "tldr", *SIGNS["output"])}
-SOURCES, TARGETS = ("source", "src"), ("target", "tgt")  # a source alone says where a row comes from
+# a source alone says where a row comes from
+SOURCES = ("source", "src")
+TARGETS = ("target", "tgt")
 WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 SHORT = 4  # letters: "ask" is no sign of "tasks", nor "bot" of "bottom"
 # Words of columns that say something about a row: prompt_id, answerHash, source_url
-ABOUT = {"id", "ids", "uuid", "guid", "hash", "md5", "sha", "url", "uri", "link", "index", "idx", "number"}
-ABOUT |= {"score", "scores", "rating", "type", "kind", "category", "name", "model", "length", "tokens", "lang"}
-ABOUT |= {"language", "date", "time", "timestamp", "label", "labels", "tag", "tags", "split", "version"}
+ABOUT = {
+    "id",
+    "ids",
+    "uuid",
+    "guid",
+    "hash",
+    "md5",
+    "sha",
+    "url",
+    "uri",
+    "link",
+    "index",
+    "idx",
+    "number",
+}
+ABOUT |= {
+    "score",
+    "scores",
+    "rating",
+    "type",
+    "kind",
+    "category",
+    "name",
+    "model",
+    "length",
+    "tokens",
+    "lang",
+}
+ABOUT |= {
+    "language",
+    "date",
+    "time",
+    "timestamp",
+    "label",
+    "labels",
+    "tag",
+    "tags",
+    "split",
+    "version",
+}
 
 
 # Words of columns with what a question is about, which is neither asked nor answered
@@ -214,17 +317,22 @@ CONTEXTS = ("context", "passage", "paragraph", "document", "background", "eviden
 
 
 def guessed(row: Mapping[str, Any], wanted: Sequence[str], beside: bool = False) -> str | None:
-    """An override that names the columns of a row that look like those that are wanted, by our names for them; None
-    where they cannot be told.
+    """An override that names the columns of a row that look like those that are wanted, by our
+    names for them; None where they cannot be told.
 
-    Texts alone are guessed, and no column that says something about the row. A column without a telling name is
-    guessed only if it is the last text and the last name. An answer is no context, and none is guessed beside a column
-    that is called as answers are and holds no text.
+    Texts alone are guessed, and no column that says something about the row. A column without a
+    telling name is guessed only if it is the last text and the last name. An answer is no context,
+    and none is guessed beside a column that is called as answers are and holds no text.
 
     Args:
-        beside: the only context of a question is named too, as `input`, which the row does not have.
+        beside: the only context of a question is named too, as `input`,
+            which the row does not have.
     """
-    left = [name for name, value in row.items() if isinstance(value, str) and value and not _is_about(name)]
+    left = [
+        name
+        for name, value in row.items()
+        if isinstance(value, str) and value and not _is_about(name)
+    ]
     if not any(_has_sign(name, sign) for name in left for sign in TARGETS):
         left = [name for name in left if not any(_has_sign(name, sign) for sign in SOURCES)]
     found = dict[str, str]()
@@ -239,7 +347,9 @@ def guessed(row: Mapping[str, Any], wanted: Sequence[str], beside: bool = False)
     lacking = [ours for ours in wanted if ours not in found]
     if len(lacking) == len(left) == 1 and lacking[0] not in ("chosen", "rejected"):
         of_answers = lacking[0] in ("output", "summary")
-        textless = [name for name, value in row.items() if is_filled(value) and not isinstance(value, str)]
+        textless = [
+            name for name, value in row.items() if is_filled(value) and not isinstance(value, str)
+        ]
         if of_answers and (contexts or _like(textless, SIGNS[lacking[0]])):
             return None
         found[lacking[0]] = left[0]

@@ -1,6 +1,8 @@
-"""The rows of local files: JSON, JSON lines, CSV, Parquet and Arrow, compressed or not; one file, several, or a folder.
+"""The rows of local files: JSON, JSON lines, CSV, Parquet and Arrow, compressed or not; one file,
+several, or a folder.
 
-Nothing is dropped in silence: what lies in a folder, or stands beside the rows in a file, is read or counted.
+Nothing is dropped in silence: what lies in a folder, or stands beside the rows in a file,
+is read or counted.
 """
 
 import bz2
@@ -22,7 +24,11 @@ from multicard.messages import Refusal
 from multicard.records.separated_text import decoded
 
 JSON = (".json", ".jsonl", ".ndjson")
-OPENERS: dict[str, Callable[[bytes], bytes]] = {".gz": gzip.decompress, ".bz2": bz2.decompress, ".xz": lzma.decompress}
+OPENERS: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": gzip.decompress,
+    ".bz2": bz2.decompress,
+    ".xz": lzma.decompress,
+}
 
 
 class RowPlace(NamedTuple):
@@ -35,8 +41,9 @@ class RowPlace(NamedTuple):
 class StoredRows(NamedTuple):
     """Rows as they are stored.
 
-    rows: of all files, one after the other. ignored: what is no row, with its count: files of other kinds or splits
-    as "*.md" or by their names, and keys that stand beside the rows. files: with the rows of each; none of the hub.
+    rows: of all files, one after the other. ignored: what is no row, with its count: files of other
+    kinds or splits as "*.md" or by their names, and keys that stand beside the rows.
+    files: with the rows of each; none of the hub.
     """
 
     rows: list[Any]
@@ -64,8 +71,9 @@ def paths(data_files: str | Sequence[str], to_test: bool = False) -> list[Path]:
 
 
 def read_file(data_files: str | Sequence[str], to_test: bool = False) -> StoredRows:
-    """The rows of a file, of several, of those that a pattern matches, or of a folder's training split; with `to_test`
-    of its split to test on."""
+    """The rows of a file, of several, of those that a pattern matches, or of a folder's training
+    split; with `to_test` of its split to test on.
+    """
     found = _found(data_files, to_test)
     try:
         rows, ignored, counts = _read_all(tuple((file, _stamp(file)) for file in found.files))
@@ -84,7 +92,11 @@ def _found(data_files: str | Sequence[str], to_test: bool) -> FoundFiles:
 
 def _of_key(error: Refusal, to_test: bool) -> Refusal:
     """A refusal of files as one of the key that names them, in its remedies too."""
-    return error.reworded(error.message.sentence.replace(KEY, TEST_KEY), TEST_KEY) if to_test else error
+    return (
+        error.reworded(error.message.sentence.replace(KEY, TEST_KEY), TEST_KEY)
+        if to_test
+        else error
+    )
 
 
 def _stamp(file: Path) -> tuple[int, int]:
@@ -117,7 +129,14 @@ def _read(file: Path) -> tuple[list[Any], dict[str, int]]:
         content = file.read_bytes()
         opener = OPENERS.get(file.suffix.lower())
         return READERS[str(kind_of(file))](content if opener is None else opener(content))
-    except (OSError, EOFError, ValueError, NotImplementedError, RecursionError, lzma.LZMAError) as error:
+    except (
+        OSError,
+        EOFError,
+        ValueError,
+        NotImplementedError,
+        RecursionError,
+        lzma.LZMAError,
+    ) as error:
         cause = str(error).partition("\n")[0]  # Arrow's errors are of these types
         if isinstance(error, Refusal):
             cause = error.message
@@ -171,7 +190,8 @@ def _is_json(text: str) -> bool:
 
 
 def _loaded(text: str, line: int | None = None) -> Any:
-    """The value of JSON. Refuses (ValueError) an object with a key twice, of which one value would be lost.
+    """The value of JSON. Refuses (ValueError) an object with a key twice,
+    of which one value would be lost.
 
     Args:
         line: of the file, if the text is one.
@@ -211,7 +231,9 @@ def _bad_line(number: int) -> Refusal:
 
 
 def _rows_of(value: Any) -> tuple[list[Any], dict[str, int]]:
-    """The rows of a JSON value: a list, an object with a list of objects under one key, or an object that is a row."""
+    """The rows of a JSON value: a list, an object with a list of objects under one key,
+    or an object that is a row.
+    """
     if isinstance(value, list):
         return value, {}
     if isinstance(value, dict):
@@ -233,7 +255,9 @@ def _rows_of(value: Any) -> tuple[list[Any], dict[str, int]]:
 
 
 def _is_table(value: Any) -> bool:
-    """True of a list of rows; the messages of a single row are objects with a role, or with what was said."""
+    """True of a list of rows; the messages of a single row are objects with a role,
+    or with what was said.
+    """
     if not (isinstance(value, list) and value and all(isinstance(row, dict) for row in value)):
         return False
     return not all({"role", "from"} & row.keys() for row in value)
@@ -247,7 +271,9 @@ def _read_parquet(content: bytes) -> tuple[list[Any], dict[str, int]]:
 
 
 def _read_arrow(content: bytes) -> tuple[list[Any], dict[str, int]]:
-    """An Arrow file in either of its forms: of streams, as `save_to_disk` writes, or with a footer."""
+    """An Arrow file in either of its forms: of streams, as `save_to_disk` writes,
+    or with a footer.
+    """
     import pyarrow as pa
 
     buffer = pa.BufferReader(content)
@@ -257,7 +283,9 @@ def _read_arrow(content: bytes) -> tuple[list[Any], dict[str, int]]:
 
 
 def without_nulls(value: Any) -> Any:
-    """What Arrow stores, without keys that hold nothing, at every depth: its structs have the keys of all rows."""
+    """What Arrow stores, without keys that hold nothing,
+    at every depth: its structs have the keys of all rows.
+    """
     if isinstance(value, dict):
         return {name: without_nulls(inner) for name, inner in value.items() if inner is not None}
     return [without_nulls(inner) for inner in value] if isinstance(value, list) else value
@@ -275,7 +303,9 @@ READERS: dict[str, Callable[[bytes], tuple[list[Any], dict[str, int]]]] = {
 
 
 def identified(data: StoredTextConfig) -> list[tuple[str, Path]]:
-    """The files with the names by which their content is identified: a single one is "rows", wherever it lies."""
+    """The files with the names by which their content is identified: a single one is "rows",
+    wherever it lies.
+    """
     found = list[tuple[str, Path]]()
     if data.data_files is not None:
         found += _named("rows", paths(data.data_files))

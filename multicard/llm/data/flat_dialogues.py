@@ -14,8 +14,9 @@ def _parts(text: str) -> list[str]:
 
 
 def is_dialogue(text: Any) -> bool:
-    """True of "\\n\\nHuman: ... \\n\\nAssistant: ...". One that begins with other words must end with "Assistant:", or
-    it is a text that speaks of a dialogue."""
+    """True of "\\n\\nHuman: ... \\n\\nAssistant: ...". One that begins with other words must end
+    with "Assistant:", or it is a text that speaks of a dialogue.
+    """
     if not isinstance(text, str):
         return False
     before, *marked = _parts(text)
@@ -25,11 +26,15 @@ def is_dialogue(text: Any) -> bool:
 
 
 def flat_turns(text: str) -> list[Message]:
-    """A text as the user's message; a flat dialogue as its turns, what stands before them being the system's."""
+    """A text as the user's message; a flat dialogue as its turns,
+    what stands before them being the system's.
+    """
     if not is_dialogue(text):
         return [{"role": "user", "content": text}]
     before, *marked = _parts(text)
-    said: list[Message] = [{"role": "system", "content": before.strip("\n")}] if before.strip() else []
+    said: list[Message] = (
+        [{"role": "system", "content": before.strip("\n")}] if before.strip() else []
+    )
     for speaker, words in zip(marked[::2], marked[1::2], strict=True):
         if words.strip():
             said.append({"role": SPEAKERS[speaker], "content": words.removeprefix(" ")})

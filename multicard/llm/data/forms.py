@@ -1,6 +1,8 @@
-"""Rows of public data in any of their forms, as conversations or pairs: each row by itself, by its columns.
+"""Rows of public data in any of their forms, as conversations or pairs: each row by itself,
+by its columns.
 
-A column is read, or says again what messages say, or is left to the caller: to be counted, or refused by its meaning.
+A column is read, or says again what messages say, or is left to the caller: to be counted,
+or refused by its meaning.
 """
 
 import json
@@ -10,7 +12,7 @@ from typing import Any, NamedTuple
 
 from multicard.llm.data import columns as names
 from multicard.llm.data import json_texts, turns
-from multicard.llm.data.columns import Columns, guessed, is_filled, override
+from multicard.llm.data.columns import RowColumns, guessed, is_filled, override
 from multicard.llm.data.flat_dialogues import flat_turns, is_dialogue
 from multicard.llm.data.turns import FORM, Message
 from multicard.messages import Refusal
@@ -21,10 +23,14 @@ KTO = ("label", "kto_tag")
 class Conversation(NamedTuple):
     """What a row says.
 
-    messages: none of a text. tools: that the assistant may call. column: that held the messages. text: a text alone.
-    segments: a text in parts, with the `label` of those that are learnt. prompt: the places of messages that a prompt
-    holds, apart from its answer: as TRL does, answers among them are not learnt unless a key of theirs says so.
-    is_by_place: no message said whose it is, and they were taken for the user's and the assistant's in turn.
+    messages: none of a text. tools: that the assistant may call. column: that held the messages.
+    text: a text alone.
+    segments: a text in parts, with the `label` of those that are learnt. prompt: the places of
+    messages that a prompt
+    holds, apart from its answer: as TRL does, answers among them are not learnt unless a key of
+    theirs says so.
+    is_by_place: no message said whose it is, and they were
+    taken for the user's and the assistant's in turn.
     """
 
     messages: list[Message]
@@ -38,25 +44,35 @@ class Conversation(NamedTuple):
     def answers_of_prompt(self) -> list[int]:
         """The places of the answers that the prompt holds and no key calls learnt."""
         said = self.messages
-        return [place for place in self.prompt if said[place]["role"] == "assistant" and "weight" not in said[place]]
+        return [
+            place
+            for place in self.prompt
+            if said[place]["role"] == "assistant" and "weight" not in said[place]
+        ]
 
 
-def columns_of(row: Any, named: dict[str, str | None]) -> Columns:
-    """The columns of a row; refused (ValueError) where it is no object. A list of messages is a conversation."""
-    if isinstance(row, list) and row and all(isinstance(turn, dict) and {"role", "from"} & turn.keys() for turn in row):
+def columns_of(row: Any, named: dict[str, str | None]) -> RowColumns:
+    """The columns of a row; refused (ValueError) where it is no object.
+    A list of messages is a conversation.
+    """
+    if (
+        isinstance(row, list)
+        and row
+        and all(isinstance(turn, dict) and {"role", "from"} & turn.keys() for turn in row)
+    ):
         row = {"messages": row}
     if not isinstance(row, dict):
         raise Refusal("llm.row-no-object", "is not an object with columns; write each row as {...}")
     held = row.get("input")
     if isinstance(held, dict) and "messages" in held and "input" not in named:  # OpenAI's pairs
         row = {name: value for name, value in row.items() if name != "input"} | held
-    return Columns(row, named)
+    return RowColumns(row, named)
 
 
 # ---- conversations
 
 
-def conversation(row: Columns) -> Conversation:
+def conversation(row: RowColumns) -> Conversation:
     """The conversation that a row holds. Refuses (ValueError) a row of another kind, or of none."""
     json_texts.decode(row)
     refuse_kto(row)
@@ -95,20 +111,20 @@ def conversation(row: Columns) -> Conversation:
     raise _unknown(row)
 
 
-def _unknown(row: Columns) -> Refusal:
+def _unknown(row: RowColumns) -> Refusal:
     is_read = bool(row.there(names.CONTEXT))  # whatever its name, beside a question and its answer
     remedy = guessed(row.values(), ("instruction", "output"), beside=not is_read)
     hint = f", or name the columns, as `{remedy}`" if remedy else ""
     return Refusal(
         "llm.chat-no-messages",
-        f"has no list of messages, nor a question and its answer (found: {', '.join(row.all()) or 'no columns'}); "
-        f"{FORM}{hint}",
+        "has no list of messages, nor a question and its answer (found:"
+        f" {', '.join(row.all()) or 'no columns'}); {FORM}{hint}",
         found=row.all(),
         remedy=remedy,
     )
 
 
-def refuse_kto(row: Columns) -> None:
+def refuse_kto(row: RowColumns) -> None:
     for name in row.there(KTO):
         value = row.peek(name)
         is_binary = isinstance(value, int) and value in (0, 1)
@@ -116,14 +132,15 @@ def refuse_kto(row: Columns) -> None:
             remedy = override({name: None})
             raise Refusal(
                 "llm.row-kto",
-                f"says whether its answer is wanted ({name}), as KTO's data do, which no method here reads; "
-                f"keep the wanted answers and `{remedy}`, or make pairs of chosen and rejected",
+                f"says whether its answer is wanted ({name}), as KTO's data do, which no method"
+                f" here reads; keep the wanted answers and `{remedy}`, or make pairs of chosen and"
+                " rejected",
                 column=name,
                 remedy=remedy,
             )
 
 
-def held_messages(row: Columns) -> tuple[str, list[Message]] | None:
+def held_messages(row: RowColumns) -> tuple[str, list[Message]] | None:
     """The first column that holds messages, and these. Others that hold the same count as read."""
     found: tuple[str, list[Message]] | None = None
     is_question = bool(row.there(names.QUESTION) and row.there(names.ANSWER))
@@ -149,38 +166,44 @@ def held_messages(row: Columns) -> tuple[str, list[Message]] | None:
     return found
 
 
-def _answered(row: Columns, asked: Sequence[str]) -> Conversation:
+def _answered(row: RowColumns, asked: Sequence[str]) -> Conversation:
     """A question and its answer, with what stands before them."""
     question = one_of(row, asked)
     answer = one_of(row, row.there(names.ANSWER) or row.present(names.ANSWER))
-    past, prompt = history(row), question_messages(row, question)
+    past = history(row)
+    prompt = question_messages(row, question)
     said = [*past, *prompt, *_answer_of(row, answer, flat=is_dialogue(row.peek(question)))]
     whole = with_system(row, said)
     begin = len(whole) - len(said) + len(past)
     return Conversation(whole, tools_of(row), answer, prompt=range(begin, begin + len(prompt)))
 
 
-def _answer_beside(row: Columns) -> list[Message]:
-    """The answer that a column of its own gives to messages that end without one; none if there is no such column."""
+def _answer_beside(row: RowColumns) -> list[Message]:
+    """The answer that a column of its own gives to messages that end without one;
+    none if there is no such column.
+    """
     found = row.left(names.ANSWER)
     return _answer_of(row, one_of(row, found)) if found else []
 
 
-def _answer_of(row: Columns, answer: str, flat: bool = False) -> list[Message]:
+def _answer_of(row: RowColumns, answer: str, flat: bool = False) -> list[Message]:
     """The messages of a column with an answer; a number is refused."""
     value = row.get(answer)
     if isinstance(value, int | float):
         raise Refusal(
             "llm.row-number",
-            f"has {json.dumps(value)} in {answer}, which is no text; write it in quotes, or leave the row out",
+            f"has {json.dumps(value)} in {answer}, which is no text; write it in quotes, or leave"
+            " the row out",
             column=answer,
             value=value,
         )
     return answer_messages(value if value is not None else "", row, answer, flat)
 
 
-def one_of(row: Columns, found: Sequence[str]) -> str:
-    """The column of this meaning; refused where several say something else, as what a run learns depends on it."""
+def one_of(row: RowColumns, found: Sequence[str]) -> str:
+    """The column of this meaning; refused where several say something else,
+    as what a run learns depends on it.
+    """
     if len(found) > 1 and any(row.peek(name) != row.peek(found[0]) for name in found):
         ours = "instruction" if found[0] in (*names.QUESTION, *names.CONTEXT) else "output"
         remedy = override({ours: found[-1]})
@@ -194,12 +217,12 @@ def one_of(row: Columns, found: Sequence[str]) -> str:
     return found[0]
 
 
-def prompt_messages(row: Columns, question: str) -> list[Message]:
+def prompt_messages(row: RowColumns, question: str) -> list[Message]:
     """What comes before an answer: the history, and the question with its context."""
     return history(row) + question_messages(row, question)
 
 
-def history(row: Columns) -> list[Message]:
+def history(row: RowColumns) -> list[Message]:
     """The turns before a question that a column of their own holds."""
     held = turns.messages(row.peek("history"), by_place=True) if row.there(names.HISTORY) else None
     if held is None:
@@ -208,7 +231,7 @@ def history(row: Columns) -> list[Message]:
     return held
 
 
-def question_messages(row: Columns, question: str) -> list[Message]:
+def question_messages(row: RowColumns, question: str) -> list[Message]:
     """A question with its context, or the messages of a prompt."""
     value = row.get(question)
     if isinstance(value, list | dict):
@@ -219,12 +242,19 @@ def question_messages(row: Columns, question: str) -> list[Message]:
     contexts = [name for name in row.there(names.CONTEXT) if name != question]
     texts = [value, *(row.get(name) for name in contexts)]
     if not all(isinstance(text, str) for text in texts):
-        raise no_text([name for name, text in zip((question, *contexts), texts, strict=True) if type(text) is not str])
+        raise no_text(
+            [
+                name
+                for name, text in zip((question, *contexts), texts, strict=True)
+                if type(text) is not str
+            ]
+        )
     said = flat_turns("\n".join(texts))
     if said[-1]["role"] == "assistant":
         raise Refusal(
             "llm.row-prompt-answered",
-            f"ends its {question} with words of the assistant; put them into the answer, or leave the row out",
+            f"ends its {question} with words of the assistant; put them into the answer, or leave"
+            " the row out",
             column=question,
         )
     return said
@@ -239,7 +269,9 @@ def no_text(found: Sequence[str]) -> Refusal:
 
 
 def _several_texts(column: str, value: Sequence[Any]) -> Refusal:
-    """The refusal of a list that says nowhere who speaks: several answers, or a column of several rows."""
+    """The refusal of a list that says nowhere who speaks: several answers,
+    or a column of several rows.
+    """
     return Refusal(
         "llm.row-list",
         f"holds a list of {len(value)} in {column}, which does not say who speaks; "
@@ -249,7 +281,7 @@ def _several_texts(column: str, value: Sequence[Any]) -> Refusal:
     )
 
 
-def answer_messages(value: Any, row: Columns, column: str, flat: bool = False) -> list[Message]:
+def answer_messages(value: Any, row: RowColumns, column: str, flat: bool = False) -> list[Message]:
     """The messages of an answer: a text, a message, or several.
 
     Args:
@@ -267,13 +299,16 @@ def answer_messages(value: Any, row: Columns, column: str, flat: bool = False) -
 def _segments(value: Any) -> list[tuple[str, bool]]:
     """axolotl's parts of a text, with those that are learnt."""
     fits = isinstance(value, list) and all(
-        isinstance(part, dict) and isinstance(part.get("text"), str) and isinstance(part.get("label"), bool)
+        isinstance(part, dict)
+        and isinstance(part.get("text"), str)
+        and isinstance(part.get("label"), bool)
         for part in value
     )
     if not fits or not any(part["label"] for part in value):
         raise Refusal(
             "llm.row-segments",
-            'holds no segments to learn; write [{"text": "...", "label": true}, ...], of which one has true or more',
+            'holds no segments to learn; write [{"text": "...", "label": true}, ...], of which one'
+            " has true or more",
         )
     return [(part["text"], part["label"]) for part in value]
 
@@ -281,7 +316,7 @@ def _segments(value: Any) -> list[tuple[str, bool]]:
 # ---- what stands beside messages
 
 
-def with_system(row: Columns, said: list[Message]) -> list[Message]:
+def with_system(row: RowColumns, said: list[Message]) -> list[Message]:
     """The messages with the text of a column for the system's before them."""
     text = row.get(*names.SYSTEM)
     if text is None:
@@ -292,15 +327,18 @@ def with_system(row: Columns, said: list[Message]) -> list[Message]:
             remedy = override({row.there(names.SYSTEM)[0]: None})
             raise Refusal(
                 "llm.row-two-systems",
-                f"has two texts of the system, in a column and as a message; leave one out, as `{remedy}`",
+                "has two texts of the system, in a column and as a message; leave one out, as"
+                f" `{remedy}`",
                 remedy=remedy,
             )
         return said
     return [system, *said]
 
 
-def tools_of(row: Columns) -> list[Any] | None:
-    """The tools that a row gives, as templates read them: functions in a `function` each, which older forms lack."""
+def tools_of(row: RowColumns) -> list[Any] | None:
+    """The tools that a row gives, as templates read them: functions in a `function` each,
+    which older forms lack.
+    """
     name = next(iter(row.there(names.TOOLS)), None)
     if name is None:
         return None
@@ -321,7 +359,9 @@ def tools_of(row: Columns) -> list[Any] | None:
             f"has tools that are not JSON ({str(tools)[:40]!r}); give a list of tools, or none",
             tools=str(tools)[:40],
         )
-    wrapped = [tool if "function" in tool or "name" not in tool else _function(tool) for tool in tools]
+    wrapped = [
+        tool if "function" in tool or "name" not in tool else _function(tool) for tool in tools
+    ]
     return wrapped or None
 
 
@@ -330,8 +370,10 @@ def _function(flat: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": about}
 
 
-def _check_said(row: Columns, said: Sequence[Message]) -> None:
-    """Pass over columns that say again what messages say; a prompt that is in none of them is refused."""
+def _check_said(row: RowColumns, said: Sequence[Message]) -> None:
+    """Pass over columns that say again what messages say;
+    a prompt that is in none of them is refused.
+    """
     texts = texts_of(said)
     for name in row.there((*names.QUESTION, *names.CONTEXT, *names.ANSWER, *names.SYSTEM)):
         value = row.peek(name)
@@ -348,7 +390,8 @@ def two_prompts(name: str) -> Refusal:
     remedy = override({name: None})
     return Refusal(
         "llm.row-two-prompts",
-        f"has a {name} that its messages do not hold; leave it out, as `{remedy}`, or put it into the messages",
+        f"has a {name} that its messages do not hold; leave it out, as `{remedy}`, or put it into"
+        " the messages",
         column=name,
         remedy=remedy,
     )
@@ -364,22 +407,29 @@ def texts_of(said: Sequence[Message]) -> list[tuple[str, str]]:
 def unanswered(column: str) -> Refusal:
     return Refusal(
         "llm.row-no-answer",
-        f"holds no answered conversation in {column}; "
-        'write [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}], or plain text',
+        f'holds no answered conversation in {column}; write [{{"role": "user", "content": "..."}},'
+        ' {"role": "assistant", "content": "..."}], or plain text',
         column=column,
     )
 
 
 def missing_columns(
-    row: Columns, missing: Sequence[str], reader: str, also: Sequence[str] = (), reads_input: bool = False
+    row: RowColumns,
+    missing: Sequence[str],
+    reader: str,
+    also: Sequence[str] = (),
+    reads_input: bool = False,
 ) -> Refusal:
     """The refusal of a row without the columns that its reader needs, with those that it has.
 
     Args:
-        also: others that it may need, to be guessed with them. reads_input: it reads an `input` that may be absent.
+        also: others that it may need, to be guessed with them.
+            reads_input: it reads an `input` that may be absent.
     """
     read = (*names.CHOSEN, *names.REJECTED, "instruction", "output", *names.DIALOGUE)
-    free = {name: value for name, value in row.values().items() if name in missing or name not in read}
+    free = {
+        name: value for name, value in row.values().items() if name in missing or name not in read
+    }
     beside = reads_input and not row.there(("input",))
     remedy = guessed(free, [*also, *missing], beside) or guessed(free, missing, beside)
     unread = [name for name in row.all() if name not in (*names.CHOSEN, *names.REJECTED)]
@@ -388,8 +438,8 @@ def missing_columns(
         hint = f"name the columns, as `{remedy}`"
     return Refusal(
         "llm.row-columns",
-        f"has no column {', '.join(missing)} for {reader} (found: {', '.join(row.all()) or 'none'}); "
-        f"{hint}, or choose another template or dataset",
+        f"has no column {', '.join(missing)} for {reader} (found:"
+        f" {', '.join(row.all()) or 'none'}); {hint}, or choose another template or dataset",
         missing=list(missing),
         found=row.all(),
         reader=reader,

@@ -1,12 +1,13 @@
-"""Halves of characters in rows: JSON writes a character beyond U+FFFF as a pair of surrogates, and a program that
-cuts texts by UTF-16 units leaves half of one. UTF-8 has no form of it, so that no tokenizer reads it.
+"""Halves of characters in rows: JSON writes a character beyond U+FFFF as a pair of surrogates, and
+a program that cuts texts by UTF-16 units leaves half of one. UTF-8 has no form of it,
+so that no tokenizer reads it.
 """
 
 import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from multicard.llm.data.columns import Columns
+from multicard.llm.data.columns import RowColumns
 from multicard.messages import SURROGATES, Refusal
 
 
@@ -17,7 +18,7 @@ class Half(NamedTuple):
     letter: str
 
 
-def check_characters(converted: Any, columns: Columns) -> None:
+def check_characters(converted: Any, columns: RowColumns) -> None:
     """Refuse a row of which half a character would be learnt.
 
     Args:
@@ -36,8 +37,8 @@ def check_characters(converted: Any, columns: Columns) -> None:
     half = f"\\u{ord(found.letter):04x}"
     raise Refusal(
         "llm.row-half-character",
-        f"has {half} in {found.place}, half of a character without its other half; write the whole character, "
-        "take the half out, or leave the row out",
+        f"has {half} in {found.place}, half of a character without its other half; write the whole"
+        " character, take the half out, or leave the row out",
         column=found.place,
         half=half,
     )

@@ -1,4 +1,6 @@
-"""Data sets of the Hugging Face hub: fetched, or read from the cache of the `datasets` library. No torch."""
+"""Data sets of the Hugging Face hub: fetched, or read from the cache of the `datasets` library.
+No torch.
+"""
 
 import os
 from pathlib import Path
@@ -27,15 +29,21 @@ def check_source(data: StoredTextConfig) -> None:
 
 
 def revision(source: str) -> str | None:
-    """The latest revision of a data set of the hub in the cache of the `datasets` library; None if it has none."""
+    """The latest revision of a data set of the hub in the cache of the `datasets` library;
+    None if it has none.
+    """
     folder = folder_of(source)
     return None if folder is None else folder.name
 
 
 def folder_of(source: str) -> Path | None:
-    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface"
+    home = (
+        os.environ.get("HF_HOME")
+        or Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface"
+    )
     cache = Path(os.environ.get("HF_DATASETS_CACHE") or Path(home) / "datasets").expanduser()
-    wanted = _bare(source)  # the library writes a name in its own way: "org/My-Set" as "org___my-set"
+    # the library writes a name in its own way: "org/My-Set" as "org___my-set"
+    wanted = _bare(source)
     folders = [folder for folder in cache.glob("*") if _bare(folder.name) == wanted]
     revisions = [path for folder in folders for path in folder.glob("*/*/*") if path.is_dir()]
     whole = [path for path in revisions if path.suffix != UNFINISHED]
@@ -47,7 +55,9 @@ def _bare(name: str) -> str:
 
 
 def fetch(data: StoredTextConfig, count: int | None = None) -> list[Row]:
-    """The training rows of a data set of the hub, from the library's cache where it was fetched before."""
+    """The training rows of a data set of the hub,
+    from the library's cache where it was fetched before.
+    """
     check_source(data)
     import datasets
     import datasets.config
@@ -64,7 +74,9 @@ def fetch(data: StoredTextConfig, count: int | None = None) -> list[Row]:
     try:
         datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = offline
         rows: Any = datasets.load_dataset(source, revision=data.revision, split="train")
-        return without_nulls((rows if count is None else rows.select(range(min(count, len(rows))))).to_list())
+        return without_nulls(
+            (rows if count is None else rows.select(range(min(count, len(rows))))).to_list()
+        )
     except Exception as error:  # of several libraries, which have no common base
         cause = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise _unfetched(source, cause) from None

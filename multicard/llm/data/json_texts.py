@@ -1,6 +1,8 @@
-"""JSON texts where messages are expected: of CSV, of Parquet with text columns alone, and of `datasets`' type Json.
+"""JSON texts where messages are expected: of CSV, of Parquet with text columns alone,
+and of `datasets`' type Json.
 
-Such a text is decoded only if it holds messages. A text that merely begins as JSON does is what somebody said.
+Such a text is decoded only if it holds messages.
+A text that merely begins as JSON does is what somebody said.
 """
 
 import json
@@ -9,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from multicard.llm.data import columns as names
-from multicard.llm.data.columns import Columns, is_filled
+from multicard.llm.data.columns import RowColumns, is_filled
 from multicard.llm.data.roles import CONTENT_KEYS, ROLE_KEYS, ROLES
 from multicard.messages import Refusal
 
@@ -26,8 +28,8 @@ def as_object(text: str) -> Any:
 
 
 def as_messages(value: Any) -> Any:
-    """A message or a list of messages, decoded where they are a JSON text; a list of JSON texts with its objects.
-    Any other value is returned as it is.
+    """A message or a list of messages, decoded where they are a JSON text; a list of JSON texts
+    with its objects. Any other value is returned as it is.
 
     Raises:
         Refusal: of a list, some texts hold a message and others do not.
@@ -49,17 +51,19 @@ def as_messages(value: Any) -> Any:
         number = are_messages.index(False) + 1
         raise Refusal(
             "llm.chat-json-mixed",
-            f"has messages as JSON texts, but message {number} is none; write each as an object with role and content",
+            f"has messages as JSON texts, but message {number} is none; write each as an object"
+            " with role and content",
             message=number,
         )
     return value
 
 
-def decode(row: Columns) -> None:
-    """Decode the messages that stand as JSON texts in columns of a question, an answer, or a pair's answers.
+def decode(row: RowColumns) -> None:
+    """Decode the messages that stand as JSON texts in columns of a question, an answer,
+    or a pair's answers.
 
-    JSON of an answer that begins with the user stays a text beside a question in plain words that it does not repeat:
-    somebody was asked to write a dialogue as JSON.
+    JSON of an answer that begins with the user stays a text beside a question in plain words that
+    it does not repeat: somebody was asked to write a dialogue as JSON.
     """
     questions = row.there(names.QUESTION) or row.there(names.CONTEXT[:1])
     for name in questions:

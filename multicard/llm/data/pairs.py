@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from multicard.llm.data import columns as names
 from multicard.llm.data import json_texts, turns
-from multicard.llm.data.columns import Columns
+from multicard.llm.data.columns import RowColumns
 from multicard.llm.data.flat_dialogues import flat_turns, is_dialogue
 from multicard.llm.data.forms import (
     answer_messages,
@@ -36,11 +36,15 @@ class Pair(NamedTuple):
     tools: list[Any] | None = None
 
 
-def pair(row: Columns, reader: str) -> Pair:
-    """The two answers that a row holds, each with all messages before it. Refuses (ValueError) a row without them."""
+def pair(row: RowColumns, reader: str) -> Pair:
+    """The two answers that a row holds, each with all messages before it.
+    Refuses (ValueError) a row without them.
+    """
     json_texts.decode(row)
-    chosen, rejected = row.there(names.CHOSEN)[:1], row.there(names.REJECTED)[:1]
-    answered = None if chosen or not rejected else held_messages(row)  # ms-swift's: the chosen answer ends the messages
+    chosen = row.there(names.CHOSEN)[:1]
+    rejected = row.there(names.REJECTED)[:1]
+    # ms-swift's: the chosen answer ends the messages
+    answered = None if chosen or not rejected else held_messages(row)
     if answered is not None and answered[1][-1]["role"] == "assistant":
         return _pair_of_answered(row, answered[1], rejected[0])
     if not (chosen and rejected):
@@ -48,7 +52,9 @@ def pair(row: Columns, reader: str) -> Pair:
         for empty in (*row.present(names.CHOSEN)[:1], *row.present(names.REJECTED)[:1]):
             if not row.there((empty,)):
                 raise unanswered(empty)
-        missing = [name for name, found in (("chosen", chosen), ("rejected", rejected)) if not found]
+        missing = [
+            name for name, found in (("chosen", chosen), ("rejected", rejected)) if not found
+        ]
         asks = row.there((*names.CONVERSATION, *names.QUESTION, "input"))
         raise missing_columns(row, missing, reader, also=() if asks else ("prompt",))
     values = [row.get(*chosen), row.get(*rejected)]
@@ -88,13 +94,14 @@ def _is_whole(value: Any) -> bool:
 
 
 def _begins_whole(said: Sequence[Message]) -> bool:
-    """True of messages that begin with the user's, behind the system's at most. Others go on from a prompt, and the
-    user may speak among them."""
+    """True of messages that begin with the user's, behind the system's at most. Others go on from a
+    prompt, and the user may speak among them.
+    """
     roles = [each["role"] for each in said if each["role"] not in ("system", "developer")]
     return roles[:1] == ["user"]
 
 
-def _pair_of_answered(row: Columns, said: list[Message], column: str) -> Pair:
+def _pair_of_answered(row: RowColumns, said: list[Message], column: str) -> Pair:
     """The pair of a whole conversation and another answer to it."""
     other = answer_messages(row.get(column), row, column)
     if other[-1]["role"] != "assistant":
@@ -105,7 +112,10 @@ def _pair_of_answered(row: Columns, said: list[Message], column: str) -> Pair:
 
 
 def _check_prompt(
-    row: Columns, held: tuple[str, list[Message]] | None, asked: Sequence[str], answers: Sequence[list[Message]]
+    row: RowColumns,
+    held: tuple[str, list[Message]] | None,
+    asked: Sequence[str],
+    answers: Sequence[list[Message]],
 ) -> None:
     """See that what stands beside two whole conversations is part of them."""
     own = [texts_of(said) for said in answers]
@@ -115,9 +125,15 @@ def _check_prompt(
             raise two_prompts(held[0])
     for name in asked:
         value = row.peek(name)
-        texts = texts_of(turns.messages(value) or ()) if isinstance(value, list) else texts_of(flat_turns(str(value)))
+        texts = (
+            texts_of(turns.messages(value) or ())
+            if isinstance(value, list)
+            else texts_of(flat_turns(str(value)))
+        )
         is_said = bool(texts) and all(text in said for said in own for text in texts)
-        if not is_said and not all(str(value).strip() in {text for _, text in said} for said in own):
+        if not is_said and not all(
+            str(value).strip() in {text for _, text in said} for said in own
+        ):
             raise two_prompts(name)
         row.pass_over(name)
 
@@ -129,20 +145,24 @@ def _check_same_prompt(chosen: Sequence[Message], rejected: Sequence[Message]) -
     """
     for number, (one, other) in enumerate(zip_longest(chosen, rejected), start=1):
         if one is not None and other is not None:
-            if texts_of([one]) == texts_of([other]) and one.get("tool_calls") == other.get("tool_calls"):
+            if texts_of([one]) == texts_of([other]) and one.get("tool_calls") == other.get(
+                "tool_calls"
+            ):
                 continue
             if one["role"] == other["role"] == "assistant":
                 return
         raise Refusal(
             "llm.row-pair-prompts",
-            f"answers different prompts: chosen and rejected differ at message {number}, before an answer does; "
-            "give both the same messages before their answers, or leave the row out",
+            f"answers different prompts: chosen and rejected differ at message {number}, before an"
+            " answer does; give both the same messages before their answers, or leave the row out",
             message=number,
         )
 
 
 def _open(said: list[Message], answer: Sequence[Message], column: str) -> list[Message]:
-    """The messages before an answer; a conversation that ends with the chosen one already holds it once more."""
+    """The messages before an answer; a conversation that ends
+    with the chosen one already holds it once more.
+    """
     if said and said[-1]["role"] == "assistant":
         if texts_of(said[-1:]) != texts_of(answer[-1:]):
             raise two_prompts(column)
@@ -154,15 +174,23 @@ def _open(said: list[Message], answer: Sequence[Message], column: str) -> list[M
 
 
 def shared(chosen: Sequence[Any], rejected: Sequence[Any], most: int) -> int:
-    """How many turns, or pieces of text, of a pair come before its answers differ; no more than `most`."""
+    """How many turns, or pieces of text, of a pair come before its answers differ;
+    no more than `most`.
+    """
     differ = (place for place in range(most) if chosen[place] != rejected[place])
     return next(differ, most)
 
 
-def answers_alone(chosen: Sequence[Piece], rejected: Sequence[Piece]) -> tuple[list[Piece], list[Piece]]:
-    """The pieces of both answers, of which those that both share are not learnt: they are the prompt, as TRL has it."""
+def answers_alone(
+    chosen: Sequence[Piece], rejected: Sequence[Piece]
+) -> tuple[list[Piece], list[Piece]]:
+    """The pieces of both answers, of which those that both share are
+    not learnt: they are the prompt, as TRL has it.
+    """
     every = (chosen, rejected)
-    last = min(max(place for place, piece in enumerate(pieces) if piece["learnt"]) for pieces in every)
+    last = min(
+        max(place for place, piece in enumerate(pieces) if piece["learnt"]) for pieces in every
+    )
     history = shared(chosen, rejected, last)
     first, second = ([piece | {"learnt": False} for piece in pieces[:history]] for pieces in every)
     return [*first, *chosen[history:]], [*second, *rejected[history:]]

@@ -1,4 +1,5 @@
-"""The role of what a function returned: public data call it tool, function or ipython, and a template knows one or two.
+"""The role of what a function returned: public data call it tool, function or ipython,
+and a template knows one or two.
 
 Qwen 2.5's leaves out messages of the role function, in whose place it writes those of tool.
 """
@@ -15,12 +16,16 @@ ROLES = ("tool", "function", "ipython")
 CONTENT = "Zx-result-Qj"  # in the place of a message's own, to see whether the template writes it
 
 
-def as_known(said: Sequence[Message], tools: Any, render: Callable[..., str], source: str) -> list[Message]:
-    """Messages whose results have a role that the template names and writes, where it leaves out their own.
+def as_known(
+    said: Sequence[Message], tools: Any, render: Callable[..., str], source: str
+) -> list[Message]:
+    """Messages whose results have a role that the template names and writes,
+    where it leaves out their own.
 
     Args:
         render: the template, of messages and tools.
-        source: of the template. One that writes any role does not name those of results, and says nothing of them.
+        source: of the template. One that writes any role does not name those of results,
+            and says nothing of them.
     """
     roles = dict[str, str]()
     for place, each in enumerate(said):
@@ -33,10 +38,14 @@ def as_known(said: Sequence[Message], tools: Any, render: Callable[..., str], so
     return [each | {"role": roles.get(each["role"], each["role"])} for each in said]
 
 
-def _is_written(role: str, said: Sequence[Message], place: int, tools: Any, render: Callable[..., str]) -> bool:
+def _is_written(
+    role: str, said: Sequence[Message], place: int, tools: Any, render: Callable[..., str]
+) -> bool:
     """True where the template writes a message of this role at this place of a conversation."""
     asked = [*said[:place], said[place] | {"role": role, "content": CONTENT}]
     try:
-        return CONTENT in render(messages=asked, tools=tools, documents=None, add_generation_prompt=False)
+        return CONTENT in render(
+            messages=asked, tools=tools, documents=None, add_generation_prompt=False
+        )
     except (jinja2.TemplateError, TypeError, ArithmeticError, LookupError, AttributeError):
         return False

@@ -1,5 +1,5 @@
-"""Which files hold the rows that `dataset.data_files` names: files, patterns, and the training split of a folder; or
-`dataset.test_files`, for which a folder's split to test on is read.
+"""Which files hold the rows that `dataset.data_files` names: files, patterns, and the training
+split of a folder; or `dataset.test_files`, for which a folder's split to test on is read.
 
 What lies in a folder and is not read is counted.
 """
@@ -16,7 +16,7 @@ from multicard.config.pasting import override
 from multicard.config.shards import missing_shards
 from multicard.messages import Refusal
 from multicard.records import part_names
-from multicard.records.part_names import Kind, PartName
+from multicard.records.part_names import PartKind, PartName
 
 KEY = "dataset.data_files"
 TEST_KEY = "dataset.test_files"  # takes the same: refusals name it in KEY's place
@@ -49,7 +49,8 @@ def _kinds() -> str:
 
 def found_files(typed: Sequence[str], to_test: bool = False) -> FoundFiles:
     """The files of each value that was typed, each file once, by whatever links."""
-    files, ignored = dict[Path, None](), Counter[str]()
+    files = dict[Path, None]()
+    ignored = Counter[str]()
     for value in typed:
         place = Path(value).expanduser()
         if place.is_dir():
@@ -86,7 +87,8 @@ def found_files(typed: Sequence[str], to_test: bool = False) -> FoundFiles:
 
 def _again(files: Iterable[Path]) -> list[Path]:
     """Those that are files before them, by another name."""
-    seen, again = set[tuple[int, int]](), list[Path]()
+    seen = set[tuple[int, int]]()
+    again = list[Path]()
     for file in sorted(files, key=Path.is_symlink):  # a link goes, and the file stays
         status = file.stat()
         same = (status.st_dev, status.st_ino)
@@ -96,10 +98,11 @@ def _again(files: Iterable[Path]) -> list[Path]:
     return again
 
 
-class Split(NamedTuple):
+class NamedSplit(NamedTuple):
     """What a path's name says of its split.
 
-    name: of the file or folder that says it. place: the folder of that. form: the file's kind, if its own name says
+    name: of the file or folder that says it. place: the folder of that. form: the file's kind, if
+    its own name says
     the split: the same split may be stored in two forms.
     """
 
@@ -110,22 +113,34 @@ class Split(NamedTuple):
 
 
 def _of_folder(value: str, folder: Path, to_test: bool) -> tuple[list[Path], Counter[str]]:
-    """The files of a folder's training split, or of its split to test on, or all if no name says which split a file
-    is of."""
-    every = sorted(path for path in folder.rglob("*") if path.is_file() and not _hidden(path, folder))
+    """The files of a folder's training split, or of its split to test on, or all if no name says
+    which split a file is of.
+    """
+    every = sorted(
+        path for path in folder.rglob("*") if path.is_file() and not _hidden(path, folder)
+    )
     listed = _of_arrow(folder, every)
     files = [path for path in every if kind_of(path) is not None and path.name not in NO_ROWS]
     files = [path for path in files if listed is None or path in listed]
     if not files:
         raise Refusal(
             "llm.data-folder-empty",
-            f"{KEY}={value}: is a folder without {_kinds()}; give one of these files, or a folder of them",
+            f"{KEY}={value}: is a folder without {_kinds()}; give one of these files, or a folder"
+            " of them",
             key=KEY,
             value=value,
         )
     splits = _splits([path.relative_to(folder) for path in files])
-    told = {path: splits[path.relative_to(folder)] for path in files if path.relative_to(folder) in splits}
-    read = _to_test(told) if to_test else [path for path, split in told.items() if split.part.kind is Kind.train]
+    told = {
+        path: splits[path.relative_to(folder)]
+        for path in files
+        if path.relative_to(folder) in splits
+    }
+    read = (
+        _to_test(told)
+        if to_test
+        else [path for path, split in told.items() if split.part.kind is PartKind.train]
+    )
     others = [path for path in told if path not in read]
     if others and not read and len(others) == len(files):
         remedy = override(KEY, str(others[0]))
@@ -133,7 +148,8 @@ def _of_folder(value: str, folder: Path, to_test: bool) -> tuple[list[Path], Cou
         wanted = "split to test on" if to_test else "training split"
         raise Refusal(
             "llm.data-folder-splits",
-            f"{KEY}={value}: holds no {wanted} but {', '.join(found)}; name the files to read, as `{remedy}`",
+            f"{KEY}={value}: holds no {wanted} but {', '.join(found)}; name the files to read, as"
+            f" `{remedy}`",
             key=KEY,
             value=value,
             splits=found,
@@ -150,9 +166,11 @@ def _of_folder(value: str, folder: Path, to_test: bool) -> tuple[list[Path], Cou
     return read, ignored
 
 
-def _to_test(told: Mapping[Path, Split]) -> list[Path]:
-    """The files of the first split to test on, validation before test; none where there is no such split."""
-    parts = [split.part for split in told.values() if split.part.kind is not Kind.train]
+def _to_test(told: Mapping[Path, NamedSplit]) -> list[Path]:
+    """The files of the first split to test on, validation before test;
+    none where there is no such split.
+    """
+    parts = [split.part for split in told.values() if split.part.kind is not PartKind.train]
     if not parts:
         return []
     first = min(parts, key=lambda part: part.order)
@@ -160,7 +178,9 @@ def _to_test(told: Mapping[Path, Split]) -> list[Path]:
 
 
 def _require_all_shards(value: str, files: Sequence[Path]) -> None:
-    """Refuse numbered files of a folder or a pattern, as train-00000-of-00002.jsonl, of which some are missing."""
+    """Refuse numbered files of a folder or a pattern, as train-00000-of-00002.jsonl,
+    of which some are missing.
+    """
     for folder in sorted({file.parent for file in files}):
         names = [file.name for file in files if file.parent == folder]
         missing = missing_shards(names)
@@ -169,8 +189,8 @@ def _require_all_shards(value: str, files: Sequence[Path]) -> None:
             remedy = override(KEY, [str(folder / name) for name in names])
             raise Refusal(
                 "llm.data-missing-shards",
-                f"{KEY}={value}: {missing[0]}{more} is missing beside {names[0]}; put it there, or name the files to "
-                f"read them alone, as `{remedy}`",
+                f"{KEY}={value}: {missing[0]}{more} is missing beside {names[0]}; put it there, or"
+                f" name the files to read them alone, as `{remedy}`",
                 key=KEY,
                 value=value,
                 missing=missing,
@@ -178,11 +198,15 @@ def _require_all_shards(value: str, files: Sequence[Path]) -> None:
             )
 
 
-def _refuse_several(value: str, folder: Path, trains: Mapping[Path, Split]) -> None:
-    """Refuse such splits of several data sets, or one in several forms: together they are no split."""
+def _refuse_several(value: str, folder: Path, trains: Mapping[Path, NamedSplit]) -> None:
+    """Refuse such splits of several data sets,
+    or one in several forms: together they are no split.
+    """
     groups = dict[tuple[object, ...], list[Path]]()
     for path, split in trains.items():
-        groups.setdefault((split.place, split.part.word, split.part.rest, split.form), []).append(path)
+        groups.setdefault((split.place, split.part.word, split.part.rest, split.form), []).append(
+            path
+        )
     if len(groups) < 2:
         return
     names = list[str]()
@@ -195,10 +219,12 @@ def _refuse_several(value: str, folder: Path, trains: Mapping[Path, Split]) -> N
     remedy = override(KEY, [str(path) for path in first])
     within = [{path.relative_to(folder).parts[0] for path in paths} for paths in groups.values()]
     if all(len(each) == 1 for each in within) and len(set[str]().union(*within)) == len(within):
-        remedy = override(KEY, str(folder / within[0].pop()))  # a configuration of the hub, with its other splits
+        # a configuration of the hub, with its other splits
+        remedy = override(KEY, str(folder / within[0].pop()))
     raise Refusal(
         "llm.data-two-trains",
-        f"{KEY}={value}: {' and '.join(names)} are several splits of one kind; name the ones to read, as `{remedy}`",
+        f"{KEY}={value}: {' and '.join(names)} are several splits of one kind; name the ones to"
+        f" read, as `{remedy}`",
         key=KEY,
         value=value,
         splits=names,
@@ -211,11 +237,15 @@ def _hidden(path: Path, folder: Path) -> bool:
 
 
 def _unreachable(folder: Path) -> Counter[str]:
-    """Files of rows that are hidden, by the hidden file or folder; links to folders, and links to nothing."""
+    """Files of rows that are hidden, by the hidden file or folder; links to folders,
+    and links to nothing.
+    """
     found = Counter[str]()
     for path in folder.rglob("*"):
         within = path.relative_to(folder)
-        hidden = next((place for place in (within, *within.parents) if place.name.startswith(".")), None)
+        hidden = next(
+            (place for place in (within, *within.parents) if place.name.startswith(".")), None
+        )
         if hidden is not None:
             if kind_of(path) is not None and path.is_file():
                 found[str(within) if hidden == within else f"{hidden}/"] += 1
@@ -225,19 +255,24 @@ def _unreachable(folder: Path) -> Counter[str]:
 
 
 def _of_arrow(folder: Path, every: Sequence[Path]) -> set[Path] | None:
-    """The Arrow files that a `state.json` of `save_to_disk` lists; beside them may lie the library's caches. None
-    where nothing was written by it."""
+    """The Arrow files that a `state.json` of `save_to_disk` lists; beside them may lie the
+    library's caches. None where nothing was written by it.
+    """
     states = [path for path in every if path.name == ARROW_STATE]
     if not states:
         return None
     listed = set[Path]()
     for state in states:
         try:
-            listed |= {state.parent / each["filename"] for each in json.loads(state.read_text("utf-8"))["_data_files"]}
+            listed |= {
+                state.parent / each["filename"]
+                for each in json.loads(state.read_text("utf-8"))["_data_files"]
+            }
         except (ValueError, LookupError, TypeError) as error:
             raise Refusal(
                 "llm.data-folder-state",
-                f"{KEY}={folder}: {state.name} cannot be read ({error}); give the data files themselves",
+                f"{KEY}={folder}: {state.name} cannot be read ({error}); give the data files"
+                " themselves",
                 key=KEY,
                 value=str(folder),
                 reason=str(error),
@@ -245,30 +280,35 @@ def _of_arrow(folder: Path, every: Sequence[Path]) -> set[Path] | None:
     return listed
 
 
-def _splits(paths: Sequence[Path]) -> dict[Path, Split]:
+def _splits(paths: Sequence[Path]) -> dict[Path, NamedSplit]:
     """The split of each path whose name says one, of its folders from the file up.
 
-    A name with other words is one where the part's word begins or ends it, as my_data_val, or where another name has
-    the same words beside another part's: squad_train_v1 and squad_dev_v1.
+    A name with other words is one where the part's word begins or ends it, as my_data_val, or where
+    another name has the same words beside another part's: squad_train_v1 and squad_dev_v1.
     """
     stems = {path: _stem(path) for path in paths}
     levels = dict[Path, list[tuple[str, Path]]]()
     for path in paths:
-        levels[path] = [(stems[path], path.parent), *((place.name, place.parent) for place in path.parents)]
+        levels[path] = [
+            (stems[path], path.parent),
+            *((place.name, place.parent) for place in path.parents),
+        ]
     beside = part_names.named({name for level in levels.values() for name, _ in level})
-    found = dict[Path, Split]()
+    found = dict[Path, NamedSplit]()
     for path, level in levels.items():
         for name, place in level:
             part = part_names.parsed(name)
             if part is not None and (name in beside or part_names.is_outer(name)):
                 form = kind_of(path) if name == stems[path] and place == path.parent else None
-                found[path] = Split(part, name, place, form)
+                found[path] = NamedSplit(part, name, place, form)
                 break
     return found
 
 
 def _stem(path: Path) -> str:
-    """The name without the suffixes of its kind, and the hub's hash: "wiki.train" of wiki.train.jsonl.gz."""
+    """The name without the suffixes of its kind,
+    and the hub's hash: "wiki.train" of wiki.train.jsonl.gz.
+    """
     stem = path.stem
     if path.suffix.lower() in COMPRESSED:
         stem = Path(stem).stem

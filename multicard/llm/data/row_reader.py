@@ -1,4 +1,6 @@
-"""A run's reader of rows: stored rows, or generated ones, in the form of the run's engine. No torch."""
+"""A run's reader of rows: stored rows, or generated ones, in the form of the run's engine.
+No torch.
+"""
 
 from typing import Any
 
@@ -10,7 +12,7 @@ from multicard.llm import methods
 from multicard.llm.data import chat, forms, half_characters, pairs, templates, turns
 from multicard.llm.data import columns as names
 from multicard.llm.data.chat import ChatTemplate
-from multicard.llm.data.columns import Columns, Unread, override
+from multicard.llm.data.columns import RowColumns, Unread, override
 from multicard.llm.data.forms import Conversation
 from multicard.llm.data.pairs import CHOICES
 from multicard.llm.data.turn_tokens import TokenNotes, TurnTokens
@@ -19,7 +21,8 @@ from multicard.messages import Refusal
 
 Row = dict[str, Any]
 
-CHAT, FOLDER = ", or use `dataset=chat`", ", or use engine=trl with model=hf, whose template may write it"
+CHAT = ", or use `dataset=chat`"
+FOLDER = ", or use engine=trl with model=hf, whose template may write it"
 SHARE_GPT = {"system": "system", "user": "human", "assistant": "gpt"}
 
 
@@ -27,18 +30,24 @@ class RowReader:
     """Brings rows into the form of a run's engine, and counts what it does not read."""
 
     def __init__(self, config: LlmConfig) -> None:
-        self.config, self.pairs, self.unread = config, methods.chosen(config).pairs, Unread()
+        self.config = config
+        self.pairs = methods.chosen(config).pairs
+        self.unread = Unread()
         self.repeating = 0  # rows whose answer begins with the text that it answers
         self.by_place = 0  # rows of texts that are the user's and the assistant's in turn
-        self._data, self._template = config.dataset, templates.chosen(config)
+        self._data = config.dataset
+        self._template = templates.chosen(config)
         self._is_chat = isinstance(self._data, ChatConfig)
         self._named = self._data.columns if isinstance(self._data, StoredTextConfig) else {}
-        self._written: ChatTemplate | None = None  # by the model's own template: of conversations, and of `model=hf`
+        # by the model's own template: of conversations, and of `model=hf`
+        self._written: ChatTemplate | None = None
         if self._is_chat or isinstance(config.model, HfConfig):
             self._written = chat.template(config)
         self._tokens: TurnTokens | None = None
         if self._written is not None:
-            self._tokens = TurnTokens(self._written.special, self._written.render, self._written.around)
+            self._tokens = TurnTokens(
+                self._written.special, self._written.render, self._written.around
+            )
         template = config.template_name
         self._reader = f"template={template}" if template else f"dataset={self._data.name}"
 
@@ -46,7 +55,8 @@ class RowReader:
         """A stored row. Refuses (ValueError) one that cannot be read as it is meant."""
         if self._tokens is not None:
             self._tokens.begin_row()
-        columns, unread = forms.columns_of(row, self._named), Unread()
+        columns = forms.columns_of(row, self._named)
+        unread = Unread()
         if self.pairs:
             found = pairs.pair(columns, self._reader)
             self._check_borne(columns)
@@ -86,16 +96,23 @@ class RowReader:
         if self._written is None:
             if found.tools:
                 raise turns.unwritten("tools", None, instead=FOLDER)
-            return {name: self._plain(said, unread) for name, said in zip(CHOICES, found[:2], strict=True)}
+            return {
+                name: self._plain(said, unread)
+                for name, said in zip(CHOICES, found[:2], strict=True)
+            }
         written = list[list[Row]]()
         for name, said in zip(CHOICES, found[:2], strict=True):
-            written.append(self._conversation(Conversation(said, found.tools, name), unread)["pieces"])
+            written.append(
+                self._conversation(Conversation(said, found.tools, name), unread)["pieces"]
+            )
         return dict(zip(CHOICES, pairs.answers_alone(*written), strict=True))
 
     def is_equal(self, row: Row) -> bool:
         """True of a pair whose answers are the same tokens, of which no preference is learnt."""
         # Llama 3's form has a message without the white space around it
-        strips = self._written is None and not isinstance(self.config.tokenizer, Qwen25TokenizerConfig)
+        strips = self._written is None and not isinstance(
+            self.config.tokenizer, Qwen25TokenizerConfig
+        )
         texts = ([str(part["content"]) for part in row[name]] for name in CHOICES)
         first, second = ([text.strip() for text in own] if strips else own for own in texts)
         return first == second
@@ -106,17 +123,22 @@ class RowReader:
             return row
         return self._conversation(chat.from_columns(self.config, row), None)
 
-    def _check_borne(self, columns: Columns) -> None:
+    def _check_borne(self, columns: RowColumns) -> None:
         """Refuse a row with a column that has a meaning, which this run would lose."""
         name = columns.bearing()
         if name is None:
             return
         remedy = override({name: None})
         is_read = name.lower().strip() in (*names.SYSTEM, *names.TOOLS, *names.HISTORY)
-        other = ", or use `dataset=chat`, which reads it" if is_read and not (self._is_chat or self.pairs) else ""
+        other = (
+            ", or use `dataset=chat`, which reads it"
+            if is_read and not (self._is_chat or self.pairs)
+            else ""
+        )
         raise Refusal(
             "llm.row-bears",
-            f"has {name}, which {self._reader} does not read here; leave it out, as `{remedy}`{other}",
+            f"has {name}, which {self._reader} does not read here; leave it out, as"
+            f" `{remedy}`{other}",
             column=name,
             reader=self._reader,
             remedy=remedy,
@@ -141,8 +163,8 @@ class RowReader:
             if each["role"] not in SHARE_GPT:
                 raise Refusal(
                     "llm.row-role",
-                    f"message {number} is of the role {each['role']}, which {self._reader} cannot read; "
-                    "leave the row out, or use engine=trl with model=hf",
+                    f"message {number} is of the role {each['role']}, which {self._reader} cannot"
+                    " read; leave the row out, or use engine=trl with model=hf",
                     message=number,
                     role=each["role"],
                     reader=self._reader,
@@ -151,7 +173,9 @@ class RowReader:
         return [{"role": each["role"], "content": each["content"]} for each in settled]
 
     def _share_gpt(self, said: Conversation, unread: Unread) -> Row:
-        """A conversation in ShareGPT's form, in which human and gpt take turns; with a template, once each."""
+        """A conversation in ShareGPT's form, in which human and gpt take turns; with a template,
+        once each.
+        """
         if self._written is not None:
             return self._conversation(said, unread)
         if said.tools:
@@ -171,9 +195,9 @@ class RowReader:
         if not takes_turns:
             raise Refusal(
                 "llm.row-no-conversation",
-                "holds no conversation in which a user and the assistant take turns; "
-                'write {"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}, ...]}, '
-                "or use `dataset=chat`",
+                "holds no conversation in which a user and the assistant take turns; write"
+                ' {"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value":'
+                ' "..."}, ...]}, or use `dataset=chat`',
             )
         if self._template is not None and len(spoken) != 2:
             raise Refusal(
@@ -184,9 +208,13 @@ class RowReader:
                 reader=self._reader,
             )
         pairs = zip(speakers, settled, strict=True)
-        return {"conversations": [{"from": speaker, "value": each["content"]} for speaker, each in pairs]}
+        return {
+            "conversations": [
+                {"from": speaker, "value": each["content"]} for speaker, each in pairs
+            ]
+        }
 
-    def _template_columns(self, columns: Columns) -> Row:
+    def _template_columns(self, columns: RowColumns) -> Row:
         """The columns that the template in force reads, with text in each."""
         assert self._template is not None
         wanted = self._template.columns

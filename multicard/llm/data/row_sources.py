@@ -1,7 +1,8 @@
-"""The rows that a run is tuned on: generated, read or fetched, checked, sampled, and in the form of its engine.
+"""The rows that a run is tuned on: generated, read or fetched, checked, sampled,
+and in the form of its engine.
 
-All of it happens in the controller, before any model is built, without torch. What cannot be used is refused with
-ValueError, which names the key, or the row, and the remedy.
+All of it happens in the controller, before any model is built, without torch. What cannot be used
+is refused with ValueError, which names the key, or the row, and the remedy.
 """
 
 import json
@@ -31,13 +32,17 @@ Row = dict[str, Any]
 class LoadedRows(NamedTuple):
     """What a run is tuned on.
 
-    rows: in the form of its engine, in the seed's order; None for a whole data set of the hub, which torchtune reads
-    by its name. broken: rows that `dataset.skip_broken` left out, None without the key. equal: pairs left out, as
-    both answers are the same; None of other data. ignored: what nobody reads, with its count: columns, keys of messages
-    as "messages.id", and files. available: rows that are stored; None of generated rows, of which there are any number.
-    held_out: rows that are not trained on; None where none are. wanted: both kinds together, before any was left out.
-    too_few: True where the default share was not held out, as too few rows would have been left. tokens: what was seen
-    of special tokens; None without a chat template. by_place: rows of texts without roles.
+    rows: in the form of its engine, in the seed's order; None for a whole data set of the hub,
+    which torchtune reads
+    by its name. broken: rows that `dataset.skip_broken` left out, None without the key. equal:
+    pairs left out, as both answers are the same; None of other data. ignored: what nobody reads,
+    with its count: columns, keys of messages as "messages.id", and files. available: rows that are
+    stored; None of generated rows, of which there are any number.
+    held_out: rows that are not trained on; None where none are. wanted: both kinds together, before
+    any was left out.
+    too_few: True where the default share was not held out, as too few rows would have been left.
+    tokens: what was seen of special tokens; None without a chat template. by_place: rows of texts
+    without roles.
     repeating: rows whose answer begins with the text that it answers.
     """
 
@@ -55,8 +60,9 @@ class LoadedRows(NamedTuple):
 
 
 def load(config: LlmConfig) -> LoadedRows:
-    """The run's rows. Refuses (ValueError) data that are not there, rows that cannot be read as they are meant, and a
-    share of rows that leaves none to train or to measure on."""
+    """The run's rows. Refuses (ValueError) data that are not there, rows that cannot be read as
+    they are meant, and a share of rows that leaves none to train or to measure on.
+    """
     split = config.dataset.split
     loaded = _loaded(config, split)
     if split is None or loaded.rows is None or loaded.held_out is None:
@@ -68,7 +74,9 @@ def load(config: LlmConfig) -> LoadedRows:
         return loaded
     # the number of packed rows is only known to the ranks
     fills_a_step = config.packed or len(loaded.rows) >= config.rows_of_a_step
-    return loaded if refusal is None and fills_a_step else _loaded(config, None)._replace(too_few=True)
+    return (
+        loaded if refusal is None and fills_a_step else _loaded(config, None)._replace(too_few=True)
+    )
 
 
 def _loaded(config: LlmConfig, split: float | None) -> LoadedRows:
@@ -81,7 +89,8 @@ def _loaded(config: LlmConfig, split: float | None) -> LoadedRows:
     if type(data) is StoredTextConfig and is_whole and DATASETS[data.name].has_answers:
         hub.check_source(data)
         if hub.revision(str(data.source)) is None:
-            hub.fetch(data, 0)  # before the ranks do, each for itself, and before the data is identified
+            # before the ranks do, each for itself, and before the data is identified
+            hub.fetch(data, 0)
         ignored = _unread_of_whole(config, data)
         if ignored is not None:
             return LoadedRows(None, ignored=ignored)
@@ -90,12 +99,16 @@ def _loaded(config: LlmConfig, split: float | None) -> LoadedRows:
     key, value = _key(data)
     if not rows:
         raise Refusal(
-            "llm.no-rows", f"{key}={value}: holds no rows; give a file with one row or more", key=key, value=value
+            "llm.no-rows",
+            f"{key}={value}: holds no rows; give a file with one row or more",
+            key=key,
+            value=value,
         )
     names.check_named(data.columns, f"{key}={value}", rows)
     splits = split_rows(rows, data.columns)
     pool: Sequence[int] = range(len(rows)) if splits is None else splits.train
-    available, wanted = len(pool), data.rows or len(pool)
+    available = len(pool)
+    wanted = data.rows or len(pool)
     if wanted > available:
         raise Refusal(
             "llm.few-rows",
@@ -105,13 +118,16 @@ def _loaded(config: LlmConfig, split: float | None) -> LoadedRows:
             value=wanted,
             available=available,
         )
-    # a share that the command names is drawn; the default gives way to the rows that the data have for it
+    # a share that the command names is drawn; the default
+    # gives way to the rows that the data have for it
     by_column = splits is not None and split is not None and data.is_split_by_default
     drawn = held_out_rows.drawn(available, 0 if by_column else held_out_rows.size(wanted, split))
     measured = {pool[place] for place in drawn}
     others = [number for number in pool if number not in measured] if measured else pool
     if splits is not None:
-        rows = [{name: value for name, value in row.items() if name != splits.column} for row in rows]
+        rows = [
+            {name: value for name, value in row.items() if name != splits.column} for row in rows
+        ]
         if by_column:
             measured = {*splits.test}
     order = Random(config.seed).sample(others, wanted - len(drawn))
@@ -141,8 +157,9 @@ def _loaded(config: LlmConfig, split: float | None) -> LoadedRows:
 
 
 def _test_rows(config: LlmConfig, data: StoredTextConfig) -> tuple[HeldOutRows, Mapping[str, int]]:
-    """The rows of `dataset.test_files`, and what nobody reads of them. Refused (ValueError) where they cannot be read
-    as those are that are trained on."""
+    """The rows of `dataset.test_files`, and what nobody reads of them. Refused (ValueError) where
+    they cannot be read as those are that are trained on.
+    """
     place = value_of(data.test_files)
     stored = read_file(data.test_files, to_test=True)
     if not stored.rows:
@@ -162,8 +179,8 @@ def _test_rows(config: LlmConfig, data: StoredTextConfig) -> tuple[HeldOutRows, 
         where = error.facts.get("where")
         raise Refusal(
             "llm.test-rows-unlike",
-            f"{TEST_KEY}={place}: {f'{where} ' if where else ''}{said}; give rows that are read as those of "
-            f"the training, or use `{TEST_KEY}=null dataset.split=0.1`",
+            f"{TEST_KEY}={place}: {f'{where} ' if where else ''}{said}; give rows that are read as"
+            f" those of the training, or use `{TEST_KEY}=null dataset.split=0.1`",
             key=TEST_KEY,
             value=place,
             row=error.facts.get("row"),
@@ -174,7 +191,9 @@ def _test_rows(config: LlmConfig, data: StoredTextConfig) -> tuple[HeldOutRows, 
 
 
 def _synthetic(config: LlmConfig, data: SyntheticConfig, split: float | None) -> LoadedRows:
-    """Generated rows. Those that are held out follow from a seed of their own: the training's would change them."""
+    """Generated rows. Those that are held out follow from a seed of
+    their own: the training's would change them.
+    """
     measured = held_out_rows.size(data.rows, split)
     rows = _generated(config, data.rows - measured, config.seed)
     if split is None:
@@ -185,11 +204,14 @@ def _synthetic(config: LlmConfig, data: SyntheticConfig, split: float | None) ->
 
 def _generated(config: LlmConfig, count: int, seed: int) -> list[Row]:
     assert config.template_name is not None
-    reader, rows = RowReader(config), list[Row]()
+    reader = RowReader(config)
+    rows = list[Row]()
     for row in templates.examples(config.template_name, count, seed):
         if reader.pairs:
             asked: Message = {"role": "user", "content": row.prompt}
-            answers = ([asked, {"role": "assistant", "content": text}] for text in (row.right, row.wrong))
+            answers = (
+                [asked, {"role": "assistant", "content": text}] for text in (row.right, row.wrong)
+            )
             rows.append(reader.pair(pairs.Pair(*answers)))
         else:
             rows.append(reader.of_columns(dict(row.columns)))
@@ -197,7 +219,9 @@ def _generated(config: LlmConfig, count: int, seed: int) -> list[Row]:
 
 
 class ReadRows(NamedTuple):
-    """Rows in the form of the engine, by their places in the data set, and what was left out (`LoadedRows`)."""
+    """Rows in the form of the engine, by their places in the data set,
+    and what was left out (`LoadedRows`).
+    """
 
     rows: dict[int, Row]
     broken: int | None
@@ -209,16 +233,22 @@ class ReadRows(NamedTuple):
 
 
 def _read(
-    config: LlmConfig, data: StoredTextConfig, rows: Mapping[int, Any], stored: StoredRows, to_test: bool = False
+    config: LlmConfig,
+    data: StoredTextConfig,
+    rows: Mapping[int, Any],
+    stored: StoredRows,
+    to_test: bool = False,
 ) -> ReadRows:
-    """Rows, by their places in the data set, in the form of the engine, and what was left out of them.
+    """Rows, by their places in the data set, in the form of the engine,
+    and what was left out of them.
 
     Args:
         stored: all rows of the data set, of which `rows` are some.
     """
     reader = RowReader(config)
     reader.unread.update(stored.ignored)
-    converted, broken = dict[int, Row](), dict[int, ValueError]()
+    converted = dict[int, Row]()
+    broken = dict[int, ValueError]()
     for number, row in rows.items():
         try:
             converted[number] = reader.read(row)
@@ -233,7 +263,8 @@ def _read(
         is_named = file is None or str(file) == (value_of(data.test_files) if to_test else value)
         where = f"row {number}" if is_named else f"row {number} of {file}"
         reason = error.message if isinstance(error, Refusal) else str(error)
-        changes = error.key if isinstance(error, Refusal) else None  # another key than that of the data has to change
+        # another key than that of the data has to change
+        changes = error.key if isinstance(error, Refusal) else None
         can_skip = converted and isinstance(data, ChatConfig)
         hint = ", which `dataset.skip_broken=true` leaves out" if can_skip else ""
         raise Refusal(
@@ -249,21 +280,26 @@ def _read(
             rows=len(rows),
             skippable=len(converted),
         )
-    kept, equal = converted, None
+    kept = converted
+    equal = None
     if reader.pairs:
         kept = {number: row for number, row in converted.items() if not reader.is_equal(row)}
         equal = len(converted) - len(kept)
         if not kept:
             raise Refusal(
                 "llm.pairs-equal",
-                f"{key}={value}: in each of the {equal} pairs both answers are the same; give pairs that differ",
+                f"{key}={value}: in each of the {equal} pairs both answers are the same; give pairs"
+                " that differ",
                 key=key,
                 value=value,
                 pairs=equal,
             )
-    ignored = {as_text(name): count for name, count in reader.unread.items()}  # the record is in UTF-8
+    # the record is in UTF-8
+    ignored = {as_text(name): count for name, count in reader.unread.items()}
     counted = len(broken) if skips else None
-    return ReadRows(kept, counted, equal, ignored, reader.token_notes(), reader.by_place, reader.repeating)
+    return ReadRows(
+        kept, counted, equal, ignored, reader.token_notes(), reader.by_place, reader.repeating
+    )
 
 
 def sample(config: LlmConfig, count: int) -> list[Row]:
@@ -273,7 +309,9 @@ def sample(config: LlmConfig, count: int) -> list[Row]:
 
 
 def texts(config: LlmConfig, rows: list[Row]) -> list[str]:
-    """The text of each row with what its template puts around it, for the embedded tokenizer to be trained on."""
+    """The text of each row with what its template puts around it,
+    for the embedded tokenizer to be trained on.
+    """
     template = templates.chosen(config)
     pairs = templates.INSTRUCT_PAIRS if methods.chosen(config).pairs else ()
     around = [*(template.around if template else ()), *pairs]
@@ -284,7 +322,11 @@ def strings(row: Row) -> list[str]:
     """The texts of a row, those of a conversation's turns too."""
     parts: list[str] = []
     for value in row.values():
-        parts += [value] if isinstance(value, str) else [turn.get("content", turn.get("value")) for turn in value]
+        parts += (
+            [value]
+            if isinstance(value, str)
+            else [turn.get("content", turn.get("value")) for turn in value]
+        )
     return parts
 
 
@@ -299,19 +341,27 @@ def _key(data: StoredTextConfig) -> tuple[str, str]:
 
 
 def _unread_of_whole(config: LlmConfig, data: StoredTextConfig) -> dict[str, int] | None:
-    """The columns that torchtune leaves of a whole data set of the hub, with its number of rows; None where the set
-    has to be read by rows, as a column has another name, or a meaning."""
+    """The columns that torchtune leaves of a whole data set of the hub, with its number of rows;
+    None where the set has to be read by rows, as a column has another name, or a meaning.
+    """
     if data.columns:
         return None
     template = templates.chosen(config)
-    read = {"conversations"} if template is None or DATASETS[data.name].conversations else {*template.columns, "input"}
+    read = (
+        {"conversations"}
+        if template is None or DATASETS[data.name].conversations
+        else {*template.columns, "input"}
+    )
     place = hub.folder_of(str(data.source))
     try:
         information = json.loads((place / "dataset_info.json").read_text("utf-8")) if place else {}
-        found, count = information["features"], information["splits"]["train"]["num_examples"]
+        found = information["features"]
+        count = information["splits"]["train"]["num_examples"]
     except (OSError, ValueError, LookupError, TypeError):
         return {}  # older caches say nothing
     bears = names.BEARING if "conversations" not in read else (*names.BEARING, *names.CHOSEN)
-    if any(name in bears for name in found) or any(switch in json.dumps(found) for switch in turns.SWITCH_KEYS):
+    if any(name in bears for name in found) or any(
+        switch in json.dumps(found) for switch in turns.SWITCH_KEYS
+    ):
         return None
     return {name: count for name in found if name not in read}

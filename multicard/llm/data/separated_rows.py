@@ -1,4 +1,6 @@
-"""The rows of CSV and TSV: read to the letter, as a stray quote swallows the lines up to the next one."""
+"""The rows of CSV and TSV: read to the letter,
+as a stray quote swallows the lines up to the next one.
+"""
 
 import csv
 import io
@@ -18,7 +20,9 @@ class CellLine(NamedTuple):
 
 
 def read_csv(content: bytes) -> tuple[list[Any], dict[str, int]]:
-    """The rows of CSV, by the delimiter that it names or that its header has most often, and nothing ignored."""
+    """The rows of CSV, by the delimiter that it names or that its header has most often,
+    and nothing ignored.
+    """
     found = separated_text(content)
     if found.delimiter == "\t":
         return _tabbed(found.text, found.lines_before), {}
@@ -51,7 +55,11 @@ def _tabbed(text: str, lines_before: int) -> list[dict[str, str | None]]:
 def _plain(text: str, lines_before: int) -> list[CellLine]:
     """Lines whose quotes are letters."""
     lines = text.replace("\r\n", "\n").split("\n")
-    return [CellLine(number, line.split("\t")) for number, line in enumerate(lines, start=lines_before + 1) if line]
+    return [
+        CellLine(number, line.split("\t"))
+        for number, line in enumerate(lines, start=lines_before + 1)
+        if line
+    ]
 
 
 def _is_even(rows: Sequence[CellLine]) -> bool:
@@ -85,7 +93,9 @@ def _open_quote(line: int, reason: str) -> Refusal:
 
 
 def _rows(found: Sequence[CellLine], delimiter: str) -> list[dict[str, str | None]]:
-    """The rows by the names of the header. Columns without a name and with nothing in them are left out."""
+    """The rows by the names of the header. Columns without a
+    name and with nothing in them are left out.
+    """
     if not found:
         return []
     names = found[0].cells
@@ -93,14 +103,17 @@ def _rows(found: Sequence[CellLine], delimiter: str) -> list[dict[str, str | Non
         if len(row.cells) > len(names):
             raise Refusal(
                 "llm.csv-cells",
-                f"row {number} has more cells than the header has columns; quote cells that hold {delimiter!r}",
+                f"row {number} has more cells than the header has columns; quote cells that hold"
+                f" {delimiter!r}",
                 row=number,
                 line=row.line,
             )
     twice = sorted({name for name in names if names.count(name) > 1})
     if "" in twice:
         unnamed = [place for place, name in enumerate(names) if not name]
-        if not any(row.cells[place] for row in found[1:] for place in unnamed if place < len(row.cells)):
+        if not any(
+            row.cells[place] for row in found[1:] for place in unnamed if place < len(row.cells)
+        ):
             twice.remove("")
     if twice:
         raise Refusal(

@@ -15,7 +15,9 @@ class SpecialTokens:
     """
 
     def __init__(self, tokens: Sequence[str]) -> None:
-        one = "|".join(map(re.escape, sorted(filter(None, tokens), key=len, reverse=True))) or r"(?!)"
+        one = (
+            "|".join(map(re.escape, sorted(filter(None, tokens), key=len, reverse=True))) or r"(?!)"
+        )
         self.one = re.compile(one)
         self.run = re.compile(rf"(?:{one})+")
         self.at_end = re.compile(rf"((?:{one})+)\s+\Z")
@@ -30,7 +32,8 @@ class SpecialTokens:
     def ending(self, run: str) -> int:
         """How many characters of the special tokens behind an answer end it.
 
-        A token that begins the whole text ends no answer: Command A writes the beginning of another behind each.
+        A token that begins the whole text ends no answer: Command
+        A writes the beginning of another behind each.
         """
         for token in self.one.finditer(run):
             if token.start() and token[0] in self._first:
@@ -61,7 +64,9 @@ class SpecialTokens:
         return at
 
     def within(self, prompt: str, before: str, span: str) -> int:
-        """How many characters at the beginning of a span belong to the prompt that begins before it, or there."""
+        """How many characters at the beginning of a span belong to
+        the prompt that begins before it, or there.
+        """
         for begun in range(len(prompt)):
             if before.endswith(prompt[:begun]) and span.startswith(prompt[begun:]):
                 return len(prompt) - begun

@@ -1,4 +1,6 @@
-"""Rows whose column says of which split they are: those called test are not trained on, as with images."""
+"""Rows whose column says of which split they are: those called test are not trained on,
+as with images.
+"""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -6,7 +8,7 @@ from typing import Any, NamedTuple
 
 from multicard.records import part_names
 from multicard.records.part_columns import SPLITS, named_parts
-from multicard.records.part_names import Kind
+from multicard.records.part_names import PartKind
 
 NO_PART = "no split"  # of rows whose column holds nothing
 
@@ -14,7 +16,8 @@ NO_PART = "no split"  # of rows whose column holds nothing
 class SplitRows(NamedTuple):
     """Rows by their splits.
 
-    column: that says it. train: the numbers of rows to train on. test: of those of the split to test on, `part`.
+    column: that says it. train: the numbers of rows to train on. test: of those of the split to
+    test on, `part`.
     others: how many rows each other split has.
     """
 
@@ -54,13 +57,15 @@ def split_rows(rows: Sequence[Any], named: Mapping[str, str | None]) -> SplitRow
     if parts is None:
         return None
     kinds = {part: name.kind for part in {*parts} if (name := part_names.parsed(part)) is not None}
-    tests = [part for part in kinds if kinds[part] is not Kind.train]
+    tests = [part for part in kinds if kinds[part] is not PartKind.train]
     if not tests or len(tests) == len(kinds):
         return None
     part = min(tests, key=_order)
-    train = [number for number, own in enumerate(parts) if kinds.get(own) is Kind.train]
+    train = [number for number, own in enumerate(parts) if kinds.get(own) is PartKind.train]
     test = [number for number, own in enumerate(parts) if own == part]
-    others = Counter(own or NO_PART for own in parts if own != part and kinds.get(own) is not Kind.train)
+    others = Counter(
+        own or NO_PART for own in parts if own != part and kinds.get(own) is not PartKind.train
+    )
     return SplitRows(lowered.get(column, column), train, test, part, others)
 
 

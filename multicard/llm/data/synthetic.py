@@ -1,7 +1,9 @@
-"""Synthetic rows: a stand-in for the 500-row extracts of 2505.22905, so that anybody can measure without a download.
+"""Synthetic rows: a stand-in for the 500-row extracts of 2505.22905,
+so that anybody can measure without a download.
 
-Each template has a task whose answer follows from the prompt, so that the loss can fall. 500 rows have the extracts'
-sizes (section 5.4.3 of the paper), to 1 % in tokens and to 5 % in bytes, for every seed:
+Each template has a task whose answer follows from the prompt, so that the loss can fall. 500 rows
+have the extracts' sizes (section 5.4.3 of the paper), to 1 % in tokens and to 5 % in bytes,
+for every seed:
 
 | template  | tokens | bytes   |
 |-----------|--------|---------|
@@ -9,14 +11,14 @@ sizes (section 5.4.3 of the paper), to 1 % in tokens and to 5 % in bytes, for ev
 | summarize | 83,544 | 341,000 |
 | grammar   | 28,683 | 135,000 |
 
-Tokens are those that the model is given, as the record counts them: with the template's text and the special tokens.
-The paper names neither its tokenizer nor whether the template counts. The counts hold for Llama 3's tokenizer, the
-model's own, and for the embedded one, which learns nearly every word of these rows as one token too. Bytes are those of
-`inputs/rows.jsonl`.
+Tokens are those that the model is given, as the record counts them: with the template's text and
+the special tokens. The paper names neither its tokenizer nor whether the template counts. The
+counts hold for Llama 3's tokenizer, the model's own, and for the embedded one, which learns nearly
+every word of these rows as one token too. Bytes are those of `inputs/rows.jsonl`.
 
-Sizes of rows are dealt from a deck of 20, so that seeds differ in words and not in amount, and most words are one token
-of Llama 3's. Words are long, those of `instruct` above all: its extract has 6.3 bytes a token, where real rows of
-Alpaca have 4.4.
+Sizes of rows are dealt from a deck of 20, so that seeds differ in words and not in amount, and most
+words are one token of Llama 3's. Words are long, those of `instruct` above all: its extract has 6.3
+bytes a token, where real rows of Alpaca have 4.4.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,11 +32,13 @@ def _words(text: str) -> list[str]:
 
 
 NAMES = _words(
-    "Anna Ben Charlie David Emma Frank Grace Henry James Jack Kate Leo Maria Nick Robert Paul Mark Sam Thomas William"
+    "Anna Ben Charlie David Emma Frank Grace Henry James Jack Kate Leo Maria Nick Robert Paul Mark"
+    " Sam Thomas William"
 )
 DAYS = _words("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
 PLACES = _words(
-    "restaurant supermarket headquarters university laboratory apartment playground basement courtroom countryside"
+    "restaurant supermarket headquarters university laboratory apartment playground basement"
+    " courtroom countryside"
 )
 PLANS = (
     "discuss the presentation",
@@ -47,31 +51,46 @@ PLANS = (
     "study for the examination",
 )
 NOUNS = _words(
-    "photographer administrator professor journalist scientist researcher programmer politician consultant "
-    "psychologist entrepreneur technician philosopher representative developer historian"
+    "photographer administrator professor journalist scientist researcher programmer politician"
+    " consultant psychologist entrepreneur technician philosopher representative developer"
+    " historian"
 )
 THINGS = _words(
-    "newspaper photograph examination certificate instrument manuscript advertisement announcement presentation "
-    "investigation application experiment recommendation documentary dictionary questionnaire"
+    "newspaper photograph examination certificate instrument manuscript advertisement announcement"
+    " presentation investigation application experiment recommendation documentary dictionary"
+    " questionnaire"
 )
 VERBS = tuple(  # third person singular, plain form, past
     (f"{verb}s", verb, "understood" if verb == "understand" else f"{verb.removesuffix('e')}ed")
     for verb in _words(
-        "demonstrate investigate recommend understand distribute celebrate introduce discover describe remember "
-        "recognize summarize"
+        "demonstrate investigate recommend understand distribute celebrate introduce discover"
+        " describe remember recognize summarize"
     )
 )
 ADJECTIVES = _words(
-    "complicated traditional independent international spectacular professional experimental comprehensive "
-    "confidential controversial sophisticated extraordinary contemporary"
+    "complicated traditional independent international spectacular professional experimental"
+    " comprehensive confidential controversial sophisticated extraordinary contemporary"
 )
-TIMES = (("once a week", "present"), ("twice a year", "present"), ("a week ago", "past"), ("a month ago", "past"))
-WHERE = (("in", "the kitchen"), ("at", "the station"), ("on", "the table"), ("near", "the river"), ("in", "the city"))
+TIMES = (
+    ("once a week", "present"),
+    ("twice a year", "present"),
+    ("a week ago", "past"),
+    ("a month ago", "past"),
+)
+WHERE = (
+    ("in", "the kitchen"),
+    ("at", "the station"),
+    ("on", "the table"),
+    ("near", "the river"),
+    ("in", "the city"),
+)
 WORDS = tuple(sorted({*NOUNS, *THINGS, *PLACES, *ADJECTIVES}))
 
 
 class Example(NamedTuple):
-    """A row: the columns that its template reads, and for preference pairs its prompt, a right and a wrong answer."""
+    """A row: the columns that its template reads, and for preference pairs its prompt,
+    a right and a wrong answer.
+    """
 
     columns: dict[str, str]
     prompt: str
@@ -99,7 +118,9 @@ def _grammar(random: Random, sentences: int, adjective: bool) -> Example:
 
 
 def _sentence(random: Random, adjective: bool) -> tuple[str, str]:
-    """A sentence with one or two errors, and the right one. Its subject has an `adjective`, or none."""
+    """A sentence with one or two errors, and the right one.
+    Its subject has an `adjective`, or none.
+    """
     (when, tense), (preposition, place) = random.choice(TIMES), random.choice(WHERE)
     third, plain, past = random.choice(VERBS)
     plural = random.random() < 0.4
@@ -124,7 +145,13 @@ def _sentence(random: Random, adjective: bool) -> tuple[str, str]:
 
 GRAMMAR = tuple(
     partial(_grammar, sentences=sentences, adjective=adjective)
-    for sentences, adjective, rows in ((1, False, 12), (1, True, 2), (2, False, 3), (2, True, 2), (3, False, 1))
+    for sentences, adjective, rows in (
+        (1, False, 12),
+        (1, True, 2),
+        (2, False, 3),
+        (2, True, 2),
+        (3, False, 1),
+    )
     for _ in range(rows)
 )
 
@@ -149,10 +176,13 @@ FILLERS = (
 def _summarize(random: Random, meetings: int, fillers: int) -> Example:
     first, second, third = random.sample(NAMES, 3)
     lines = [(first, f"Hi {second}!"), (second, f"Hi {first}.")]
-    facts, wrong_facts = [], []
+    facts = []
+    wrong_facts = []
     for number in range(meetings):
         plan = random.choice(PLANS)
-        place, day, hour = random.choice(PLACES), random.choice(DAYS), random.randint(1, 11)
+        place = random.choice(PLACES)
+        day = random.choice(DAYS)
+        hour = random.randint(1, 11)
         lines += [
             (first, f"Do you want to {plan} on {day}?"),
             (second, f"Yes, where do we meet for the {plan.split()[-1]}?"),
@@ -160,20 +190,30 @@ def _summarize(random: Random, meetings: int, fillers: int) -> Example:
         ]
         who = f"{first} and {second}"
         if number % 3 == 2:
-            lines += [(second, f"Can {third} come too?"), (first, f"Of course, {third} is welcome.")]
+            lines += [
+                (second, f"Can {third} come too?"),
+                (first, f"Of course, {third} is welcome."),
+            ]
             who = f"{first}, {second} and {third}"
         facts.append(f"{who} will {plan} on {day}. They meet at the {place} at {hour} pm.")
         other = random.choice([name for name in DAYS if name != day])
-        wrong_facts.append(f"{who} will {plan} on {other}. They meet at the {place} at {hour % 11 + 1} pm.")
-        lines += [(random.choice((first, second)), filler) for filler in random.sample(FILLERS, fillers)]
+        wrong_facts.append(
+            f"{who} will {plan} on {other}. They meet at the {place} at {hour % 11 + 1} pm."
+        )
+        lines += [
+            (random.choice((first, second)), filler) for filler in random.sample(FILLERS, fillers)
+        ]
     lines.append((second, "See you then!"))
     dialogue = "\n".join(f"{name}: {text}" for name, text in lines)
-    right, wrong = " ".join(facts), " ".join(wrong_facts)
+    right = " ".join(facts)
+    wrong = " ".join(wrong_facts)
     return Example({"dialogue": dialogue, "summary": right}, dialogue, right, wrong)
 
 
 SUMMARIZE = tuple(
-    partial(_summarize, meetings=meetings, fillers=fillers) for meetings in (1, 1, 1, 2, 3) for fillers in (0, 1, 3, 5)
+    partial(_summarize, meetings=meetings, fillers=fillers)
+    for meetings in (1, 1, 1, 2, 3)
+    for fillers in (0, 1, 3, 5)
 )
 
 
@@ -183,12 +223,16 @@ SUMMARIZE = tuple(
 def _task(instruction: str, right: str, wrong: str, text: str = "") -> Example:
     """A task on `text`, its input, or on what the instruction says itself."""
     prompt = f"{instruction}\n\n### Input:\n{text}" if text else instruction
-    return Example({"instruction": instruction, "input": text, "output": right}, prompt, right, wrong)
+    return Example(
+        {"instruction": instruction, "input": text, "output": right}, prompt, right, wrong
+    )
 
 
 def _add(random: Random, size: int) -> Example:
     values = [random.randint(2, 99) for _ in range(size)]
-    total, steps, running = sum(values), [], values[0]
+    total = sum(values)
+    steps = []
+    running = values[0]
     for value in values[1:]:
         steps.append(f"{running} plus {value} is {running + value}.")
         running += value
@@ -206,21 +250,31 @@ def _sort(random: Random, size: int) -> Example:
 def _reverse(random: Random, size: int) -> Example:
     words = random.sample(WORDS, size)
     given = " ".join(words)
-    return _task(f"Write these words in the opposite order: {given}", " ".join(reversed(words)), given)
+    return _task(
+        f"Write these words in the opposite order: {given}", " ".join(reversed(words)), given
+    )
 
 
 def _advice(random: Random, size: int) -> Example:
-    person, thing, adjective = random.choice(NOUNS), random.choice(THINGS), random.choice(ADJECTIVES)
+    person = random.choice(NOUNS)
+    thing = random.choice(THINGS)
+    adjective = random.choice(ADJECTIVES)
     verbs = random.sample(VERBS, size)
     steps = [f"The {adjective} {person} {verb[0]} the {thing}." for verb in verbs]
-    instruction = f"Say what the {adjective} {person} does with the {thing}: {' '.join(verb[1] for verb in verbs)}"
+    instruction = (
+        f"Say what the {adjective} {person} does with the {thing}:"
+        f" {' '.join(verb[1] for verb in verbs)}"
+    )
     return _task(instruction, " ".join(steps), " ".join(reversed(steps)))
 
 
 def _past(random: Random, size: int) -> Example:
-    present, past = [], []
+    present = []
+    past = []
     for _ in range(size):
-        verb, noun, thing = random.choice(VERBS), random.choice(NOUNS), random.choice(THINGS)
+        verb = random.choice(VERBS)
+        noun = random.choice(NOUNS)
+        thing = random.choice(THINGS)
         who, what = (f"{random.choice(ADJECTIVES)} {word}" for word in (noun, thing))
         present.append(f"The {who} {verb[0]} the {what}.")
         past.append(f"The {who} {verb[2]} the {what}.")

@@ -1,4 +1,6 @@
-"""The prompt templates: the columns that each reads, and the text that torchtune puts around a prompt."""
+"""The prompt templates: the columns that each reads,
+and the text that torchtune puts around a prompt.
+"""
 
 from dataclasses import dataclass
 from itertools import islice
@@ -17,8 +19,10 @@ class Template:
     Fields:
         builder: torchtune's data set of such rows, under `torchtune.datasets`.
         columns: those that a row must have.
-        around: the text that torchtune puts around a prompt, for the embedded tokenizer to be trained on.
-        prompt_template: torchtune's `prompt_template` for rows with one answer; None where the builder has its own.
+        around: the text that torchtune puts around a prompt, for the embedded tokenizer to be
+            trained on.
+        prompt_template: torchtune's `prompt_template` for rows with one answer; None where the
+            builder has its own.
         pair_template: the same for pairs, whose builder has none.
         deck: the kinds of synthetic rows.
     """
@@ -31,10 +35,13 @@ class Template:
     deck: tuple[synthetic.Row, ...]
 
 
-# torchtune has Alpaca's template inside its data set alone: for pairs it is written as a prompt's beginning and end
+# torchtune has Alpaca's template inside its data set alone: for
+# pairs it is written as a prompt's beginning and end
 INSTRUCT_PAIRS = [
-    "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
-    "### Instruction:\n",
+    (
+        "Below is an instruction that describes a task. Write a response that appropriately"
+        " completes the request.\n\n### Instruction:\n"
+    ),
     "\n\n### Response:\n",
 ]
 GRAMMAR = "torchtune.data.GrammarErrorCorrectionTemplate"
@@ -45,8 +52,11 @@ TEMPLATES: dict[str, Template] = {
         builder="alpaca_cleaned_dataset",
         columns=("instruction", "output"),  # `input` may be absent or empty
         around=(
-            "Below is an instruction that describes a task, paired with an input that provides further context. "
-            "Write a response that appropriately completes the request.\n\n### Instruction:\n",
+            (
+                "Below is an instruction that describes a task, paired with an input that provides"
+                " further context. Write a response that appropriately completes the"
+                " request.\n\n### Instruction:\n"
+            ),
             "\n\n### Input:\n",
             "\n\n### Response:\n",
         ),
@@ -81,7 +91,8 @@ def chosen(config: LlmConfig) -> Template | None:
 
 def check(config: LlmConfig) -> None:
     """Refuse (ValueError) a template that does not fit the data set."""
-    data, name = config.dataset.name, config.template_name
+    data = config.dataset.name
+    name = config.template_name
     facts = DATASETS[data]
     fitting = [facts.template]
     if facts.any_template:

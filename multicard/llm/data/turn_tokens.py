@@ -1,7 +1,8 @@
 """Special tokens of turns, where a row's text has them already or lacks them.
 
-A prompt that was written by the template before is written again, with its tokens doubled. An answer that no token ends
-teaches a model not to stop. Both are counted, by the special tokens of the run's own tokenizer.
+A prompt that was written by the template before is written again, with its tokens doubled. An
+answer that no token ends teaches a model not to stop. Both are counted,
+by the special tokens of the run's own tokenizer.
 """
 
 from collections import Counter
@@ -18,8 +19,8 @@ PLAIN = ({"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}
 class TokenNotes(NamedTuple):
     """Rows of which a person should know.
 
-    within: in how many each token of a turn stands in a message's own text. rows: in how many any does. unended: rows
-    with an answer that is learnt without a special token that ends it.
+    within: in how many each token of a turn stands in a message's own text. rows: in how many any
+    does. unended: rows with an answer that is learnt without a special token that ends it.
     """
 
     within: Mapping[str, int]
@@ -35,18 +36,33 @@ class TurnTokens:
         render: the chat template. around: the tokens before and after a text without any.
     """
 
-    def __init__(self, special: Sequence[str], render: Callable[..., str], around: Callable[[], Sequence[str]]) -> None:
+    def __init__(
+        self,
+        special: Sequence[str],
+        render: Callable[..., str],
+        around: Callable[[], Sequence[str]],
+    ) -> None:
         self._every = tuple(token for token in special if token)
-        self._render, self._around = render, around
+        self._render = render
+        self._around = around
         self._of_turns: SpecialTokens | None = None
-        self._within, self._rows, self._unended = Counter[str](), 0, 0
-        self._found, self._is_unended = set[str](), False
+        self._within = Counter[str]()
+        self._rows = 0
+        self._unended = 0
+        self._found = set[str]()
+        self._is_unended = False
 
     def begin_row(self) -> None:
         """Forget what a row before had, which may have been broken."""
-        self._found, self._is_unended = set(), False
+        self._found = set()
+        self._is_unended = False
 
-    def note(self, messages: Sequence[Mapping[str, Any]], pieces: Sequence[Mapping[str, Any]], is_whole: bool) -> None:
+    def note(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        pieces: Sequence[Mapping[str, Any]],
+        is_whole: bool,
+    ) -> None:
         """Look at a conversation, and the pieces that were written of it.
 
         Args:
@@ -55,7 +71,9 @@ class TurnTokens:
         for message in messages:
             self._found |= {*self._turns.one.findall(str(message["content"]))}
         learnt = [str(piece["content"]) for piece in pieces if piece["learnt"]]
-        self._is_unended |= not is_whole and not all(text.rstrip().endswith(self._every) for text in learnt)
+        self._is_unended |= not is_whole and not all(
+            text.rstrip().endswith(self._every) for text in learnt
+        )
 
     def end_row(self) -> None:
         """Count what was found in a row, whose conversations may be several."""
@@ -68,8 +86,9 @@ class TurnTokens:
 
     @property
     def _turns(self) -> SpecialTokens:
-        """The tokens that the template writes around turns, and those around a text: few, so that the search in each
-        message is short."""
+        """The tokens that the template writes around turns, and those around a text: few, so that
+        the search in each message is short.
+        """
         if self._of_turns is None:
             written = "".join(self._around())
             for messages in (PLAIN, PLAIN[:1]):
@@ -77,7 +96,13 @@ class TurnTokens:
                     written += self._render(
                         messages=[*messages], tools=None, documents=None, add_generation_prompt=True
                     )
-                except (jinja2.TemplateError, TypeError, ArithmeticError, LookupError, AttributeError):
+                except (
+                    jinja2.TemplateError,
+                    TypeError,
+                    ArithmeticError,
+                    LookupError,
+                    AttributeError,
+                ):
                     continue
             self._of_turns = SpecialTokens(SpecialTokens(self._every).one.findall(written))
         return self._of_turns

@@ -1,4 +1,5 @@
-"""The messages of conversations in public forms, in one form: role and content, and what templates read beside them.
+"""The messages of conversations in public forms, in one form: role and content,
+and what templates read beside them.
 
 Each key of a message is read, passed on to whoever writes the message, or refused.
 """
@@ -9,40 +10,78 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from multicard.llm.data import json_texts
-from multicard.llm.data.columns import Columns, is_filled
+from multicard.llm.data.columns import RowColumns, is_filled
 from multicard.llm.data.roles import CALLS, CONTENT_KEYS, ROLE_KEYS, ROLES
 from multicard.messages import Refusal
 
 Message = dict[str, Any]
 
-FORM = 'write {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}'
+FORM = (
+    'write {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content":'
+    ' "..."}]}'
+)
 
 # Of a part of a content; the last says how long a service keeps what it has read
 PART_KEYS = ("type", "text", "cache_control")
 # A turn of two: a question and its answer
-EXCHANGES = (("input", "output"), ("human", "assistant"), ("user", "assistant"), ("question", "answer"))
+EXCHANGES = (
+    ("input", "output"),
+    ("human", "assistant"),
+    ("user", "assistant"),
+    ("question", "answer"),
+)
 EXCHANGES += (("prompt", "response"), ("query", "response"), ("instruction", "output"))
 
-# Keys of a message that say whether it is learnt: OpenAI's `weight`, axolotl's `training` and `train`, ms-swift's
-# `loss` and `loss_scale`; torchtune's `masked` says the opposite
-SWITCHES = ("weight", "train", "training", "trainable", "train_on_turn", "loss", "loss_scale", "masked")
+# Keys of a message that say whether it is learnt: OpenAI's `weight`, axolotl's `training` and
+# `train`, ms-swift's `loss` and `loss_scale`; torchtune's `masked` says the opposite
+SWITCHES = (
+    "weight",
+    "train",
+    "training",
+    "trainable",
+    "train_on_turn",
+    "loss",
+    "loss_scale",
+    "masked",
+)
 OPPOSITE = ("masked",)
-PARTLY_LEARNT = ("train_detail", "training_detail", "train_details")  # axolotl's: parts of a message's text
+# axolotl's: parts of a message's text
+PARTLY_LEARNT = ("train_detail", "training_detail", "train_details")
 SWITCH_KEYS = tuple(f'"{name}"' for name in (*SWITCHES, *PARTLY_LEARNT))  # as they stand in JSON
-ON, OFF = ("1", "1.0", "true", "yes"), ("0", "0.0", "false", "no")
+ON = ("1", "1.0", "true", "yes")
+OFF = ("0", "0.0", "false", "no")
 # Keys that bear text, or change what is learnt: whoever cannot write them refuses them
-BEARING_KEYS = ("tool_calls", "tools", "functions", "reasoning_content", "reasoning", "thinking", "tool_plan")
-BEARING_KEYS += ("refusal", "audio", "image", "images", "video", "videos", "documents", "citations", "prefix")
+BEARING_KEYS = (
+    "tool_calls",
+    "tools",
+    "functions",
+    "reasoning_content",
+    "reasoning",
+    "thinking",
+    "tool_plan",
+)
+BEARING_KEYS += (
+    "refusal",
+    "audio",
+    "image",
+    "images",
+    "video",
+    "videos",
+    "documents",
+    "citations",
+    "prefix",
+)
 
 
 def messages(turns: Any, by_place: bool = False) -> list[Message] | None:
     """The messages of a column; None if it holds no list of turns.
 
     Args:
-        turns: objects with a role and a content, or objects with a question and its answer; also as JSON, of all
-            together or of each; or one object with a list for each key.
-        by_place: the column's form has turns without names too: texts by turns, or lists of a question and its answer.
-            In any other column a list of texts is several answers, or a column of several rows.
+        turns: objects with a role and a content, or objects with a question and its answer; also as
+            JSON, of all together or of each; or one object with a list for each key.
+        by_place: the column's form has turns without names too: texts by turns, or lists of a
+            question and its answer. In any other column a list of texts is several answers,
+            or a column of several rows.
     """
     turns = json_texts.as_messages(turns)
     if isinstance(turns, str):
@@ -55,8 +94,15 @@ def messages(turns: Any, by_place: bool = False) -> list[Message] | None:
         return None
     if by_place and turns and all(isinstance(turn, str) for turn in turns):
         pairs = zip(turns, _alternating(len(turns)), strict=True)
-        return [_checked({"role": role, "content": text}, number) for number, (text, role) in enumerate(pairs, start=1)]
-    if by_place and turns and all(isinstance(turn, list | tuple) and len(turn) == 2 for turn in turns):
+        return [
+            _checked({"role": role, "content": text}, number)
+            for number, (text, role) in enumerate(pairs, start=1)
+        ]
+    if (
+        by_place
+        and turns
+        and all(isinstance(turn, list | tuple) and len(turn) == 2 for turn in turns)
+    ):
         turns = [{"input": question, "output": answer} for question, answer in turns]
     if not all(isinstance(turn, dict) for turn in turns):
         return None
@@ -81,16 +127,21 @@ def are_texts(turns: Any) -> bool:
 
 
 def _of_lists(held: Mapping[str, Any]) -> list[Message] | None:
-    """The turns of an object with a list for each key, as the type Sequence of older `datasets` has them; None of
-    any other. A turn lacks a key that holds nothing."""
+    """The turns of an object with a list for each key, as the type Sequence of older `datasets` has
+    them; None of any other. A turn lacks a key that holds nothing.
+    """
     lists = {key: values for key, values in held.items() if values is not None}
-    if not ({*ROLE_KEYS} & lists.keys()) or not all(isinstance(values, list) for values in lists.values()):
+    if not ({*ROLE_KEYS} & lists.keys()) or not all(
+        isinstance(values, list) for values in lists.values()
+    ):
         return None
     if len({len(values) for values in lists.values()}) != 1:
         return None
     found = list[Message]()
     for values in zip(*lists.values(), strict=True):
-        found.append({key: value for key, value in zip(lists, values, strict=True) if value is not None})
+        found.append(
+            {key: value for key, value in zip(lists, values, strict=True) if value is not None}
+        )
     return found
 
 
@@ -102,7 +153,8 @@ def _exchanged(turn: Mapping[str, Any], names: Sequence[str], number: int) -> li
     """The two messages of an object with a question and its answer."""
     others = {name: value for name, value in turn.items() if name not in names}
     asked, answer = (
-        {"role": role, "content": turn[name]} for role, name in zip(("user", "assistant"), names, strict=True)
+        {"role": role, "content": turn[name]}
+        for role, name in zip(("user", "assistant"), names, strict=True)
     )
     if is_filled(answer["content"]):
         return [message(number, asked), message(number, answer | others)]
@@ -110,22 +162,26 @@ def _exchanged(turn: Mapping[str, Any], names: Sequence[str], number: int) -> li
 
 
 def message(number: int, turn: Mapping[str, Any]) -> Message:
-    """A message with the keys and roles that templates read; `weight` is 0 or 1 where a key says whether it is learnt.
+    """A message with the keys and roles that templates read;
+    `weight` is 0 or 1 where a key says whether it is learnt.
 
     Other keys that hold something are kept: see `settle`.
     """
-    columns = Columns(turn)
+    columns = RowColumns(turn)
     said = columns.get(*ROLE_KEYS)
     speaker = turn.get("from")
     if ROLES.get(str(speaker).lower()) is not None:  # another name is a key that nobody reads
-        if is_filled(turn.get("role")) and ROLES[str(speaker).lower()] != ROLES.get(str(said).lower()):
+        if is_filled(turn.get("role")) and ROLES[str(speaker).lower()] != ROLES.get(
+            str(said).lower()
+        ):
             raise _two_values(number, ROLE_KEYS)
         columns.pass_over("from")
     given = [name for name in CONTENT_KEYS if turn.get(name) is not None]
     filled = columns.there(CONTENT_KEYS) or given
     content = turn[filled[0]] if filled else None
     columns.pass_over(*filled[:1])
-    if len(filled) > 1 and isinstance(turn["value"], str | list):  # a number is no text of the message
+    # a number is no text of the message
+    if len(filled) > 1 and isinstance(turn["value"], str | list):
         if turn["value"] != content:
             raise _two_values(number, CONTENT_KEYS)
         columns.pass_over("value")
@@ -160,21 +216,24 @@ def _two_values(number: int, keys: Sequence[str]) -> Refusal:
 
 def _checked(said: Message, number: int) -> Message:
     """The message with its content as one text."""
-    role, content = said["role"], said["content"]
+    role = said["role"]
+    content = said["content"]
     if isinstance(content, list):  # OpenAI's parts
         content = "".join(_text_of(part, number, role) for part in content)
     if not said.get("tool_calls"):
         if not isinstance(content, str):
             raise Refusal(
                 "llm.chat-no-text",
-                f"message {number} ({role}) holds no text; give its text as content, or leave the row out",
+                f"message {number} ({role}) holds no text; give its text as content, or leave the"
+                " row out",
                 message=number,
                 role=role,
             )
         if role == "assistant" and not content.strip():
             raise Refusal(
                 "llm.chat-empty-answer",
-                f"message {number} (assistant) is empty; give its text as content, or leave the row out",
+                f"message {number} (assistant) is empty; give its text as content, or leave the"
+                " row out",
                 message=number,
             )
     return said | {"content": "" if content is None else content}  # templates write None as a word
@@ -184,14 +243,17 @@ def _text_of(part: Any, number: int, role: str) -> str:
     """The text of a part of a content; parts that hold anything else are refused."""
     others = list[str]()
     if isinstance(part, dict) and part.get("type", "text") in ("text", "input_text", "output_text"):
-        others = [name for name, value in part.items() if name not in PART_KEYS and is_filled(value)]
+        others = [
+            name for name, value in part.items() if name not in PART_KEYS and is_filled(value)
+        ]
         if isinstance(part.get("text"), str) and not others:
             return part["text"]
     kind = part.get("type") if isinstance(part, dict) else None
     stated = f"{kind} with {', '.join(others)}" if others else kind or str(part)[:40]
     raise Refusal(
         "llm.chat-part",
-        f"message {number} ({role}) has a part that is not text alone ({stated}); leave the row out",
+        f"message {number} ({role}) has a part that is not text alone ({stated}); leave the"
+        " row out",
         message=number,
         role=role,
         part=kind,
@@ -216,12 +278,14 @@ def _calls(held: Any, number: int) -> list[dict[str, Any]]:
 def _call(content: Any, number: int) -> dict[str, Any]:
     """A call of a function, with its arguments as an object, as templates read it.
 
-    OpenAI's form has the name and the arguments under `function`, and the arguments as JSON; others have them flat.
+    OpenAI's form has the name and the arguments under `function`, and the arguments as JSON;
+    others have them flat.
     """
     try:
         call = json.loads(content) if isinstance(content, str) else content
         function = call["function"] if isinstance(call.get("function"), dict) else call
-        name, arguments = function["name"], function.get("arguments", function.get("parameters"))
+        name = function["name"]
+        arguments = function.get("arguments", function.get("parameters"))
         if isinstance(arguments, str) and arguments.strip():
             arguments = json.loads(arguments)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
@@ -231,13 +295,22 @@ def _call(content: Any, number: int) -> dict[str, Any]:
     if not isinstance(name, str) or not isinstance(arguments, dict):
         raise _no_call(content, number)
     read = ("name", "arguments", "parameters")
-    beside = {} if function is call else {key: value for key, value in call.items() if key not in ("function", "type")}
+    beside = (
+        {}
+        if function is call
+        else {key: value for key, value in call.items() if key not in ("function", "type")}
+    )
     of_function = {key: value for key, value in function.items() if key not in read}
     if function is call:
         beside = {key: value for key, value in of_function.items() if key in ("id", "index")}
-        of_function = {key: value for key, value in of_function.items() if key not in ("id", "index", "type")}
+        of_function = {
+            key: value for key, value in of_function.items() if key not in ("id", "index", "type")
+        }
     of_function = {key: value for key, value in of_function.items() if is_filled(value)}
-    return {"type": "function", "function": {"name": name, "arguments": arguments} | of_function} | beside
+    return {
+        "type": "function",
+        "function": {"name": name, "arguments": arguments} | of_function,
+    } | beside
 
 
 def _no_call(content: Any, number: int) -> Refusal:
@@ -259,8 +332,8 @@ def _weight(number: int, role: str, turn: Mapping[str, Any]) -> dict[str, int]:
         if is_filled(turn.get(name)):
             raise Refusal(
                 "llm.row-partly-learnt",
-                f"message {number} ({role}) is to be learnt in parts ({name}); "
-                'give the row as {"segments": [{"text": "...", "label": true}, ...]}, or leave it out',
+                f"message {number} ({role}) is to be learnt in parts ({name}); give the row as"
+                ' {"segments": [{"text": "...", "label": true}, ...]}, or leave it out',
                 message=number,
                 role=role,
                 switch=name,
@@ -274,7 +347,8 @@ def _weight(number: int, role: str, turn: Mapping[str, Any]) -> dict[str, int]:
         if stated not in (*ON, *OFF):
             raise Refusal(
                 "llm.row-switch",
-                f"message {number} ({role}) has {name}={value!r}; only 0 and 1 can be heeded, or false and true",
+                f"message {number} ({role}) has {name}={value!r}; only 0 and 1 can be heeded, or"
+                " false and true",
                 message=number,
                 role=role,
                 switch=name,
@@ -284,7 +358,8 @@ def _weight(number: int, role: str, turn: Mapping[str, Any]) -> dict[str, int]:
     if len({*asked.values()}) > 1:
         raise Refusal(
             "llm.row-switches",
-            f"message {number} ({role}) says both that it is learnt and that it is not ({', '.join(asked)}); keep one",
+            f"message {number} ({role}) says both that it is learnt and that it is not"
+            f" ({', '.join(asked)}); keep one",
             message=number,
             role=role,
             switches=list(asked),
@@ -300,12 +375,13 @@ def check_learnt(said: Sequence[Message], everything: bool) -> None:
     """
     answers = [each for each in said if each["role"] == "assistant"]
     for number, each in enumerate(said, start=1):
-        role, weight = each["role"], each.get("weight")
+        role = each["role"]
+        weight = each.get("weight")
         if everything and weight == 0:
             raise Refusal(
                 "llm.row-unlearnt",
-                f"message {number} ({role}) is not to be learnt, but dataset.loss=all learns every token; "
-                "use `dataset.loss=answers`, or leave the key out",
+                f"message {number} ({role}) is not to be learnt, but dataset.loss=all learns every"
+                " token; use `dataset.loss=answers`, or leave the key out",
                 key="dataset.loss",
                 message=number,
                 role=role,
@@ -313,14 +389,17 @@ def check_learnt(said: Sequence[Message], everything: bool) -> None:
         if not everything and weight == 1 and role != "assistant":
             raise Refusal(
                 "llm.row-learns-others",
-                f"message {number} ({role}) is to be learnt, but dataset.loss=answers learns the assistant's alone; "
-                "leave the key out, or use `dataset.loss=all` for every message",
+                f"message {number} ({role}) is to be learnt, but dataset.loss=answers learns the"
+                " assistant's alone; leave the key out, or use `dataset.loss=all` for every"
+                " message",
                 key="dataset.loss",
                 message=number,
                 role=role,
             )
     if answers and all(each.get("weight") == 0 for each in answers):
-        raise Refusal("llm.row-nothing-learnt", "has no answer that is to be learnt; leave the row out")
+        raise Refusal(
+            "llm.row-nothing-learnt", "has no answer that is to be learnt; leave the row out"
+        )
 
 
 # ---- what is written
@@ -329,16 +408,19 @@ def check_learnt(said: Sequence[Message], everything: bool) -> None:
 def settle(
     said: Sequence[Message], source: str | None, column: str, instead: str = ""
 ) -> tuple[list[Message], list[str]]:
-    """Messages with the keys alone that their writer knows, and those that it does not, as "messages.id".
+    """Messages with the keys alone that their writer knows, and those that it does not,
+    as "messages.id".
 
     Args:
-        source: of the chat template, which names the keys that it writes; None of torchtune's own forms.
+        source: of the chat template, which names the keys that it writes; None of torchtune's own
+            forms.
         column: that held the messages. instead: what to use for keys that torchtune's form lacks.
 
     Raises:
         Refusal: a key bears text that would be lost.
     """
-    kept, unread = list[Message](), list[str]()
+    kept = list[Message]()
+    unread = list[str]()
     for number, each in enumerate(said, start=1):
         own: Message = {name: each[name] for name in ("role", "content", "weight") if name in each}
         for name, value in each.items():
@@ -354,7 +436,9 @@ def settle(
     return kept, unread
 
 
-def unwritten(column: str, source: str | None, number: int | None = None, instead: str = "") -> Refusal:
+def unwritten(
+    column: str, source: str | None, number: int | None = None, instead: str = ""
+) -> Refusal:
     """The refusal of what a form defines and its writer drops."""
     place = "" if number is None else f"message {number} "
     other = instead if source is None else ", or give another template"
@@ -368,13 +452,16 @@ def unwritten(column: str, source: str | None, number: int | None = None, instea
 
 
 def repeats(said: Sequence[Message]) -> bool:
-    """Tell whether the last message is an answer that begins with the whole text of the message before it.
+    """Tell whether the last message is an answer that begins
+    with the whole text of the message before it.
 
-    So do rows whose answer was stored as a model continues a prompt: the prompt, and the answer behind it.
+    So do rows whose answer was stored as a model continues a prompt: the prompt,
+    and the answer behind it.
     """
     if len(said) < 2 or said[-1]["role"] != "assistant" or said[-2]["role"] != "user":
         return False
-    asked, answered = said[-2].get("content"), said[-1].get("content")
+    asked = said[-2].get("content")
+    answered = said[-1].get("content")
     if not isinstance(asked, str) or not isinstance(answered, str) or not asked.strip():
         return False
     return answered.strip().startswith(asked.strip())

@@ -1,8 +1,10 @@
-"""What a chat template wrote of a conversation: each part that a row holds stands in the text, or is named, or refused.
+"""What a chat template wrote of a conversation: each part that a row holds stands in the text,
+or is named, or refused.
 
-Templates name keys that they write only sometimes: the first of several calls, or the reasoning of the last answer.
-So the text itself is searched. Short words stand in any text by chance, so that a stand-in for each conversation of
-the same shape is written too, in which every part is unlike all others.
+Templates name keys that they write only sometimes: the first of several calls, or the reasoning of
+the last answer. So the text itself is searched. Short words stand in any text by chance, so that a
+stand-in for each conversation of the same shape is written too,
+in which every part is unlike all others.
 """
 
 import json
@@ -25,8 +27,10 @@ STAND_IN = re.compile(r"Zx\d{5}Qj")
 Shape = tuple[Any, ...]
 
 
-class Part(NamedTuple):
-    """A part of a conversation: a text, a number or a truth value of message `place`; of the tools, None."""
+class MessagePart(NamedTuple):
+    """A part of a conversation: a text, a number or a truth value of message `place`;
+    of the tools, None.
+    """
 
     place: int | None
     key: str
@@ -34,23 +38,29 @@ class Part(NamedTuple):
 
 
 class Tried(NamedTuple):
-    """What the template leaves out of a stand-in, and the first part that is learnt against its message's place."""
+    """What the template leaves out of a stand-in, and the first
+    part that is learnt against its message's place.
+    """
 
-    left_out: list[Part]
-    mislearnt: Part | None = None
+    left_out: list[MessagePart]
+    mislearnt: MessagePart | None = None
 
 
 class Checked:
-    """Checks of one template and loss, which remember what the template leaves out of conversations of a shape, and
-    what is learnt of them.
+    """Checks of one template and loss, which remember what the template leaves out of conversations
+    of a shape, and what is learnt of them.
 
     Args:
-        write: gives the pieces of messages and tools, as rows are written, and whether the last answer alone is learnt.
+        write: gives the pieces of messages and tools, as rows are written, and whether the last
+            answer alone is learnt.
         source: of the template.
     """
 
-    def __init__(self, write: Callable[[list[Message], Any], tuple[list[dict[str, Any]], bool]], source: str) -> None:
-        self._write, self._source = write, source
+    def __init__(
+        self, write: Callable[[list[Message], Any], tuple[list[dict[str, Any]], bool]], source: str
+    ) -> None:
+        self._write = write
+        self._source = source
         self._left_out: dict[Shape, Tried] = {}
 
     def unread(self, said: Sequence[Message], tools: Any, text: str, column: str) -> list[str]:
@@ -101,20 +111,24 @@ class Checked:
         answers = [place for place, each in enumerate(messages) if _is_answer(each)]
         answers = answers[-1:] if last_alone else answers
         for part in parts:
-            if part.place is None or not STAND_IN.fullmatch(str(part.value).strip()) or not _stands(part, text):
+            if (
+                part.place is None
+                or not STAND_IN.fullmatch(str(part.value).strip())
+                or not _stands(part, text)
+            ):
                 continue
             if (part.place in answers) != _stands(part, learnt):
                 return Tried(left_out, part)
         return Tried(left_out)
 
 
-def _mislearnt(part: Part) -> Refusal:
+def _mislearnt(part: MessagePart) -> Refusal:
     assert part.place is not None
     key = "content" if part.key == THOUGHTS else part.key
     return Refusal(
         "llm.chat-mislearnt",
-        f"message {part.place + 1} has {key}, of which the chat template does not show whether it is learnt; "
-        "use `dataset.loss=all`, or a template with {% generation %} around answers",
+        f"message {part.place + 1} has {key}, of which the chat template does not show whether it"
+        " is learnt; use `dataset.loss=all`, or a template with {% generation %} around answers",
         message=part.place + 1,
         column=key,
     )
@@ -139,7 +153,9 @@ class _StandIn:
         return 70000 + self._count if isinstance(value, int) else 70000.5 + self._count
 
     def message(self, said: Message) -> Message:
-        """A message of the same roles, keys and calls. Reasoning that stands there twice has one stand-in."""
+        """A message of the same roles, keys and calls.
+        Reasoning that stands there twice has one stand-in.
+        """
         own = dict[str, Any]()
         thoughts = dict[str, str]()
         for key, value in said.items():
@@ -148,7 +164,9 @@ class _StandIn:
                 if said["role"] == "assistant" and between:
                     opened, begun, thought = before.partition("<think>")
                     inner = thought if begun else opened
-                    own[key] = begun + self._next(inner.strip()) + between + self._next(after.strip())
+                    own[key] = (
+                        begun + self._next(inner.strip()) + between + self._next(after.strip())
+                    )
                 else:
                     own[key] = self._next(value.strip())
             elif key in REASONING and isinstance(value, str):
@@ -168,14 +186,19 @@ class _StandIn:
 
     def _like(self, value: Any) -> Any:
         if isinstance(value, dict):
-            return {key: each if key in LINKS and _is_call(value) else self._like(each) for key, each in value.items()}
+            return {
+                key: each if key in LINKS and _is_call(value) else self._like(each)
+                for key, each in value.items()
+            }
         if isinstance(value, list):
             return [self._like(each) for each in value]
         return self._next(value)
 
 
 def _is_call(value: Mapping[str, Any]) -> bool:
-    """True of a call itself, whose id and type are no words of it; arguments may have such names too."""
+    """True of a call itself, whose id and type are no words of it;
+    arguments may have such names too.
+    """
     return isinstance(value.get("function"), dict)
 
 
@@ -186,7 +209,11 @@ def _shape(said: Sequence[Message], tools: Any) -> Shape:
 
 def _shape_of_message(said: Message) -> Shape:
     content = said.get("content")
-    held = isinstance(content, str) and (bool(content.strip()), "</think>" in content, "<think>" in content)
+    held = isinstance(content, str) and (
+        bool(content.strip()),
+        "</think>" in content,
+        "<think>" in content,
+    )
     others = [(key, _kind(value)) for key, value in said.items() if key not in ("role", "content")]
     return (said["role"], held, *others)
 
@@ -199,7 +226,7 @@ def _kind(value: Any) -> Any:
     return value if isinstance(value, bool) or value in ("", None, 0, 1) else type(value)
 
 
-def _parts(said: Sequence[Message], tools: Any) -> Iterator[Part]:
+def _parts(said: Sequence[Message], tools: Any) -> Iterator[MessagePart]:
     """All parts of a conversation that are to be found in its text."""
     for place, each in enumerate(said):
         for key, value in each.items():
@@ -207,24 +234,26 @@ def _parts(said: Sequence[Message], tools: Any) -> Iterator[Part]:
                 continue
             if key == "content" and each["role"] == "assistant" and "</think>" in str(value):
                 before, _, after = str(value).rpartition("</think>")
-                yield Part(place, THOUGHTS, before.replace("<think>", "", 1))
-                yield Part(place, key, after)
+                yield MessagePart(place, THOUGHTS, before.replace("<think>", "", 1))
+                yield MessagePart(place, key, after)
             else:
                 for leaf in _leaves(value):
-                    yield Part(place, key, leaf)
+                    yield MessagePart(place, key, leaf)
     for tool in tools or ():
         function = tool.get("function") if isinstance(tool.get("function"), dict) else tool
         for key in ("name", "description"):
             if isinstance(function.get(key), str):
-                yield Part(None, "tools", function[key])
+                yield MessagePart(None, "tools", function[key])
         parameters = function.get("parameters")
         properties = parameters.get("properties") if isinstance(parameters, dict) else None
         for name in properties if isinstance(properties, dict) else ():
-            yield Part(None, "tools", name)
+            yield MessagePart(None, "tools", name)
 
 
 def _leaves(value: Any) -> Iterator[Any]:
-    """The values in objects and lists, with the names of objects; a call's id and type are left out."""
+    """The values in objects and lists, with the names of objects;
+    a call's id and type are left out.
+    """
     if isinstance(value, dict):
         is_call = _is_call(value)
         for key, each in value.items():
@@ -240,7 +269,7 @@ def _leaves(value: Any) -> Iterator[Any]:
         yield value
 
 
-def _stands(part: Part, text: str) -> bool:
+def _stands(part: MessagePart, text: str) -> bool:
     """True where a part stands in a text: as it is, or as JSON writes it."""
     value = part.value
     if isinstance(value, str):
@@ -257,32 +286,41 @@ def _forms(words: str) -> Iterator[str]:
         yield json.dumps(once, ensure_ascii=ascii_alone)[1:-1]
 
 
-def _too_few(said: Sequence[Message], text: str) -> Iterator[Part]:
+def _too_few(said: Sequence[Message], text: str) -> Iterator[MessagePart]:
     """Contents that several messages have, and that stand fewer times in a text."""
     words = [str(each["content"] or "").strip() for each in said]
-    held, seen = Counter(words), Counter[str]()
+    held = Counter(words)
+    seen = Counter[str]()
     for place, content in enumerate(words):
         seen[content] += 1
         if held[content] < 2 or not content or "</think>" in content:
             continue
         if max(text.count(form) for form in (content, *_forms(content))) < seen[content]:
-            yield Part(place, "content", content)
+            yield MessagePart(place, "content", content)
 
 
 # ---- arguments of calls
 
 
 def arguments_as_text(said: Sequence[Message]) -> list[Message]:
-    """Messages whose calls have their arguments as a text of JSON, as templates read it that put it between texts."""
+    """Messages whose calls have their arguments as a text of JSON,
+    as templates read it that put it between texts.
+    """
     return [
-        each | {"tool_calls": [_as_text(call) for call in each["tool_calls"]]} if calls_of(each) else each
+        (
+            each | {"tool_calls": [_as_text(call) for call in each["tool_calls"]]}
+            if calls_of(each)
+            else each
+        )
         for each in said
     ]
 
 
 def _as_text(call: dict[str, Any]) -> dict[str, Any]:
     function = call["function"]
-    return call | {"function": function | {"arguments": json.dumps(function["arguments"], ensure_ascii=False)}}
+    return call | {
+        "function": function | {"arguments": json.dumps(function["arguments"], ensure_ascii=False)}
+    }
 
 
 def calls_of(said: Message) -> list[dict[str, Any]]:
@@ -302,7 +340,9 @@ def has_python(said: Sequence[Message], text: str) -> bool:
 
 
 def _printed(value: Any) -> Iterator[str]:
-    """Objects within arguments as Python prints them. Lists are left out: LFM2 writes calls as Python does."""
+    """Objects within arguments as Python prints them.
+    Lists are left out: LFM2 writes calls as Python does.
+    """
     if isinstance(value, dict) and value:
         yield str(value)
     if isinstance(value, dict | list):

@@ -1,4 +1,5 @@
-"""What is tried of a model before it is tuned: refusals of models that would be tuned otherwise than asked for.
+"""What is tried of a model before it is tuned: refusals of models
+that would be tuned otherwise than asked for.
 
 What is tried leaves no trace: the model is afterwards as it was built (`tried`).
 """
@@ -19,8 +20,10 @@ from multicard.messages import Refusal
 
 
 def check_quantised(model: Any, config: LlmConfig) -> None:
-    """Refuse (ValueError) a method that would leave layers as they are: it knows linears, not the weights of experts
-    that are one tensor, and torchao passes over linears whose width no group divides."""
+    """Refuse (ValueError) a method that would leave layers as they are: it knows linears, not the
+    weights of experts that are one tensor, and torchao passes
+    over linears whose width no group divides.
+    """
     method = methods.chosen(config)
     if method.nf4 or method.fake_quantised:
         kind = Linear4bit if method.nf4 else Int8DynActInt4WeightQATLinear
@@ -46,10 +49,14 @@ def check_quantised(model: Any, config: LlmConfig) -> None:
 
 
 def check_kernels(model: Any, config: LlmConfig) -> None:
-    """Refuse (ValueError) Liger's kernels of a model that it does not know, which it would leave as it is."""
+    """Refuse (ValueError) Liger's kernels of a model that it does not know,
+    which it would leave as it is.
+    """
     if config.kernels is not Kernels.liger:
         return
-    from liger_kernel.transformers import monkey_patch  # pyright: ignore[reportMissingImports]  an extra
+    from liger_kernel.transformers import (
+        monkey_patch,
+    )  # pyright: ignore[reportMissingImports]  an extra
 
     kind = model.config.model_type
     if kind not in monkey_patch.MODEL_TYPE_TO_APPLY_LIGER_FN:
@@ -62,16 +69,20 @@ def check_kernels(model: Any, config: LlmConfig) -> None:
 
 
 def check_rows(model: Any, config: LlmConfig) -> None:
-    """Refuse (ValueError) a model whose tokens read later ones or, of packed rows, those of another row: many that
-    transformers has (Falcon, OPT, Mamba) do not tell rows apart by their positions. Refuse one too whose own logits are
-    not those of TRL's loss, which scales and caps them by the names that configurations have for it."""
+    """Refuse (ValueError) a model whose tokens read later ones or, of packed rows, those of another
+    row: many that transformers has (Falcon, OPT, Mamba) do not tell rows apart by their positions.
+    Refuse one too whose own logits are not those of TRL's loss,
+    which scales and caps them by the names that configurations have for it.
+    """
     tokens = torch.arange(8, device=next(model.parameters()).device)[None]  # two rows of four
     options = {"use_cache": False} | ({"position_ids": tokens % 4} if config.packed else {})
     others = [torch.where(part, tokens + 8, tokens) for part in (tokens < 4, tokens >= 4)]
     assert isinstance(config.model, HfConfig)
     path = config.model.path
     with tried(model), reading(config.model, "TRL"):
-        own, *changed = (model(input_ids=each, **options).logits[0].float() for each in (tokens, *others))
+        own, *changed = (
+            model(input_ids=each, **options).logits[0].float() for each in (tokens, *others)
+        )
         scored = model(input_ids=tokens, labels=tokens, fused_lm_head=True, **options).log_probs[0]
     rounding = (1e-3 if config.formats.products == "fp32" else 0.05) * own.std()
     first, second = ((own - other).abs().amax(1) < rounding for other in changed)
@@ -86,14 +97,16 @@ def check_rows(model: Any, config: LlmConfig) -> None:
     if config.packed and not first[4:].all():
         raise Refusal(
             "llm.folder-packed",
-            "packed=true: the model reads all rows of a packed sequence as one row; use `packed=false`",
+            "packed=true: the model reads all rows of a packed sequence as one row; use"
+            " `packed=false`",
             key="packed",
         )
     expected = own[:-1].log_softmax(1).gather(1, tokens[0, 1:, None])[:, 0]
     if not ((scored - expected).abs() < rounding).all():
         raise Refusal(
             "llm.folder-logits",
-            f"model.path={path}: TRL's loss reads other logits than the model's own; give another folder",
+            f"model.path={path}: TRL's loss reads other logits than the model's own; give another"
+            " folder",
             key="model.path",
             value=path,
         )

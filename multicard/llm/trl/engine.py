@@ -1,7 +1,8 @@
-"""`engine=trl`: TRL's SFTTrainer and DPOTrainer, with the attributes of torchtune's recipes by which runs are measured.
+"""`engine=trl`: TRL's SFTTrainer and DPOTrainer, with the attributes
+of torchtune's recipes by which runs are measured.
 
-Rows, tokens, batches and their order, random weights and adapters are those of `engine=torchtune`; the engines differ
-in the model's code, the loop, sharding and the loss alone.
+Rows, tokens, batches and their order, random weights and adapters are those of `engine=torchtune`;
+the engines differ in the model's code, the loop, sharding and the loss alone.
 """
 
 import os
@@ -31,26 +32,27 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 from torchtune import config as components
 from torchtune.data import CROSS_ENTROPY_IGNORE_IDX, padded_collate_dpo, padded_collate_sft
-from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer  # pyright: ignore[reportPrivateImportUsage]
+from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer  # pyright: ignore[reportPrivateImportUsage]  # pyright: ignore[reportPrivateImportUsage]
 
 from multicard.config.llm import Kernels, LlmConfig, Sharding
 from multicard.config.llm_models import HfConfig
 from multicard.llm import batches, eight_bit, int4, methods, recipes, torchtune_config
 from multicard.llm.batches import Batch
-from multicard.llm.parts import Part, Trained, own_name
-from multicard.llm.step_probe import LOGGED, Batches, Probe
+from multicard.llm.parts import TensorPart, TrainedParts, own_name
+from multicard.llm.step_probe import LOGGED, MeasuredBatches, Probe
 from multicard.llm.trl import checks, models, sizes, text_part
 from multicard.messages import Message
 from multicard.ranks.process import Rank
 
-warnings.filterwarnings("ignore", ".*gradient_checkpointing` is deprecated", FutureWarning)  # TRL's own name
+# TRL's own name
+warnings.filterwarnings("ignore", ".*gradient_checkpointing` is deprecated", FutureWarning)
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 
 FOREVER = sys.maxsize // 2  # steps of a pass that its batches end
 
 
-class Feed(Batches):
+class Feed(MeasuredBatches):
     """The measured batches, with the names that transformers has for their parts."""
 
     def __init__(self, loader: Any, probe: Probe) -> None:
@@ -78,7 +80,8 @@ def named(batch: Batch) -> dict[str, torch.Tensor]:
 
 def loader(probe: Probe, cfg: DictConfig) -> DataLoader[Any]:
     """torchtune's rows, in the batches and in the order of its recipes."""
-    config, rank = probe.config, probe.rank
+    config = probe.config
+    rank = probe.rank
     tokenizer = components.instantiate(cfg.tokenizer)
     rows = components.instantiate(cfg.dataset, tokenizer)
     collate = padded_collate_dpo if methods.chosen(config).pairs else padded_collate_sft
@@ -86,7 +89,8 @@ def loader(probe: Probe, cfg: DictConfig) -> DataLoader[Any]:
     loaded = DataLoader(
         rows,
         config.batch_size,
-        sampler=DistributedSampler(rows, rank.world_size, rank.rank, shuffle=True, seed=0),  # torchtune's seed
+        # torchtune's seed
+        sampler=DistributedSampler(rows, rank.world_size, rank.rank, shuffle=True, seed=0),
         collate_fn=batches.counted(batches.stacked) if config.packed else padded,
         drop_last=True,
         pin_memory=config.pin_memory and rank.device.type == "cuda",
@@ -97,22 +101,28 @@ def loader(probe: Probe, cfg: DictConfig) -> DataLoader[Any]:
 
 
 def trainer_class(base: type, probe: Probe, feed: Feed) -> type:
-    """TRL's trainer on measured batches. `train()` prepares all, and notes with what an epoch is run."""
-    rank, pad_id = probe.rank, probe.pad_id
+    """TRL's trainer on measured batches. `train()` prepares all,
+    and notes with what an epoch is run.
+    """
+    rank = probe.rank
+    pad_id = probe.pad_id
 
-    class Measured(base):
+    class MeasuredTrainer(base):
         arguments: dict[str, Any] | None = None  # of an epoch
 
         def get_train_dataloader(self) -> Any:
             return feed
 
         def get_decay_parameter_names(self, model: torch.nn.Module) -> list[str]:
-            """All of them, as torchtune's recipes have it: transformers leaves out norms and biases."""
+            """All of them, as torchtune's recipes have it:
+            transformers leaves out norms and biases.
+            """
             return [name for name, _ in model.named_parameters()]
 
         def _run_epoch(self, **arguments: Any) -> None:
             if self.arguments is None:
-                self.arguments, self.control.should_training_stop = arguments, True
+                self.arguments = arguments
+                self.control.should_training_stop = True
             else:
                 super()._run_epoch(**arguments)
 
@@ -130,7 +140,9 @@ def trainer_class(base: type, probe: Probe, feed: Feed) -> type:
                 inputs["attention_mask"] = (tokens != pad_id).long()
                 inputs["input_ids"] = tokens.clamp(min=0)
             if base is DPOTrainer:
-                inputs["completion_mask"] = (inputs.pop("labels") != CROSS_ENTROPY_IGNORE_IDX).long()
+                inputs["completion_mask"] = (
+                    inputs.pop("labels") != CROSS_ENTROPY_IGNORE_IDX
+                ).long()
             return inputs
 
         def log(self, logs: dict[str, float], *arguments: Any, **keywords: Any) -> None:
@@ -138,25 +150,35 @@ def trainer_class(base: type, probe: Probe, feed: Feed) -> type:
             if "loss" in logs and rank.rank == 0:
                 probe.log({name: logs[name] for name in LOGGED if name in logs})
 
-    return Measured
+    return MeasuredTrainer
 
 
 class Recipe:
     """A trainer that is ready, with what torchtune's recipes have."""
 
     def __init__(self, trainer: Any, probe: Probe, feed: Feed) -> None:
-        self._trainer, self._probe, self._dataloader = trainer, probe, feed
-        self._model, self._optimizer = trainer.model_wrapped, trainer.optimizer.optimizer
-        self._lr_scheduler, self._steps_per_epoch = trainer.lr_scheduler, feed.steps
-        self.epochs_run, self.total_epochs = 0, probe.config.epochs
+        self._trainer = trainer
+        self._probe = probe
+        self._dataloader = feed
+        self._model = trainer.model_wrapped
+        self._optimizer = trainer.optimizer.optimizer
+        self._lr_scheduler = trainer.lr_scheduler
+        self._steps_per_epoch = feed.steps
+        self.epochs_run = 0
+        self.total_epochs = probe.config.epochs
         self.max_steps_per_epoch: int | None = feed.steps
 
     def train(self) -> None:
         """Train as the trainer does, epoch by epoch."""
-        trainer, steps = self._trainer, self.max_steps_per_epoch or FOREVER
+        trainer = self._trainer
+        steps = self.max_steps_per_epoch or FOREVER
         trainer.state.global_step = trainer._globalstep_last_logged = 0
-        trainer.state.max_steps = FOREVER  # its own count would end the training after steps that were not measured
-        per_epoch = {"steps_in_epoch": steps * self._dataloader.per_step, "num_update_steps_per_epoch": steps}
+        # its own count would end the training after steps that were not measured
+        trainer.state.max_steps = FOREVER
+        per_epoch = {
+            "steps_in_epoch": steps * self._dataloader.per_step,
+            "num_update_steps_per_epoch": steps,
+        }
         trainer.control.should_training_stop = False
         for epoch in range(self.epochs_run, self.total_epochs):
             handler = trainer.callback_handler
@@ -171,8 +193,10 @@ class Recipe:
 @contextmanager
 def prepared(probe: Probe, cfg: dict[str, Any], run_cfg: DictConfig) -> Iterator[Recipe]:
     """The recipe, ready to train: its model on the device, sharded or copied as `sharding` says."""
-    config, rank = probe.config, probe.rank
-    os.environ.setdefault("OMP_NUM_THREADS", str(rank.threads))  # or accelerate sets torch's threads to others
+    config = probe.config
+    rank = probe.rank
+    # or accelerate sets torch's threads to others
+    os.environ.setdefault("OMP_NUM_THREADS", str(rank.threads))
     if rank.world_size == 1:
         os.environ.pop("LOCAL_RANK", None)  # or accelerate takes the run for a distributed one
     loaded = loader(probe, run_cfg)
@@ -184,7 +208,8 @@ def prepared(probe: Probe, cfg: dict[str, Any], run_cfg: DictConfig) -> Iterator
     base = DPOTrainer if methods.chosen(config).pairs else SFTTrainer
     model = models.built(config, cfg, rank.device, empty=fsdp(config))
     if not getattr(model.config.get_text_config(), "output_router_logits", False):
-        args.router_aux_loss_coef = 0.0  # TRL would add the loss that balances a mixture's experts unasked
+        # TRL would add the loss that balances a mixture's experts unasked
+        args.router_aux_loss_coef = 0.0
     models.simulate_quantisation(model, config)
     checks.check_quantised(model, config)
     checks.check_kernels(model, config)
@@ -205,18 +230,24 @@ def prepared(probe: Probe, cfg: dict[str, Any], run_cfg: DictConfig) -> Iterator
     if fsdp(config):
         plugin = trainer.accelerator.state.fsdp_plugin
         plugin.transformer_cls_names_to_wrap = text_part.layer_classes(model)
-        if config.formats.are_mixed:  # accelerate would have the loss rounded to bf16, and gradients summed in it
+        # accelerate would have the loss rounded to bf16, and gradients summed in it
+        if config.formats.are_mixed:
             gathered = models.DTYPES[config.formats.products]
             plugin.mixed_precision_policy = MixedPrecisionPolicy(gathered, torch.float32)
         if config.offloads:
             plugin.cpu_offload = CPUOffloadPolicy(pin_memory=rank.device.type == "cuda")
     if config.optimizer.has_8_bits:
-        own = {"lr": config.lr, "weight_decay": config.weight_decay, "is_paged": config.optimizer.is_paged}
+        own = {
+            "lr": config.lr,
+            "weight_decay": config.weight_decay,
+            "is_paged": config.optimizer.is_paged,
+        }
         trainer.optimizer_cls_and_kwargs = (eight_bit.AdamW8bit, own)
     models.adapt(trainer.model, config, cfg, rank.device)
     if config.compile:  # before FSDP, whose hooks stay outside of what is compiled
         for layer in text_part.layers(model):
-            layer.compile(backend=os.environ.get("TORCH_COMPILE_BACKEND", "inductor"))  # as torchtune chooses it
+            # as torchtune chooses it
+            layer.compile(backend=os.environ.get("TORCH_COMPILE_BACKEND", "inductor"))
     if fsdp(config) and any(parameter.is_meta for parameter in model.parameters()):
         shard(trainer)
         models.fill(trainer.model, config, cfg, rank.device)
@@ -252,11 +283,14 @@ def arguments(config: LlmConfig, rank: Rank, steps: int, folder: Path) -> Any:
         "num_train_epochs": config.epochs,
         "learning_rate": config.lr,
         "lr_scheduler_type": "cosine" if scheduled else "constant",
-        "warmup_steps": torchtune_config.warmup_steps(config, config.epochs * steps) if scheduled else 0,
+        "warmup_steps": (
+            torchtune_config.warmup_steps(config, config.epochs * steps) if scheduled else 0
+        ),
         "weight_decay": config.weight_decay,
         "optim": "adamw_torch_fused",
         "max_grad_norm": config.clip_grad_norm or 0.0,  # 0: no clipping
-        "bf16": config.formats.are_mixed,  # autocast; else weights, adapters and optimiser have the run's precision
+        # autocast; else weights, adapters and optimiser have the run's precision
+        "bf16": config.formats.are_mixed,
         "fp16": False,
         "seed": config.seed,
         "logging_steps": 1,  # reads the loss on the host in every step, as the recipes do
@@ -271,21 +305,32 @@ def arguments(config: LlmConfig, rank: Rank, steps: int, folder: Path) -> Any:
     }
     if fsdp(config):
         options["fsdp"] = True
-        options["fsdp_config"] = {"version": 2, "activation_checkpointing": config.activation_checkpointing}
+        options["fsdp_config"] = {
+            "version": 2,
+            "activation_checkpointing": config.activation_checkpointing,
+        }
     if config.kernels is Kernels.liger:  # the loss is TRL's own, which has no logits either
         options["use_liger_kernel"] = True
-        options["liger_kernel_config"] = {"cross_entropy": False, "fused_linear_cross_entropy": False}
+        options["liger_kernel_config"] = {
+            "cross_entropy": False,
+            "fused_linear_cross_entropy": False,
+        }
     is_dpo = methods.chosen(config).pairs
     args = DPOConfig(**options, beta=config.method.beta) if is_dpo else SFTConfig(**options)  # pyright: ignore[reportAttributeAccessIssue]
     args._n_gpu = min(args._n_gpu, 1)  # of several visible GPUs a rank takes its own
     return args
 
 
-def row_losses(recipe: Recipe, probe: Probe, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """The engine's part of `held_out.RowLosses`, by the head of TRL's loss, whose logits are never whole."""
+def row_losses(
+    recipe: Recipe, probe: Probe, tokens: torch.Tensor, labels: torch.Tensor
+) -> torch.Tensor:
+    """The engine's part of `held_out.RowLosses`, by the head of TRL's loss,
+    whose logits are never whole.
+    """
     model = recipe._model
     if isinstance(model, DistributedDataParallel):
-        model = model.module  # DDP would wait for the ranks in its forward pass, to broadcast buffers
+        # DDP would wait for the ranks in its forward pass, to broadcast buffers
+        model = model.module
     padded = {"input_ids": tokens.clamp(min=0), "attention_mask": (tokens != probe.pad_id).long()}
     with recipe._trainer.accelerator.autocast():  # of bf16_mixed alone
         output = model(**padded, labels=labels, fused_lm_head=True, use_cache=False)
@@ -303,9 +348,13 @@ def in_int4(recipe: Recipe, groupsize: int) -> AbstractContextManager[list[Excep
 
 
 def check_built(recipe: Recipe, config: LlmConfig) -> dict[str, Any]:
-    """As `recipes.check_built`. RuntimeError: another wrapper, type or method than asked for runs in truth."""
+    """As `recipes.check_built`. RuntimeError: another wrapper,
+    type or method than asked for runs in truth.
+    """
     model: torch.nn.Module = recipe._model
-    is_on_host = config.offloads and all(parameter.device.type == "cpu" for parameter in model.parameters())
+    is_on_host = config.offloads and all(
+        parameter.device.type == "cpu" for parameter in model.parameters()
+    )
     sharded = Sharding.fsdp_offload if is_on_host else Sharding.fsdp
     kinds = {sharded: FSDPModule, Sharding.ddp: DistributedDataParallel}
     wrapper = next((name for name, kind in kinds.items() if isinstance(model, kind)), None)
@@ -319,7 +368,8 @@ def check_built(recipe: Recipe, config: LlmConfig) -> dict[str, Any]:
             type=type(model).__name__,
         )
         raise RuntimeError(said)
-    parameters, dtype = list(model.parameters()), models.DTYPES[config.formats.weights]
+    parameters = list(model.parameters())
+    dtype = models.DTYPES[config.formats.weights]
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     others = {parameter.dtype for parameter in trained} - {dtype}
     if others:
@@ -341,7 +391,7 @@ def check_built(recipe: Recipe, config: LlmConfig) -> dict[str, Any]:
     }
 
 
-def trained(recipe: Recipe, config: LlmConfig) -> Trained:
+def trained(recipe: Recipe, config: LlmConfig) -> TrainedParts:
     """What was trained, by PEFT's and transformers' own names."""
     model: Any = recipe._trainer.model
     reader = text_part.reader_of(model.config).__name__
@@ -351,9 +401,15 @@ def trained(recipe: Recipe, config: LlmConfig) -> Trained:
         layers = [name for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)]
         linears = frozenset(models.plain(f"{name}.weight") for name in layers)
         groupsize = int4.groupsize(config, model)
-        return Trained(models.whole_model(model), {}, None, tied, reader, linears, groupsize)
+        return TrainedParts(models.whole_model(model), {}, None, tied, reader, linears, groupsize)
     # "default" is PEFT's name of the only adapter, which files do not have
-    parts = {name.replace(".default.", "."): Part(tensor) for name, tensor in named.items() if ".lora_" in name}
+    parts = {
+        name.replace(".default.", "."): TensorPart(tensor)
+        for name, tensor in named.items()
+        if ".lora_" in name
+    }
     options = model.peft_config["default"].to_dict()
-    adapter = {name: sorted(value) if isinstance(value, set) else value for name, value in options.items()}
-    return Trained(parts, models.whole_model(model), adapter, tied, reader)
+    adapter = {
+        name: sorted(value) if isinstance(value, set) else value for name, value in options.items()
+    }
+    return TrainedParts(parts, models.whole_model(model), adapter, tied, reader)

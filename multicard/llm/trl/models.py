@@ -1,4 +1,6 @@
-"""Models of transformers for `engine=trl`: those that torchtune builds, with the same weights, and PEFT's adapters."""
+"""Models of transformers for `engine=trl`: those that torchtune builds, with the same weights,
+and PEFT's adapters.
+"""
 
 import os
 import re
@@ -27,18 +29,20 @@ from multicard.config.llm import Attention, LlmConfig
 from multicard.config.llm_models import DecoderConfig, HfConfig
 from multicard.llm import int4, methods, models
 from multicard.llm.drawn_weights import DTYPES, weights
-from multicard.llm.parts import Part
+from multicard.llm.parts import TensorPart
 from multicard.llm.torchtune_components import RandomWeight
 from multicard.llm.trl.text_part import reader_of, text_modules
 from multicard.messages import Refusal
 from multicard.ranks.failures import is_oom
 
-ATTENTION = {Attention.flash: "flash_attention_2", Attention.flex: "flex_attention"}  # transformers' other names
+# transformers' other names
+ATTENTION = {Attention.flash: "flash_attention_2", Attention.flex: "flex_attention"}
 FLASH_CAPABILITY = (8, 0)  # of GPUs that FlashAttention 2 has code for
 
 # PEFT refuses the torchao that torchtune needs
 peft.tuners.lora.torchao.is_torchao_available = lambda: False  # pyright: ignore[reportPrivateImportUsage]
-# Of a mixture of experts it would adapt the experts that are one tensor in the place of the linears that are named
+# Of a mixture of experts it would adapt the experts that are one
+# tensor in the place of the linears that are named
 transformers_weight_conversion.convert_peft_config_for_transformers = lambda *_, **__: None
 
 
@@ -46,8 +50,8 @@ def built(config: LlmConfig, cfg: dict[str, Any], device: torch.device, empty: b
     """The model on the device, with the weights that torchtune's would have, without adapters.
 
     Args:
-        empty: its parameters are on "meta", to be filled once they are sharded. With NF4, or random weights of a
-            folder's configuration, they are there all the same.
+        empty: its parameters are on "meta", to be filled once they are sharded. With NF4, or random
+            weights of a folder's configuration, they are there all the same.
     """
     dtype = DTYPES[config.formats.weights]
     options: dict[str, Any] = {"dtype": dtype}
@@ -58,11 +62,15 @@ def built(config: LlmConfig, cfg: dict[str, Any], device: torch.device, empty: b
     empty = empty and not methods.chosen(config).nf4
     if isinstance(config.model, HfConfig):
         with reading(config.model):
-            sizes = transformers.AutoConfig.from_pretrained(Path(str(config.model.path)).expanduser())
+            sizes = transformers.AutoConfig.from_pretrained(
+                Path(str(config.model.path)).expanduser()
+            )
         check_attention(sizes, config, device)
         with reading(config.model):
             return of_folder(config.model, config.seed, device, options, empty)
-    sizes = transformers.AutoConfig.for_model(**models.hugging_face_config(config.model, cfg["model"]["vocab_size"]))
+    sizes = transformers.AutoConfig.for_model(
+        **models.hugging_face_config(config.model, cfg["model"]["vocab_size"])
+    )
     check_attention(sizes, config, device)
     if empty:
         return hollow(sizes, device, options)
@@ -73,7 +81,9 @@ def built(config: LlmConfig, cfg: dict[str, Any], device: torch.device, empty: b
 
 
 def check_attention(sizes: Any, config: LlmConfig, device: torch.device) -> None:
-    """Refuse (ValueError) an attention that transformers does not have for the model, or for the GPU."""
+    """Refuse (ValueError) an attention that transformers does not have for the model,
+    or for the GPU.
+    """
     kind: Any = reader_of(sizes)._model_mapping[type(sizes)]
     known = {
         Attention.sdpa: kind._supports_sdpa,
@@ -83,15 +93,20 @@ def check_attention(sizes: Any, config: LlmConfig, device: torch.device) -> None
     if not known.get(config.attention, True):
         raise Refusal(
             "llm.attention-unknown",
-            f"attention={config.attention}: transformers does not have it for {kind.__name__}; use `attention=auto`",
+            f"attention={config.attention}: transformers does not have it for {kind.__name__}; use"
+            " `attention=auto`",
             key="attention",
             value=config.attention,
             model=kind.__name__,
         )
-    if config.attention is Attention.flash and torch.cuda.get_device_capability(device) < FLASH_CAPABILITY:
+    if (
+        config.attention is Attention.flash
+        and torch.cuda.get_device_capability(device) < FLASH_CAPABILITY
+    ):
         raise Refusal(
             "llm.flash-gpu",
-            "attention=flash: needs a GPU of compute capability 8.0 (Ampere) or more; use `attention=sdpa`",
+            "attention=flash: needs a GPU of compute capability 8.0 (Ampere) or more; use"
+            " `attention=sdpa`",
             key="attention",
         )
 
@@ -105,12 +120,20 @@ def hollow(sizes: Any, device: torch.device, options: dict[str, Any]) -> Any:
 
 
 def stored(model: DecoderConfig, options: dict[str, Any]) -> Any:
-    """The model of a folder with its own weights. Refuses (ValueError) a folder that does not hold all of them."""
+    """The model of a folder with its own weights. Refuses
+    (ValueError) a folder that does not hold all of them.
+    """
     folder = Path(str(model.folder)).expanduser()
     auto = reader_of(transformers.AutoConfig.from_pretrained(folder))
-    options = options | {"use_safetensors": True, "output_loading_info": True, "ignore_mismatched_sizes": True}
+    options = options | {
+        "use_safetensors": True,
+        "output_loading_info": True,
+        "ignore_mismatched_sizes": True,
+    }
     # it keeps errors, memory's too, for a report of its own
-    with mock.patch.object(core_model_loading, "log_conversion_errors", lambda *_, **__: nullcontext()):
+    with mock.patch.object(
+        core_model_loading, "log_conversion_errors", lambda *_, **__: nullcontext()
+    ):
         loaded: Any = auto.from_pretrained(folder, **options)
     for wrong in sorted(loaded[1]["mismatched_keys"]):
         check_shape(*wrong)
@@ -133,7 +156,9 @@ def check_shape(name: str, found: torch.Size, expected: torch.Size) -> None:
 
 
 def fill(model: nn.Module, config: LlmConfig, cfg: dict[str, Any], device: torch.device) -> None:
-    """Give a sharded model its memory, and each parameter its part of the weight, of which one is whole at a time."""
+    """Give a sharded model its memory, and each parameter its part of the weight,
+    of which one is whole at a time.
+    """
     home = torch.device("cpu") if config.offloads else device
 
     def held(tensor: Tensor) -> Tensor:
@@ -143,7 +168,9 @@ def fill(model: nn.Module, config: LlmConfig, cfg: dict[str, Any], device: torch
         return torch.empty_like(tensor, device=home if isinstance(tensor, DTensor) else device)
 
     model._apply(held)
-    parts = {plain(name): tensor for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
+    parts = {
+        plain(name): tensor for name, tensor in [*model.named_parameters(), *model.named_buffers()]
+    }
 
     def place(name: str, whole: torch.Tensor) -> None:
         part = parts.get(name)
@@ -151,13 +178,19 @@ def fill(model: nn.Module, config: LlmConfig, cfg: dict[str, Any], device: torch
             return
         check_shape(name, whole.shape, part.shape)
         if isinstance(part, DTensor):
-            whole = distribute_tensor(whole.to(device), part.device_mesh, part.placements, src_data_rank=None)
+            whole = distribute_tensor(
+                whole.to(device), part.device_mesh, part.placements, src_data_rank=None
+            )
         with torch.no_grad():
             part.copy_(whole)
 
     if config.model.folder is not None:
         read(config.model, DTYPES[config.formats.weights], place)
-    named = weights(config, cfg, device) if config.model.folder is None else adapter_weights(model, config, cfg, device)
+    named = (
+        weights(config, cfg, device)
+        if config.model.folder is None
+        else adapter_weights(model, config, cfg, device)
+    )
     for name, weight in named.items():
         place(name, weight[...])
 
@@ -167,27 +200,39 @@ def plain(name: str) -> str:
     return re.sub(r"^base_model\.model\.|base_layer\.|_checkpoint_wrapped_module\.", "", name)
 
 
-def read(model: DecoderConfig, dtype: torch.dtype, place: Callable[[str, torch.Tensor], None]) -> None:
-    """Hand each weight of a folder over by its name in the model, converted as transformers does: it reads them into a
-    model without memory, which keeps none, and without threads one after the other."""
+def read(
+    model: DecoderConfig, dtype: torch.dtype, place: Callable[[str, torch.Tensor], None]
+) -> None:
+    """Hand each weight of a folder over by its name in the model, converted as transformers does:
+    it reads them into a model without memory, which keeps none,
+    and without threads one after the other.
+    """
 
     def take(_: Any, name: str, whole: torch.Tensor, found: Any, __: Any) -> None:
         found.missing_keys.discard(name)
         place(name, whole)
 
     one_by_one = mock.patch.dict(os.environ, HF_DEACTIVATE_ASYNC_LOAD="1")
-    with reading(model), one_by_one, mock.patch.object(core_model_loading, "set_param_for_module", take):
+    with (
+        reading(model),
+        one_by_one,
+        mock.patch.object(core_model_loading, "set_param_for_module", take),
+    ):
         stored(model, {"dtype": dtype})
 
 
 def drawn(sizes: Any, device: torch.device, options: dict[str, Any], state: dict[str, Any]) -> Any:
     """The model of these weights, each of them read, and quantised, by itself."""
     kind: Any = reader_of(sizes)._model_mapping[type(sizes)]
-    return kind.from_pretrained(None, config=sizes, state_dict=state, device_map={"": device}, **options)
+    return kind.from_pretrained(
+        None, config=sizes, state_dict=state, device_map={"": device}, **options
+    )
 
 
 def nf4(dtype: torch.dtype, products: torch.dtype) -> transformers.BitsAndBytesConfig:
-    """bitsandbytes' NF4 of all linears but the output, in torchao's blocks: of 64 weights, their scales quantised."""
+    """bitsandbytes' NF4 of all linears but the output, in torchao's blocks: of 64 weights,
+    their scales quantised.
+    """
     return transformers.BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
@@ -197,7 +242,9 @@ def nf4(dtype: torch.dtype, products: torch.dtype) -> transformers.BitsAndBytesC
     )
 
 
-def of_folder(own: HfConfig, seed: int, device: torch.device, options: dict[str, Any], empty: bool) -> Any:
+def of_folder(
+    own: HfConfig, seed: int, device: torch.device, options: dict[str, Any], empty: bool
+) -> Any:
     """The model of a folder, which transformers knows from its config.json."""
     if own.folder is not None and not empty:
         return stored(own, options | {"device_map": {"": device}})
@@ -216,14 +263,22 @@ def of_folder(own: HfConfig, seed: int, device: torch.device, options: dict[str,
 
 @contextmanager
 def reading(model: DecoderConfig, reader: str = "transformers") -> Iterator[None]:
-    """Refuse (ValueError) a folder without a causal language model that transformers, or TRL, can read."""
+    """Refuse (ValueError) a folder without a causal language model that transformers, or TRL,
+    can read.
+    """
     try:
         yield
     except (AttributeError, OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         if is_oom(error):
             raise
-        key, value = ("model.path", model.path) if isinstance(model, HfConfig) else ("model.weights", model.weights)
-        cause = error.message if isinstance(error, Refusal) else str(error).strip().partition("\n")[0]
+        key, value = (
+            ("model.path", model.path)
+            if isinstance(model, HfConfig)
+            else ("model.weights", model.weights)
+        )
+        cause = (
+            error.message if isinstance(error, Refusal) else str(error).strip().partition("\n")[0]
+        )
         raise Refusal(
             "llm.folder-unread",
             f"{key}={value}: {reader} cannot read it ({cause}); give another folder",
@@ -235,16 +290,21 @@ def reading(model: DecoderConfig, reader: str = "transformers") -> Iterator[None
 
 
 def linears(model: Any) -> dict[str, nn.Module]:
-    """The linears of the layers that are tuned, by name; GPT-2's are convolutions in name. The output, past which TRL
-    reads, is none of them."""
-    output, kinds = model.get_output_embeddings(), (nn.Linear, transformers.pytorch_utils.Conv1D)
+    """The linears of the layers that are tuned, by name; GPT-2's are convolutions in name. The
+    output, past which TRL reads, is none of them.
+    """
+    output = model.get_output_embeddings()
+    kinds = (nn.Linear, transformers.pytorch_utils.Conv1D)
     tuned = text_modules(model)
-    return {name: part for name, part in tuned.items() if isinstance(part, kinds) and part is not output}
+    return {
+        name: part for name, part in tuned.items() if isinstance(part, kinds) and part is not output
+    }
 
 
 def adapters(model: nn.Module, config: LlmConfig) -> LoraConfig | None:
-    """PEFT's configuration of the method's adapters, in the text part. Refuses (ValueError) a model without the named
-    linears."""
+    """PEFT's configuration of the method's adapters, in the text part. Refuses (ValueError) a model
+    without the named linears.
+    """
     options = config.method
     if not isinstance(options, methods.LoraConfig):
         return None
@@ -254,16 +314,18 @@ def adapters(model: nn.Module, config: LlmConfig) -> LoraConfig | None:
         targets = list(found)
     else:
         names = [
-            models.hugging_face_name(f"layers.0.{name}.weight").split(".")[-2] for name in methods.adapted(options)
+            models.hugging_face_name(f"layers.0.{name}.weight").split(".")[-2]
+            for name in methods.adapted(options)
         ]
         has = sorted(filter(str.isidentifier, set(kinds.values())))
         if not {*names} <= {*has}:
             own = ",".join("output_proj" if name == "o_proj" else name for name in has)
             raise Refusal(
                 "llm.folder-layers",
-                f"method={config.method.name}: has adapters for {', '.join(names)}, but the model has "
-                f"{', '.join(has)}; name some of them by `method.lora_attn_modules=[{own}]` and "
-                "`method.apply_lora_to_mlp=false`, or use `method.lora_attn_modules=all-linear` or `method=full`",
+                f"method={config.method.name}: has adapters for {', '.join(names)}, but the model"
+                f" has {', '.join(has)}; name some of them by `method.lora_attn_modules=[{own}]`"
+                " and `method.apply_lora_to_mlp=false`, or use"
+                " `method.lora_attn_modules=all-linear` or `method=full`",
                 key="method",
                 value=config.method.name,
                 asked=names,
@@ -294,10 +356,16 @@ def adapt(model: Any, config: LlmConfig, cfg: dict[str, Any], device: torch.devi
                 parameter.copy_(own[plain(name)][...])
 
 
-def adapter_weights(model: nn.Module, config: LlmConfig, cfg: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """Adapters' weights by PEFT's names: those of torchtune, and drawn alike where torchtune has no such model."""
+def adapter_weights(
+    model: nn.Module, config: LlmConfig, cfg: dict[str, Any], device: torch.device
+) -> dict[str, Any]:
+    """Adapters' weights by PEFT's names: those of torchtune,
+    and drawn alike where torchtune has no such model.
+    """
     if not isinstance(config.model, HfConfig):
-        return {name: weight for name, weight in weights(config, cfg, device).items() if "lora_" in name}
+        return {
+            name: weight for name, weight in weights(config, cfg, device).items() if "lora_" in name
+        }
     dtype = DTYPES[config.formats.weights]
     return {
         plain(name): RandomWeight(plain(name).lower(), config.seed, parameter.shape, dtype, device)
@@ -307,7 +375,9 @@ def adapter_weights(model: nn.Module, config: LlmConfig, cfg: dict[str, Any], de
 
 
 def simulate_quantisation(model: Any, config: LlmConfig) -> None:
-    """Fake quantisation of the linears, the output too where it has weights of its own, as torchtune's."""
+    """Fake quantisation of the linears, the output too where it has weights of its own,
+    as torchtune's.
+    """
     if isinstance(config.method, methods.QatConfig):
         is_tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
         part = model.base_model if is_tied else model
@@ -316,11 +386,14 @@ def simulate_quantisation(model: Any, config: LlmConfig) -> None:
 
 
 def quantise_output(model: Any) -> None:
-    """Have TRL's loss, which reads the output's weights past the layer, read what the layer would multiply."""
+    """Have TRL's loss, which reads the output's weights past the layer,
+    read what the layer would multiply.
+    """
     output: Any = model.get_output_embeddings()
     if not isinstance(output, Int8DynActInt4WeightQATLinear):
         return
-    of_weight, of_activations = output.weight_fake_quantizer, output.activation_fake_quantizer
+    of_weight = output.weight_fake_quantizer
+    of_activations = output.activation_fake_quantizer
     assert of_weight is not None and of_activations is not None
     _quantise_output(model, of_weight, of_activations)
 
@@ -328,7 +401,9 @@ def quantise_output(model: Any) -> None:
 def _quantise_output(
     model: Any, of_weight: Callable[[Tensor], Tensor], of_activations: Callable[[Tensor], Tensor]
 ) -> RemovableHandle:
-    """Replace the output that TRL's loss reads, and what it is multiplied with, until both are taken back."""
+    """Replace the output that TRL's loss reads, and what it is multiplied with,
+    until both are taken back.
+    """
     output: Any = model.get_output_embeddings()
 
     def quantised() -> Any:
@@ -346,16 +421,22 @@ def _quantise_output(
 def in_int4(model: Any, groupsize: int) -> Iterator[list[Exception]]:
     """Within, the model computes as once it is quantised, but for an output that is the embeddings.
 
-    The output of a model that simulates quantisation already does. Yields failures as `int4.computing` does.
+    The output of a model that simulates quantisation already does.
+    Yields failures as `int4.computing` does.
     """
     with int4.computing(int4.linears(model.base_model), groupsize) as failures:
         is_plain = type(model.get_output_embeddings()) is nn.Linear
-        if not is_plain or model.get_output_embeddings().weight is model.get_input_embeddings().weight:
+        if (
+            not is_plain
+            or model.get_output_embeddings().weight is model.get_input_embeddings().weight
+        ):
             yield failures
             return
 
         def of_weight(whole: Tensor) -> Tensor:
-            return int4.unless_failed(failures, lambda: int4.weights(whole, groupsize), lambda: whole)
+            return int4.unless_failed(
+                failures, lambda: int4.weights(whole, groupsize), lambda: whole
+            )
 
         def of_activations(inputs: Tensor) -> Tensor:
             return int4.unless_failed(failures, lambda: int4.activations(inputs), lambda: inputs)
@@ -369,8 +450,9 @@ def in_int4(model: Any, groupsize: int) -> Iterator[list[Exception]]:
 
 
 def counts(model: nn.Module) -> dict[str, int]:
-    """Weights held in NF4, linears that simulate quantisation, and parameters beyond those that tensors say, each of
-    which has several in NF4."""
+    """Weights held in NF4, linears that simulate quantisation, and parameters beyond those that
+    tensors say, each of which has several in NF4.
+    """
     parts = list(model.modules())
     packed = sum(isinstance(part, Linear4bit) for part in parts)
     fake = sum(isinstance(part, Int8DynActInt4WeightQATLinear) for part in parts)
@@ -378,7 +460,9 @@ def counts(model: nn.Module) -> dict[str, int]:
 
 
 def hidden(parts: Iterable[nn.Module]) -> int:
-    """Parameters of these modules beyond those that tensors say: each of a tensor in NF4 holds several."""
+    """Parameters of these modules beyond those that tensors
+    say: each of a tensor in NF4 holds several.
+    """
     packed = (part for part in parts if isinstance(part, Linear4bit))
     return sum(part.in_features * part.out_features - part.weight.numel() for part in packed)
 
@@ -393,12 +477,14 @@ def no_tokenizer() -> Any:
     return transformers.PreTrainedTokenizerFast(tokenizer_object=words, **names)
 
 
-def whole_model(model: nn.Module) -> dict[str, Part]:
-    """The weights of a model as its class would store them, tied ones once, without adapters and fake quantisers."""
+def whole_model(model: nn.Module) -> dict[str, TensorPart]:
+    """The weights of a model as its class would store them, tied ones once,
+    without adapters and fake quantisers.
+    """
     stored_names = {plain(name) for name in model.state_dict()}
     own: dict[str, torch.Tensor] = {}
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         is_stored = plain(name) in stored_names
         if is_stored and ".lora_" not in name and "_fake_quantizer." not in name:
             own[plain(name)] = tensor
-    return {name: Part(tensor) for name, tensor in own.items()}
+    return {name: TensorPart(tensor) for name, tensor in own.items()}

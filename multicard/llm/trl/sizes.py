@@ -12,8 +12,9 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # in config.
 
 
 def of_model(model: Any) -> ModelSizes | None:
-    """The sizes of a model's text part, with PEFT's adapters or without; None of mixtures of experts,
-    of which a token reads a part."""
+    """The sizes of a model's text part, with PEFT's adapters or without; None of mixtures of
+    experts, of which a token reads a part.
+    """
     sizes = model.config.get_text_config()
     if any(getattr(sizes, name, None) for name in EXPERTS):
         return None

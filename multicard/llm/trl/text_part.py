@@ -1,7 +1,7 @@
 """The text part of a model, which is tuned.
 
-A model that reads images or sounds too has towers for them, and layers that project what they give. These are frozen,
-as rows of text never call them.
+A model that reads images or sounds too has towers for them, and layers that project what they give.
+These are frozen, as rows of text never call them.
 """
 
 from typing import Any
@@ -11,7 +11,9 @@ from torch import nn
 
 
 def reader_of(sizes: Any) -> Any:
-    """transformers' class that reads models of this configuration: of text alone, or of text and images."""
+    """transformers' class that reads models of this configuration: of text alone,
+    or of text and images.
+    """
     if type(sizes) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         return transformers.AutoModelForCausalLM
     if type(sizes) in transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
@@ -24,7 +26,9 @@ def reads_text_alone(model: Any) -> bool:
 
 
 def text_modules(model: Any) -> dict[str, nn.Module]:
-    """The modules of the text part, by their names in the model: all of a model that reads text alone."""
+    """The modules of the text part, by their names in the
+    model: all of a model that reads text alone.
+    """
     modules = dict(model.named_modules())
     if reads_text_alone(model):
         return modules
@@ -40,7 +44,9 @@ def text_parameters(model: Any) -> set[int]:
 
 
 def freeze_others(model: Any) -> None:
-    """Freeze what is no part of the text part. Unused weights that wait for gradients would stop DDP."""
+    """Freeze what is no part of the text part.
+    Unused weights that wait for gradients would stop DDP.
+    """
     own = text_parameters(model)
     for parameter in model.parameters():
         if id(parameter) not in own:
@@ -54,7 +60,8 @@ def layers(model: Any) -> list[nn.Module]:
 
 
 def layer_classes(model: Any) -> list[str]:
-    """Names of the layers' classes, by which FSDP shards. transformers lists them for all that such models can have:
-    accelerate refuses the names of layers that this one has not."""
+    """Names of the layers' classes, by which FSDP shards. transformers lists them for all that such
+    models can have: accelerate refuses the names of layers that this one has not.
+    """
     there = {type(part).__name__ for part in model.modules()}
     return sorted(there & set(model._no_split_modules or ()))

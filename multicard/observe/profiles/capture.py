@@ -1,5 +1,6 @@
-"""Profiled steps of a rank: some after its training, so that no timed step is disturbed, or the training itself from
-its start (`profile.window=start`)."""
+"""Profiled steps of a rank: some after its training, so that no timed step is disturbed, or the
+training itself from its start (`profile.window=start`).
+"""
 
 import math
 import warnings
@@ -18,15 +19,20 @@ from multicard.ranks.process import Rank, max_over_ranks
 
 
 class _Profiler:
-    """torch's own profiler, or Nsight Systems, which waits to be started; its markers; and the bytes that are moved."""
+    """torch's own profiler, or Nsight Systems, which waits to be started; its markers;
+    and the bytes that are moved.
+    """
 
     def __init__(self, name: ProfileName, rank: Rank, folder: Path, ranges: Ranges) -> None:
-        self.rank, self.ranges = rank, ranges
+        self.rank = rank
+        self.ranges = ranges
         self.file = folder / "profile" / f"r{rank.rank:02d}.json.gz"
         self.recording = False
         self.h2d_bytes = 0
         self._nvtx = name is ProfileName.nsys
-        self._whole, self._step = ExitStack(), ExitStack()  # open markers: of the window, and of a step in it
+        # open markers: of the window, and of a step in it
+        self._whole = ExitStack()
+        self._step = ExitStack()
         cuda = [ProfilerActivity.CUDA] if rank.device.type == "cuda" else []
         self._activities = [*cuda, ProfilerActivity.CPU]
         self._torch: profile | None = None
@@ -36,7 +42,8 @@ class _Profiler:
         if self._nvtx:
             return
         self._torch = profile(activities=self._activities)
-        with warnings.catch_warnings():  # that a second cycle would drop the events of the first: there is one
+        # that a second cycle would drop the events of the first: there is one
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             self._torch.prepare_trace()
         self.ranges.recording = True
@@ -66,7 +73,9 @@ class _Profiler:
     def _marker(self, name: str) -> AbstractContextManager[Any]:
         return torch.cuda.nvtx.range(name) if self._nvtx else record_function(name)
 
-    def _facts(self, config: WindowConfig, first_step: int, steps: int, **more: Any) -> dict[str, Any]:
+    def _facts(
+        self, config: WindowConfig, first_step: int, steps: int, **more: Any
+    ) -> dict[str, Any]:
         """The window for the rank's file."""
         own = {"name": str(config.name), "first_step": first_step, "steps": steps}
         return own | {"counted_h2d_bytes": self.h2d_bytes, **more}
@@ -78,18 +87,24 @@ class _Profiler:
 
 
 class Window(_Profiler):
-    """Steps after the training: call `boundary` before each step and after the last, until it returns False.
+    """Steps after the training: call `boundary` before each step and after the last,
+    until it returns False.
 
-    The first `skip` steps run without the profiler, the next `warmup` with it, and then `steps` are recorded. Nothing
-    here waits for the device within the window, as the trace would contain that call.
+    The first `skip` steps run without the profiler, the next `warmup` with it, and then `steps` are
+    recorded. Nothing here waits for the device within the window,
+    as the trace would contain that call.
 
     Args:
-        step_s: duration of a step, for a window configured in seconds. All ranks take the same number of steps.
+        step_s: duration of a step, for a window configured in seconds.
+            All ranks take the same number of steps.
     """
 
-    def __init__(self, config: WindowConfig, rank: Rank, folder: Path, ranges: Ranges, step_s: float) -> None:
+    def __init__(
+        self, config: WindowConfig, rank: Rank, folder: Path, ranges: Ranges, step_s: float
+    ) -> None:
         super().__init__(config.name, rank, folder, ranges)
-        self.config, self.steps = config, config.steps or 1
+        self.config = config
+        self.steps = config.steps or 1
         if config.seconds is not None:
             self.steps = max_over_ranks(rank, max(1, math.ceil(config.seconds / step_s)))
         self.first = config.skip + config.warmup
@@ -124,14 +139,17 @@ class Window(_Profiler):
 
 
 class TrainingWindow(_Profiler):
-    """The training from its start, evaluation and the starts of epochs included; it slows what is timed.
+    """The training from its start, evaluation and the starts of epochs included;
+    it slows what is timed.
 
-    Records a rank's work from `open` to the step at which `profile` has it end, or to `close`. Call `step` before each
-    step and `pause` after the last of an epoch. Unless a window from the start is configured, all of them do nothing.
-    Ranks end by their own clocks, a step apart at most, and wait for nothing: events are no longer recorded then, and
-    the trace is written at `close`, after training, as the other ranks would wait meanwhile.
+    Records a rank's work from `open` to the step at which `profile` has it end, or to `close`. Call
+    `step` before each step and `pause` after the last of an epoch. Unless a window from the start
+    is configured, all of them do nothing. Ranks end by their own clocks, a step apart at most, and
+    wait for nothing: events are no longer recorded then, and the trace is written at `close`,
+    after training, as the other ranks would wait meanwhile.
 
-    Kineto holds all events in memory, without a limit of its own: recording stops at `profile.budget_bytes`.
+    Kineto holds all events in memory, without a limit of its
+    own: recording stops at `profile.budget_bytes`.
     """
 
     def __init__(self, config: ProfileConfig, rank: Rank, folder: Path, ranges: Ranges) -> None:
@@ -139,7 +157,8 @@ class TrainingWindow(_Profiler):
         self.config = config if isinstance(config, WindowConfig) and config.from_start else None
         self.steps = 0
         self.ended: str | None = None
-        self._started_s, self._held_bytes = 0.0, 0
+        self._started_s = 0.0
+        self._held_bytes = 0
 
     def open(self) -> None:
         """Begin to record; all ranks call it together."""
@@ -176,8 +195,9 @@ class TrainingWindow(_Profiler):
             self._step.close()
 
     def close(self) -> dict[str, Any] | None:
-        """End the window with the training, if it has not ended, and write the trace. Returns the window for the rank's
-        file; None where none was opened."""
+        """End the window with the training, if it has not ended, and write the trace. Returns the
+        window for the rank's file; None where none was opened.
+        """
         if self.recording:
             self.pause()
             self.ended = RUN
@@ -185,7 +205,9 @@ class TrainingWindow(_Profiler):
         if self.config is None or self.ended is None:
             return None
         self._write()
-        return self._facts(self.config, 0, self.steps, window=str(self.config.window), ended=self.ended)
+        return self._facts(
+            self.config, 0, self.steps, window=str(self.config.window), ended=self.ended
+        )
 
     def _reason(self, config: WindowConfig) -> str | None:
         """The reason to end the window before the next step; None where it goes on."""

@@ -1,9 +1,11 @@
 """Prints the metrics of profiler files as one table, whichever profiler wrote them.
 
-    multicard profile FILE... [--rank N] [--top N] [--json FILE] [--csv FILE] [--markdown FILE] [--latex FILE]
+    multicard profile FILE... [--rank N] [--top N] [--json FILE]
+        [--csv FILE] [--markdown FILE] [--latex FILE]
 
-FILE: Kineto's JSON (torch.profiler; plain or .gz), Nsight Systems' .sqlite export (.nsys-rep where the program nsys
-is), or a folder of them; several files are the ranks of one run. CSV has every row, kernels beyond --top too.
+FILE: Kineto's JSON (torch.profiler; plain or .gz), Nsight Systems' .sqlite export (.nsys-rep where
+the program nsys is), or a folder of them; several files are the ranks of one run.
+CSV has every row, kernels beyond --top too.
 """
 
 import argparse
@@ -21,7 +23,7 @@ from multicard.observe.profiles.metrics import GROUPS, LONG, Profile
 from multicard.records import text_table
 from multicard.records.output import Output, add_formats
 from multicard.records.schema_parts import ProfileRank, ProfileRow
-from multicard.records.text_table import Table, in_bytes
+from multicard.records.text_table import TextTable, in_bytes
 
 TITLES = {
     "derived": "Derived",
@@ -36,7 +38,8 @@ TITLES = {
 assert set(TITLES) == set(GROUPS)
 FIGURES = ("metric", "calls", "total_s", "bytes")  # of a row of CSV
 HEADINGS = ("metric", "calls", "total", "mean", "share", "bytes")
-VIEWERS = {"kineto": "https://ui.perfetto.dev", "nsys": "Nsight Systems (nsys-ui)"}  # of traces, by their source
+# of traces, by their source
+VIEWERS = {"kineto": "https://ui.perfetto.dev", "nsys": "Nsight Systems (nsys-ui)"}
 WIDTH = 140  # of output that is no terminal
 NAME_WIDTH = 24  # to which names are cut at most
 
@@ -44,11 +47,17 @@ NAME_WIDTH = 24  # to which names are cut at most
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; 1, after one line with the reason, if a file cannot be read or written."""
     parser = Parser(
-        "multicard profile", description=usage(__doc__, __file__), formatter_class=argparse.RawDescriptionHelpFormatter
+        "multicard profile",
+        description=usage(__doc__, __file__),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("files", metavar="FILE", nargs="+", type=Path)
-    parser.add_argument("--rank", metavar="N", type=int, help="the metrics of this rank instead of the sum")
-    parser.add_argument("--top", metavar="N", type=_positive, default=10, help="number of kernels (10)")
+    parser.add_argument(
+        "--rank", metavar="N", type=int, help="the metrics of this rank instead of the sum"
+    )
+    parser.add_argument(
+        "--top", metavar="N", type=_positive, default=10, help="number of kernels (10)"
+    )
     add_formats(parser)
     options = parser.parse_args(arguments)
     try:
@@ -60,15 +69,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def output(profile: Profile, top: int, rank: int | None = None) -> Output:
-    """The tables; for CSV every row of each rank, then of their sum (`all`), empty where a figure does not exist: calls
-    of times, and all figures of calls that the profiler omits."""
+    """The tables; for CSV every row of each rank, then of their sum (`all`), empty where a figure
+    does not exist: calls of times, and all figures of calls that the profiler omits.
+    """
     tables = profile_tables(profile, top, rank)
     rows: list[dict[str, Any]] = [
-        {"rank": "all" if row.rank is None else row.rank} | {name: getattr(row, name) for name in FIGURES}
+        {"rank": "all" if row.rank is None else row.rank}
+        | {name: getattr(row, name) for name in FIGURES}
         for row in profile.rows
     ]
     rows += [{"rank": "all", "metric": name} for name in profile.not_recorded]
-    return Output(partial(lines_of, tables), lambda: tables, rows, content=lambda _: profile.as_dict(top))
+    return Output(
+        partial(lines_of, tables), lambda: tables, rows, content=lambda _: profile.as_dict(top)
+    )
 
 
 def _positive(number: str) -> int:
@@ -82,9 +95,12 @@ def _positive(number: str) -> int:
 # ---- the table
 
 
-def profile_tables(profile: Profile, top: int, rank: int | None = None) -> tuple[Table, Table]:
-    """A table of the ranks, and one of the metrics of one of them or summed over all, with the `top` kernels and
-    annotations. A ValueError says that there is no such rank."""
+def profile_tables(
+    profile: Profile, top: int, rank: int | None = None
+) -> tuple[TextTable, TextTable]:
+    """A table of the ranks, and one of the metrics of one of them or summed over all, with the
+    `top` kernels and annotations. A ValueError says that there is no such rank.
+    """
     ranks = [entry for entry in profile.ranks if rank is None or entry.rank == rank]
     if not ranks:
         known = [entry.rank for entry in profile.ranks]
@@ -98,10 +114,18 @@ def profile_tables(profile: Profile, top: int, rank: int | None = None) -> tuple
     summed = len(ranks) > 1
     body = []
     for group, title in TITLES.items():
-        rows = [row for row in profile.rank_rows(None if summed else ranks[0].rank) if row.group == group]
+        rows = [
+            row
+            for row in profile.rank_rows(None if summed else ranks[0].rank)
+            if row.group == group
+        ]
         shown = rows[:top] if group in LONG else rows
         if rows:
-            body += [[], [title if shown == rows else f"{title}, {top} of {len(rows)}"], *map(_cells, shown)]
+            body += [
+                [],
+                [title if shown == rows else f"{title}, {top} of {len(rows)}"],
+                *map(_cells, shown),
+            ]
         if group == "api":
             omitted = [name for name in profile.not_recorded if name in CUDA_APIS]
             body += [[f"  {name}: not recorded by {profile.source}"] for name in omitted]
@@ -119,14 +143,15 @@ def profile_tables(profile: Profile, top: int, rank: int | None = None) -> tuple
             )
         )
     cells = [[*row, *[""] * (len(HEADINGS) - len(row))] for row in body[1:]]
-    return _of_ranks(ranks), Table(HEADINGS, cells, below=notes)
+    return _of_ranks(ranks), TextTable(HEADINGS, cells, below=notes)
 
 
-def lines_of(tables: tuple[Table, Table], width: int | None = None) -> list[str]:
+def lines_of(tables: tuple[TextTable, TextTable], width: int | None = None) -> list[str]:
     """The lines of `profile_tables`, by default as wide as the terminal."""
     ranks, (headings, rows, _, notes) = tables
     width = width or text_table.terminal_width() or WIDTH
-    metrics = text_table.text(headings, rows, width, "lrrrrr", least_width=NAME_WIDTH)  # names give way to figures
+    # names give way to figures
+    metrics = text_table.text(headings, rows, width, "lrrrrr", least_width=NAME_WIDTH)
     return [*ranks.lines(width), "", *metrics, *text_table.folded(notes, width)]
 
 
@@ -149,7 +174,7 @@ def in_seconds(time_s: float | None) -> str:
     return f"{time_s * 1e6:.4g} us" if time_s else "0"
 
 
-def _of_ranks(ranks: Sequence[ProfileRank]) -> Table:
+def _of_ranks(ranks: Sequence[ProfileRank]) -> TextTable:
     """A table of the derived times of each rank, without columns that are empty for all."""
     columns = {
         "rank": [str(rank.rank) for rank in ranks],
@@ -165,7 +190,7 @@ def _of_ranks(ranks: Sequence[ProfileRank]) -> Table:
         "blocked": [in_seconds(rank.derived.blocked_s) for rank in ranks],
     }
     columns = {heading: cells for heading, cells in columns.items() if set(cells) != {"-"}}
-    return Table(list(columns), list(zip(*columns.values(), strict=True)))
+    return TextTable(list(columns), list(zip(*columns.values(), strict=True)))
 
 
 def _percent(share: float | None) -> str:

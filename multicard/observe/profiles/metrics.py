@@ -1,6 +1,7 @@
-"""One table of metrics from the events of all ranks, the same for either profiler: files are read by their kind and
-rank, metrics computed, recorded. The record's `profile` has also the cost of profiling, and copies against those
-counted."""
+"""One table of metrics from the events of all ranks, the same for either profiler: files are read
+by their kind and rank, metrics computed, recorded. The record's `profile` has also the cost of
+profiling, and copies against those counted.
+"""
 
 import gzip
 import math
@@ -19,7 +20,16 @@ from msgspec import UNSET
 from multicard.config.base import ProfileWindow
 from multicard.messages import Refusal
 from multicard.observe.profiles import kineto, nsys
-from multicard.observe.profiles.events import COPIES, CUDA_APIS, LAUNCH, MEMSET, RUN, RankEvents, Trace, metric
+from multicard.observe.profiles.events import (
+    COPIES,
+    CUDA_APIS,
+    LAUNCH,
+    MEMSET,
+    RUN,
+    RankEvents,
+    Trace,
+    metric,
+)
 from multicard.records.schema import AnyRecord
 from multicard.records.schema_parts import (
     ProfileCopies,
@@ -33,8 +43,10 @@ from multicard.records.schema_parts import (
 GROUPS = ("derived", "phase", "api", "copy", "collective", "kernel", "annotation")
 LONG = ("kernel", "annotation")  # groups with a row for each name that occurred
 SUFFIXES = (".json", ".json.gz", ".sqlite", ".nsys-rep")
-SQLITE_MAGIC, GZIP_MAGIC = b"SQLite format 3\0", b"\x1f\x8b"
-RANK = re.compile(r"(?:rank|worker|(?<![a-z])r)[-_]?(\d+)", re.IGNORECASE)  # rank3, worker3_step_12, trace_r03
+SQLITE_MAGIC = b"SQLite format 3\0"
+GZIP_MAGIC = b"\x1f\x8b"
+# rank3, worker3_step_12, trace_r03
+RANK = re.compile(r"(?:rank|worker|(?<![a-z])r)[-_]?(\d+)", re.IGNORECASE)
 BROKEN = (EOFError, OSError, zlib.error)
 
 
@@ -54,35 +66,55 @@ class Profile:
         return sum(counts) if len(counts) == len(self.ranks) else None
 
     def rank_rows(self, rank: int | None, top: int | None = None) -> list[ProfileRow]:
-        """The rows of a rank (None: the sum over ranks), with the first `top` of each group in LONG only."""
+        """The rows of a rank (None: the sum over ranks),
+        with the first `top` of each group in LONG only.
+        """
         by_group = groupby((row for row in self.rows if row.rank == rank), lambda row: row.group)
-        return [row for group, rows in by_group for row in islice(rows, top if group in LONG else None)]
+        return [
+            row for group, rows in by_group for row in islice(rows, top if group in LONG else None)
+        ]
 
     def as_dict(self, top: int | None = 20) -> dict[str, Any]:
-        """The profile for JSON, with the `top` kernels and annotations of every rank and of the sum."""
-        rows = [row for rank in (*(rank.rank for rank in self.ranks), None) for row in self.rank_rows(rank, top)]
+        """The profile for JSON, with the `top` kernels and
+        annotations of every rank and of the sum.
+        """
+        rows = [
+            row
+            for rank in (*(rank.rank for rank in self.ranks), None)
+            for row in self.rank_rows(rank, top)
+        ]
         return msgspec.to_builtins(replace(self, rows=rows))
 
     @classmethod
     def of(cls, recorded: ProfileTable | None) -> "Profile":
-        """The profile that a record has; a ValueError where it has none, or the profiler left nothing readable."""
+        """The profile that a record has; a ValueError where it has none,
+        or the profiler left nothing readable.
+        """
         if recorded is None:
             raise Refusal("profile.none", "its record has no profile")
         if recorded.error is not UNSET:
-            raise Refusal("profile.unread", f"its profile could not be read ({recorded.error})", reason=recorded.error)
+            raise Refusal(
+                "profile.unread",
+                f"its profile could not be read ({recorded.error})",
+                reason=recorded.error,
+            )
         if recorded.source is UNSET or recorded.ranks is UNSET or recorded.rows is UNSET:
             raise Refusal("profile.broken", "its profile is broken")
-        return cls(recorded.source, recorded.ranks, recorded.rows, tuple(recorded.not_recorded or ()))
+        return cls(
+            recorded.source, recorded.ranks, recorded.rows, tuple(recorded.not_recorded or ())
+        )
 
 
 def read(paths: Sequence[Path]) -> Profile:
     """The profile of one run from the files of all its ranks, or of some, or folders of them.
 
-    A file's rank is the one in it (distributedInfo), else in its name, else its place; of nsys see `nsys`.
+    A file's rank is the one in it (distributedInfo), else in its name, else its place;
+    of nsys see `nsys`.
 
     Raises:
-        ValueError: in one line with the file, if one is missing, damaged, cut off, empty, without events, of neither
-            kind, or of the same rank as another, or if the files are of both profilers.
+        ValueError: in one line with the file, if one is missing, damaged, cut off, empty, without
+            events, of neither kind, or of the same rank as another,
+            or if the files are of both profilers.
     """
     by_source: dict[str, list[Trace]] = {}
     with tempfile.TemporaryDirectory(prefix="multicard-profiling-") as scratch:
@@ -112,7 +144,11 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
             continue
         files = [file for file in path.iterdir() if file.name.endswith(SUFFIXES) and file.is_file()]
         # nsys leaves the export beside the report
-        files = [file for file in files if file.suffix != ".nsys-rep" or file.with_suffix(".sqlite") not in files]
+        files = [
+            file
+            for file in files
+            if file.suffix != ".nsys-rep" or file.with_suffix(".sqlite") not in files
+        ]
         if not files:
             raise Refusal(
                 "trace.none-in-folder",
@@ -134,8 +170,13 @@ def _traces(path: Path, scratch: Path) -> Iterator[tuple[str, Trace]]:
             yield from (("nsys", trace) for trace in traces)
         else:
             content = path.read_bytes()
-            trace = kineto.read(gzip.decompress(content) if content.startswith(GZIP_MAGIC) else content, str(path))
-            yield "kineto", trace if trace.rank is not None else replace(trace, rank=_rank_in(path.name))
+            trace = kineto.read(
+                gzip.decompress(content) if content.startswith(GZIP_MAGIC) else content, str(path)
+            )
+            yield (
+                "kineto",
+                (trace if trace.rank is not None else replace(trace, rank=_rank_in(path.name))),
+            )
     except BROKEN as error:
         raise _damaged(path, error) from None
 
@@ -143,7 +184,9 @@ def _traces(path: Path, scratch: Path) -> Iterator[tuple[str, Trace]]:
 def _damaged(path: Path, error: Exception) -> Refusal:
     strerror = getattr(error, "strerror", None)
     if strerror:
-        return Refusal("trace.unread", f"{path}: cannot be read: {strerror}", file=str(path), reason=strerror)
+        return Refusal(
+            "trace.unread", f"{path}: cannot be read: {strerror}", file=str(path), reason=strerror
+        )
     reason = str(error).partition("\n")[0].rstrip(":")
     return Refusal(
         "trace.damaged",
@@ -173,18 +216,28 @@ def _ranked(traces: Sequence[Trace]) -> list[Trace]:
                 )
             files[trace.rank] = trace.where
     free = iter(sorted(set(range(len(traces))) - set(files)))
-    ranked = [trace if trace.rank is not None else replace(trace, rank=next(free)) for trace in traces]
+    ranked = [
+        trace if trace.rank is not None else replace(trace, rank=next(free)) for trace in traces
+    ]
     return sorted(ranked, key=lambda trace: trace.rank or 0)
 
 
 def profile(source: str, traces: Sequence[Trace], omitted: Sequence[str]) -> Profile:
-    """The profile of traces whose ranks are known, by a profiler that omits some API calls by design."""
-    ranks, rows, apis = [], [], set()
+    """The profile of traces whose ranks are known,
+    by a profiler that omits some API calls by design.
+    """
+    ranks = []
+    rows = []
+    apis = set()
     for trace in traces:
         assert trace.rank is not None
         events = RankEvents(trace)
         derived = events.derived()
-        ranks.append(ProfileRank(trace.rank, trace.where, events.window_s, events.steps, events.devices, derived))
+        ranks.append(
+            ProfileRank(
+                trace.rank, trace.where, events.window_s, events.steps, events.devices, derived
+            )
+        )
         rows += _rank_rows(trace.rank, events, derived, omitted)
         apis |= events.apis
     rows += _summed(None, rows, sum(rank.window_s for rank in ranks))
@@ -192,19 +245,29 @@ def profile(source: str, traces: Sequence[Trace], omitted: Sequence[str]) -> Pro
     return Profile(source, ranks, rows, not_recorded)
 
 
-def _rank_rows(rank: int, events: RankEvents, derived: ProfileDerived, omitted: Sequence[str]) -> list[ProfileRow]:
-    """All metrics of a rank. Where a GPU was used, some calls and all COPIES have rows with 0 calls too."""
+def _rank_rows(
+    rank: int, events: RankEvents, derived: ProfileDerived, omitted: Sequence[str]
+) -> list[ProfileRow]:
+    """All metrics of a rank. Where a GPU was used,
+    some calls and all COPIES have rows with 0 calls too.
+    """
     always = [("api", name) for name in CUDA_APIS if events.apis and name not in omitted]
     always += [("copy", name) for name in (*COPIES.values(), MEMSET)] if events.devices else []
     rows = [ProfileRow(rank, group, name, 0, 0.0, 0.0) for group, name in always]
     for kind, name, calls, ns, size in events.counts():
         if (counted := metric(kind, name)) is not None:
-            rows.append(ProfileRow(rank, counted.group, counted.name, calls, ns / 1e9, 0.0, size, counted.detail))
+            rows.append(
+                ProfileRow(
+                    rank, counted.group, counted.name, calls, ns / 1e9, 0.0, size, counted.detail
+                )
+            )
     rows = _summed(rank, rows, events.window_s)
     return _summed(rank, [*_derived_rows(rank, events, derived, rows), *rows], events.window_s)
 
 
-def _derived_rows(rank: int, events: RankEvents, derived: ProfileDerived, rows: list[ProfileRow]) -> list[ProfileRow]:
+def _derived_rows(
+    rank: int, events: RankEvents, derived: ProfileDerived, rows: list[ProfileRow]
+) -> list[ProfileRow]:
     busy = derived.gpu_busy_share
     times_s = {
         "GPU busy": None if busy is None else busy * events.window_s * len(events.devices),
@@ -217,15 +280,20 @@ def _derived_rows(rank: int, events: RankEvents, derived: ProfileDerived, rows: 
     known = {name: time_s for name, time_s in times_s.items() if time_s is not None}
     found = [ProfileRow(rank, "derived", name, None, time_s, 0.0) for name, time_s in known.items()]
     if events.apis:
-        launches = [row for row in rows if row.group == "api" and row.calls and LAUNCH.fullmatch(row.metric)]
-        calls, total_s = sum(row.calls or 0 for row in launches), sum(row.total_s for row in launches)
+        launches = [
+            row for row in rows if row.group == "api" and row.calls and LAUNCH.fullmatch(row.metric)
+        ]
+        calls = sum(row.calls or 0 for row in launches)
+        total_s = sum(row.total_s for row in launches)
         names = _joined({row.metric for row in launches})
         found.insert(0, ProfileRow(rank, "derived", "launches", calls, total_s, 0.0, detail=names))
     return found
 
 
 def _summed(rank: int | None, rows: Sequence[ProfileRow], window_s: float) -> list[ProfileRow]:
-    """Rows of the same metric summed, in the order in which they are shown; shares are of `window_s`."""
+    """Rows of the same metric summed, in the order in which they are shown;
+    shares are of `window_s`.
+    """
     by_metric: dict[tuple[str, str], list[ProfileRow]] = {}
     for row in rows:
         by_metric.setdefault((row.group, row.metric), []).append(row)
@@ -233,10 +301,12 @@ def _summed(rank: int | None, rows: Sequence[ProfileRow], window_s: float) -> li
     for (group, name), members in by_metric.items():
         calls = [row.calls for row in members if row.calls is not None]
         sizes = [row.bytes for row in members if row.bytes is not None]
-        total_s = math.fsum(row.total_s for row in members)  # in whichever order: both profilers give equal figures
+        # in whichever order: both profilers give equal figures
+        total_s = math.fsum(row.total_s for row in members)
         share = total_s / window_s if window_s else 0.0
         detail = _joined({detail for row in members for detail in row.detail.split(", ")})
-        count, size = sum(calls) if calls else None, sum(sizes) if sizes else None
+        count = sum(calls) if calls else None
+        size = sum(sizes) if sizes else None
         sums.append(ProfileRow(rank, group, name, count, total_s, share, size, detail))
     return sorted(sums, key=_order)
 
@@ -255,11 +325,16 @@ def _order(row: ProfileRow) -> tuple[int, float, str]:
 
 
 def of_run(folder: Path, ranks: list[dict[str, Any]], record: AnyRecord) -> ProfileTable:
-    """The record's `profile`, by the window that each rank gives (`capture`) and the record with its steps; with
-    `error` alone if the profiler left nothing readable."""
+    """The record's `profile`, by the window that each rank gives (`capture`) and the record with
+    its steps; with `error` alone if the profiler left nothing readable.
+    """
     if "error" in ranks[0]:
         return ProfileTable(error=ranks[0]["error"])
-    files = sorted(path for path in (folder / "profile").iterdir() if path.name.endswith((".json.gz", ".nsys-rep")))
+    files = sorted(
+        path
+        for path in (folder / "profile").iterdir()
+        if path.name.endswith((".json.gz", ".nsys-rep"))
+    )
     steps = [rank["steps"] for rank in ranks]
     try:
         found = read(files)
@@ -275,32 +350,39 @@ def of_run(folder: Path, ranks: list[dict[str, Any]], record: AnyRecord) -> Prof
         return ProfileTable(error=str(str(error)))  # plain text, which a file can have
     table = msgspec.convert(found.as_dict(), ProfileTable)
     table.files = [str(path.relative_to(folder)) for path in files]
-    table.first_step, table.steps = ranks[0]["first_step"], steps[0]
+    table.first_step = ranks[0]["first_step"]
+    table.steps = steps[0]
     source = "the profiler's window"
     if ranks[0].get("window") == ProfileWindow.start:
-        table.window, table.ended = str(ProfileWindow.start), ", ".join(sorted({rank["ended"] for rank in ranks}))
+        table.window = str(ProfileWindow.start)
+        table.ended = ", ".join(sorted({rank["ended"] for rank in ranks}))
     else:
         inside_s = max(rank["window_s"] for rank in ranks) / steps[0]
         outside_s = record.steps and record.steps.mean
         # the cost of profiling: a step in the window over an unprofiled step of the run
         table.step_s = ProfileCost(inside_s, outside_s, outside_s and inside_s / outside_s)
         source += ", scaled by steps"
-    counted = None if record.transfer_bytes is None else sum(rank["counted_h2d_bytes"] for rank in ranks)
+    counted = (
+        None if record.transfer_bytes is None else sum(rank["counted_h2d_bytes"] for rank in ranks)
+    )
     table.h2d = _h2d_bytes(found, counted, _scale(table, record), source)
     return table
 
 
 def add_copies(record: AnyRecord) -> None:
-    """Add what the profile says to the record's `transfer_bytes`: bytes of copies from the devices and within them,
-    summed over ranks; nothing where the profiler saw no device, or its window does not tell of the whole run.
+    """Add what the profile says to the record's `transfer_bytes`: bytes of copies from the devices
+    and within them, summed over ranks; nothing where the profiler saw no device,
+    or its window does not tell of the whole run.
     """
-    table, moved = record.profile, record.transfer_bytes
+    table = record.profile
+    moved = record.transfer_bytes
     if table is None or moved is None:  # nobody counts what a script copies
         return
     sizes = {row.metric: row.bytes or 0 for row in table.rows or () if row.rank is None}
     scale = _scale(table, record) if COPIES["DtoH"] in sizes else None
     if scale is not None and table.h2d:
-        moved.d2h, moved.d2d = round(sizes[COPIES["DtoH"]] * scale), round(sizes[COPIES["DtoD"]] * scale)
+        moved.d2h = round(sizes[COPIES["DtoH"]] * scale)
+        moved.d2d = round(sizes[COPIES["DtoD"]] * scale)
         moved.source = f"{moved.source}; d2h and d2d: {table.h2d.source}"
 
 
@@ -312,10 +394,15 @@ def _scale(table: ProfileTable, record: AnyRecord) -> float | None:
     return (counts.taken or 0) / table.steps if counts and table.steps else None
 
 
-def _h2d_bytes(profile: Profile, counted: int | None, scale: float | None, source: str) -> ProfileCopies:
-    """Bytes from host to device in the window, summed over ranks: `counted` by the loop, and profiled; `scale` is that
-    to the whole run."""
-    profiled = next((row.bytes for row in profile.rank_rows(None) if row.metric == COPIES["HtoD"]), None)
+def _h2d_bytes(
+    profile: Profile, counted: int | None, scale: float | None, source: str
+) -> ProfileCopies:
+    """Bytes from host to device in the window, summed over ranks: `counted` by the loop, and
+    profiled; `scale` is that to the whole run.
+    """
+    profiled = next(
+        (row.bytes for row in profile.rank_rows(None) if row.metric == COPIES["HtoD"]), None
+    )
     return ProfileCopies(
         counted_bytes=counted,
         profiled_bytes=profiled,

@@ -1,9 +1,10 @@
-"""Nsight Systems: the reader of its SQLite export (schema 3.x; `.nsys-rep` goes through `nsys export`), and ranks
-under it.
+"""Nsight Systems: the reader of its SQLite export (schema 3.x; `.nsys-rep` goes through `nsys
+export`), and ranks under it.
 
-A file may hold several processes. Each that used a GPU is a rank, in order of its first device, then of its process
-id: under CUDA_VISIBLE_DEVICES all of them call theirs 0. Processes that only made CUDA calls (a launcher that asked
-for the number of devices) are ranks only where no process did more.
+A file may hold several processes. Each that used a GPU is a rank, in order of its first device,
+then of its process
+id: under CUDA_VISIBLE_DEVICES all of them call theirs 0. Processes that only made CUDA calls (a
+launcher that asked for the number of devices) are ranks only where no process did more.
 """
 
 import shlex
@@ -19,45 +20,88 @@ import numpy as np
 
 from multicard.config.base import ProfileName, RunConfig
 from multicard.messages import Refusal
-from multicard.observe.profiles.events import PHASES, STEP, WINDOW, Collector, Kind, Trace, without_events
+from multicard.observe.profiles.events import (
+    PHASES,
+    STEP,
+    WINDOW,
+    Collector,
+    EventKind,
+    Trace,
+    without_events,
+)
 
 ROWS = 1 << 17  # a record batch
 PROCESS = ~0xFFFFFF  # a globalTid without its lowest 24 bits, the thread, is the globalPid
-# CUpti_ActivityMemcpyKind and CUpti_ActivityMemoryKind, which the columns copyKind, srcKind and dstKind hold
-WAYS = {1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA", 6: "AtoD", 7: "DtoA", 8: "DtoD", 9: "HtoH", 10: "PtoP"}
+# CUpti_ActivityMemcpyKind and CUpti_ActivityMemoryKind, which the columns copyKind,
+# srcKind and dstKind hold
+WAYS = {
+    1: "HtoD",
+    2: "DtoH",
+    3: "HtoA",
+    4: "AtoH",
+    5: "AtoA",
+    6: "AtoD",
+    7: "DtoA",
+    8: "DtoD",
+    9: "HtoH",
+    10: "PtoP",
+}
 WAYS |= {11: "unified-HtoD", 12: "unified-DtoH", 13: "unified-DtoD"}
-MEMORY = {0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed", 5: "Device Static", 6: "Managed Static"}
+MEMORY = {
+    0: "Pageable",
+    1: "Pinned",
+    2: "Device",
+    3: "Array",
+    4: "Managed",
+    5: "Device Static",
+    6: "Managed Static",
+}
 RANGES = (59, 60)  # eventType of NVTX ranges, pushed and popped or started and ended
 
 CUPTI = "CUPTI_ACTIVITY_KIND_"
 TABLES = {
-    Kind.API: f"{CUPTI}RUNTIME",
-    Kind.KERNEL: f"{CUPTI}KERNEL",
-    Kind.COPY: f"{CUPTI}MEMCPY",
-    Kind.SET: f"{CUPTI}MEMSET",
-    Kind.RANGE: "NVTX_EVENTS",
+    EventKind.API: f"{CUPTI}RUNTIME",
+    EventKind.KERNEL: f"{CUPTI}KERNEL",
+    EventKind.COPY: f"{CUPTI}MEMCPY",
+    EventKind.SET: f"{CUPTI}MEMSET",
+    EventKind.RANGE: "NVTX_EVENTS",
 }
-# Columns: start, end, device, process or thread, bytes, correlation (0: CUPTI knows none), text of the name
+# Columns: start, end, device, process or thread, bytes, correlation (0: CUPTI knows none),
+# text of the name
 CORRELATION = "ifnull(nullif(correlationId, 0), -1)"
 QUERIES = {
-    Kind.API: f"""SELECT start, "end", -1, globalTid, -1, {CORRELATION}, s.value FROM {TABLES[Kind.API]}
-        JOIN StringIds s ON s.id = nameId""",
-    Kind.KERNEL: f"""SELECT start, "end", deviceId, globalPid, -1, {CORRELATION}, s.value FROM {TABLES[Kind.KERNEL]}
-        JOIN StringIds s ON s.id = demangledName""",
-    Kind.COPY: f"""SELECT start, "end", deviceId, globalPid, bytes, {CORRELATION},
-        copyKind || ' ' || ifnull(srcKind, '') || ' ' || ifnull(dstKind, '') FROM {TABLES[Kind.COPY]}""",
-    Kind.SET: f"""SELECT start, "end", deviceId, globalPid, bytes, {CORRELATION}, 'Memset'
-        FROM {TABLES[Kind.SET]}""",
-    Kind.RANGE: f"""SELECT start, "end", -1, globalTid, -1, -1, coalesce(text, s.value) AS name
-        FROM {TABLES[Kind.RANGE]} LEFT JOIN StringIds s ON s.id = textId
-        WHERE eventType IN {RANGES} AND "end" IS NOT NULL AND name IS NOT NULL""",
+    EventKind.API: (
+        f"""SELECT start, "end", -1, globalTid, -1, {CORRELATION}, s.value
+        FROM {TABLES[EventKind.API]}
+        JOIN StringIds s ON s.id = nameId"""
+    ),
+    EventKind.KERNEL: (
+        f"""SELECT start, "end", deviceId, globalPid, -1, {CORRELATION}, s.value
+        FROM {TABLES[EventKind.KERNEL]}
+        JOIN StringIds s ON s.id = demangledName"""
+    ),
+    EventKind.COPY: (
+        f"""SELECT start, "end", deviceId, globalPid, bytes, {CORRELATION},
+        copyKind || ' ' || ifnull(srcKind, '') || ' ' || ifnull(dstKind, '')
+        FROM {TABLES[EventKind.COPY]}"""
+    ),
+    EventKind.SET: (
+        f"""SELECT start, "end", deviceId, globalPid, bytes, {CORRELATION}, 'Memset'
+        FROM {TABLES[EventKind.SET]}"""
+    ),
+    EventKind.RANGE: (
+        f"""SELECT start, "end", -1, globalTid, -1, -1, coalesce(text, s.value) AS name
+        FROM {TABLES[EventKind.RANGE]} LEFT JOIN StringIds s ON s.id = textId
+        WHERE eventType IN {RANGES} AND "end" IS NOT NULL AND name IS NOT NULL"""
+    ),
 }
 DbRow = tuple[int, int, int, int, int, int, str]
 
 
 def read(path: Path) -> list[Trace]:
-    """The traces of all ranks in an export, without their numbers; a ValueError says that it is damaged, no export of
-    nsys, or without CUDA."""
+    """The traces of all ranks in an export, without their numbers; a ValueError says that it is
+    damaged, no export of nsys, or without CUDA.
+    """
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
             return _read(database, str(path))
@@ -76,36 +120,57 @@ def read(path: Path) -> list[Trace]:
 
 
 def _unreadable(path: Path, error: sqlite3.Error) -> Refusal:
-    return Refusal("nsys.sqlite", f"{path}: SQLite cannot read it: {error}", file=str(path), reason=str(error))
+    return Refusal(
+        "nsys.sqlite", f"{path}: SQLite cannot read it: {error}", file=str(path), reason=str(error)
+    )
 
 
 def export(report: Path, folder: Path) -> Path:
-    """Export an `.nsys-rep` as SQLite into a folder with the program nsys; a ValueError says that it is not on PATH, or
-    fails."""
+    """Export an `.nsys-rep` as SQLite into a folder with the program nsys; a ValueError says that
+    it is not on PATH, or fails.
+    """
     program = shutil.which("nsys")
     if program is None:
         raise Refusal(
             "nsys.not-on-path",
-            f"{report}: reading it takes the program nsys, which is not on PATH; "
-            f"export it where Nsight Systems is installed: `nsys export --type sqlite {shlex.quote(report.name)}`",
+            f"{report}: reading it takes the program nsys, which is not on PATH; export it where"
+            f" Nsight Systems is installed: `nsys export --type sqlite {shlex.quote(report.name)}`",
             file=str(report),
         )
     target = Path(tempfile.mkdtemp(dir=folder)) / f"{report.stem}.sqlite"
-    line = [program, "export", "--type", "sqlite", "--force-overwrite", "true", "-o", str(target), str(report)]
+    line = [
+        program,
+        "export",
+        "--type",
+        "sqlite",
+        "--force-overwrite",
+        "true",
+        "-o",
+        str(target),
+        str(report),
+    ]
     ended = subprocess.run(line, capture_output=True, text=True, check=False)
     if ended.returncode or not target.exists():
         output = (ended.stderr or ended.stdout).strip().splitlines()
         reason = output[-1] if output else f"exit code {ended.returncode}"
-        raise Refusal("nsys.export-failed", f"{report}: nsys export failed: {reason}", file=str(report), reason=reason)
+        raise Refusal(
+            "nsys.export-failed",
+            f"{report}: nsys export failed: {reason}",
+            file=str(report),
+            reason=reason,
+        )
     return target
 
 
 def _read(database: sqlite3.Connection, where: str) -> list[Trace]:
     tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
-    if "StringIds" not in tables or not any(table in tables for table in TABLES.values() if table.startswith(CUPTI)):
+    if "StringIds" not in tables or not any(
+        table in tables for table in TABLES.values() if table.startswith(CUPTI)
+    ):
         raise Refusal(
             "nsys.no-cupti",
-            f"{where}: has no CUPTI tables: it is not an export of nsys, or was profiled without --trace=cuda",
+            f"{where}: has no CUPTI tables: it is not an export of nsys, or was profiled without"
+            " --trace=cuda",
             file=where,
         )
     collectors: dict[int, Collector] = {}
@@ -120,12 +185,14 @@ def _read(database: sqlite3.Connection, where: str) -> list[Trace]:
         collector.trace(f"{where} (process {process >> 24 & 0xFFFFFF})", None)
         for process, collector in sorted(collectors.items())
     ]
-    first_device = [min(trace.columns["device"][trace.columns["device"] >= 0], default=-1) for trace in traces]
+    first_device = [
+        min(trace.columns["device"][trace.columns["device"] >= 0], default=-1) for trace in traces
+    ]
     on_device = [(device, i) for i, device in enumerate(first_device) if device >= 0]
     return [traces[i] for _, i in sorted(on_device)] or traces
 
 
-def _collect(rows: list[DbRow], kind: Kind, collectors: dict[int, Collector]) -> None:
+def _collect(rows: list[DbRow], kind: EventKind, collectors: dict[int, Collector]) -> None:
     """Give each row to the collector of its process."""
     names = [_name(kind, row[-1]) for row in rows]
     start, end, device, owner, size, launch = np.array([row[:-1] for row in rows], np.int64).T
@@ -143,17 +210,17 @@ def _collect(rows: list[DbRow], kind: Kind, collectors: dict[int, Collector]) ->
         )
 
 
-def _name(kind: Kind, text: str) -> str | None:
+def _name(kind: EventKind, text: str) -> str | None:
     """The name as Kineto has it; None for ranges that no metric counts.
 
-    Under torch's emit_nvtx every operator is a range, `aten::mul, op_id = 3` (getNvtxStr in torch/csrc/profiler): of
-    these only phases and steps count.
+    Under torch's emit_nvtx every operator is a range, `aten::mul, op_id = 3` (getNvtxStr in
+    torch/csrc/profiler): of these only phases and steps count.
     """
-    if kind is Kind.COPY:
+    if kind is EventKind.COPY:
         way, *kinds = text.split(" ")
         memory = [MEMORY.get(int(number), "Unknown") if number else "Unknown" for number in kinds]
         return f"Memcpy {WAYS.get(int(way), f'kind-{way}')} ({' -> '.join(memory)})"
-    if kind is not Kind.RANGE:
+    if kind is not EventKind.RANGE:
         return text
     name = text.partition(", seq = ")[0].partition(", op_id = ")[0]
     return name if name == text or name in (*PHASES, WINDOW) or name.startswith(STEP) else None
@@ -173,7 +240,8 @@ def check(device: str) -> None:
     if not installed():
         raise Refusal(
             "nsys.not-installed",
-            "profile=nsys: Nsight Systems is not installed (no nsys on the PATH); install it, or use `profile=kineto`",
+            "profile=nsys: Nsight Systems is not installed (no nsys on the PATH); install it, or"
+            " use `profile=kineto`",
             key="profile",
         )
 
@@ -191,7 +259,16 @@ def installed() -> bool:
 
 
 def command(folder: Path) -> tuple[str, ...]:
-    """The command line to run a rank under, whose number replaces RANK; it records what `capture` brackets."""
+    """The command line to run a rank under, whose number replaces RANK;
+    it records what `capture` brackets.
+    """
     output = f"--output={folder / 'profile' / 'rRANK'}", "--force-overwrite=true"
     records = "--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none"
-    return "nsys", "profile", *output, *records, "--capture-range=cudaProfilerApi", "--capture-range-end=stop"
+    return (
+        "nsys",
+        "profile",
+        *output,
+        *records,
+        "--capture-range=cudaProfilerApi",
+        "--capture-range-end=stop",
+    )

@@ -1,4 +1,6 @@
-"""The input of a loader (`Source`), its output (`Input`, `Batch`), and copies beside the training stream."""
+"""The input of a loader (`LoaderInput`), its output (`Input`, `Batch`),
+and copies beside the training stream.
+"""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -11,14 +13,17 @@ import torch
 
 from multicard.config.vision import VisionConfig
 from multicard.vision.data import preprocess
-from multicard.vision.data.splits import Sampler, Split
+from multicard.vision.data.splits import RankSampler, Split
 
 
 class Batch(NamedTuple):
-    """Images and labels, on the host or on the device, and the bytes that cross to the device for them.
+    """Images and labels, on the host or on the device,
+    and the bytes that cross to the device for them.
 
-    images: (B, 3, S, S), or (B, 1, S, S) for grey images, expanded on the device; labels: (B,), int64.
-    ready: the end of their copy to the device, where that runs beside the training stream; see `wait`.
+    images: (B, 3, S, S), or (B, 1, S, S) for grey images, expanded on the device; labels: (B,),
+    int64.
+    ready: the end of their copy to the device, where that
+    runs beside the training stream; see `wait`.
     """
 
     images: torch.Tensor
@@ -28,13 +33,17 @@ class Batch(NamedTuple):
     ready: "torch.cuda.Event | None" = None
 
     def wait(self) -> None:
-        """Have the current stream, not the host, wait until the batch is on the device. Call it before any use."""
+        """Have the current stream, not the host, wait until the batch is on the device.
+        Call it before any use.
+        """
         if self.ready is not None:
             self.ready.wait()
 
 
 class Input(Protocol):
-    """A loader's batches. `facts` go into the record; `setup_bytes` crossed to the device before the first batch."""
+    """A loader's batches. `facts` go into the record;
+    `setup_bytes` crossed to the device before the first batch.
+    """
 
     facts: dict[str, Any]
     setup_bytes: int
@@ -43,7 +52,7 @@ class Input(Protocol):
 
 
 @dataclass(frozen=True)
-class Source:
+class LoaderInput:
     """The input of a loader.
 
     sampler: yields draws, the epoch times the split's size plus the index of a sample.
@@ -55,7 +64,7 @@ class Source:
     """
 
     split: Split
-    sampler: Sampler
+    sampler: RankSampler
     batch_size: int
     workers: int
     config: VisionConfig
@@ -68,7 +77,8 @@ class Source:
 
     def batches(self) -> list[np.ndarray]:
         """The draws of the batches of an epoch, (B,) each; the last may be short."""
-        draws, size = np.fromiter(self.sampler, np.int64), self.batch_size
+        draws = np.fromiter(self.sampler, np.int64)
+        size = self.batch_size
         return [draws[first : first + size] for first in range(0, len(draws), size)]
 
     def augmented(self, raw: torch.Tensor, draws: np.ndarray) -> torch.Tensor:
@@ -82,7 +92,9 @@ class Source:
         if not (self.training and config.augment):
             return None
         images = self.split.images
-        height, width = images.shape[1:3] if isinstance(images, np.ndarray) else (config.image_size,) * 2
+        height, width = (
+            images.shape[1:3] if isinstance(images, np.ndarray) else (config.image_size,) * 2
+        )
         return preprocess.windows(config, draws, self.config.seed, height, width)
 
 
@@ -90,7 +102,8 @@ class Source:
 def side_stream(device: torch.device) -> torch.cuda.Stream:
     """The stream for what runs beside training.
 
-    One for all loaders and epochs: the allocator keeps freed memory by stream, so a new stream allocates anew.
+    One for all loaders and epochs: the allocator keeps freed memory by stream,
+    so a new stream allocates anew.
     """
     return torch.cuda.Stream(device)
 
@@ -116,14 +129,17 @@ class Making:
 def sent_ahead(makings: Iterator[Making], device: torch.device) -> Iterator[Batch]:
     """Copy page-locked batches to the device, each while the step before it runs.
 
-    The host waits for no copy: users of a batch call `Batch.wait`. There are two batches at a time on the device,
-    the one of the step and the next, in memory of the training stream.
+    The host waits for no copy: users of a batch call `Batch.wait`. There are two batches at a time
+    on the device, the one of the step and the next, in memory of the training stream.
     """
-    training, side = torch.cuda.current_stream(device), side_stream(device)
+    training = torch.cuda.current_stream(device)
+    side = side_stream(device)
     copying: deque[tuple[Any, Batch]] = deque()  # keeps the host's memory until it was read
 
     def place(making: Making | None) -> tuple[Making, torch.Tensor, torch.Tensor, Any] | None:
-        """Memory on the device for a batch, and the point of the training stream from which it is free."""
+        """Memory on the device for a batch, and the point of
+        the training stream from which it is free.
+        """
         if making is None:
             return None
         images, labels = (torch.empty_like(part, device=device) for part in making.batch[:2])
@@ -140,7 +156,8 @@ def sent_ahead(makings: Iterator[Making], device: torch.device) -> Iterator[Batc
         return batch._replace(images=images, labels=labels, ready=ready)
 
     try:
-        placed, sent = place(next(makings, None)), None
+        placed = place(next(makings, None))
+        sent = None
         while placed is not None:
             batch = sent or send(*placed)
             while copying and copying[0][0].query():

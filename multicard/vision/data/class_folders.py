@@ -1,4 +1,5 @@
-"""Images in folders of classes: the parts of the data by the names of folders, and all that is not read by its kind.
+"""Images in folders of classes: the parts of the data by the names of folders,
+and all that is not read by its kind.
 
 What only looks like parts is refused with the overrides that read it in one way or the other.
 """
@@ -12,21 +13,21 @@ from pathlib import Path
 from multicard.config.pasting import override
 from multicard.messages import Refusal
 from multicard.records import part_names
-from multicard.records.part_names import Kind
+from multicard.records.part_names import PartKind
 from multicard.vision.data.data_parts import (
     AS_CLASSES,
     FORMS,
     IN_A_TABLE,
     WHOLE,
-    Part,
-    Samples,
-    Source,
+    DataPart,
+    FoundParts,
+    PartSamples,
     order_of_tests,
     train_first,
     train_on,
 )
 from multicard.vision.data.folder_contents import (
-    Look,
+    FolderListing,
     beside,
     called_as_notes,
     class_folders,
@@ -58,7 +59,7 @@ from multicard.vision.data.not_classes import (
 # ---- the parts
 
 
-def parts_of(root: Path, chosen: Sequence[str] | None = None) -> Source:
+def parts_of(root: Path, chosen: Sequence[str] | None = None) -> FoundParts:
     """The parts in a folder, by the names of its folders; one part where these are classes.
 
     A folder that holds nothing but another one is passed through.
@@ -76,7 +77,7 @@ def parts_of(root: Path, chosen: Sequence[str] | None = None) -> Source:
     return replace(found, ignored=ignored + found.ignored)
 
 
-def _parts(root: Path) -> Source:
+def _parts(root: Path) -> FoundParts:
     folders = class_folders(root)
     if not folders:
         raise no_classes(root)
@@ -84,9 +85,13 @@ def _parts(root: Path) -> Source:
     names = part_names.named(folder.name for folder in folders)
     named = {folder: names[folder.name].kind for folder in folders if folder.name in names}
     kinds = {*named.values()}
-    if len(named) == len(folders) or (Kind.train in kinds and len(kinds) > 1):
+    if len(named) == len(folders) or (PartKind.train in kinds and len(kinds) > 1):
         return _by_name(root, named, looks)
-    filled = {folder: inside for folder, inside in looks.items() if inside.has_images or holds_images(folder)}
+    filled = {
+        folder: inside
+        for folder, inside in looks.items()
+        if inside.has_images or holds_images(folder)
+    }
     split = {folder: kind for folder, kind in named.items() if _holds_classes(folder)}
     if len(filled) == 1:
         (only,) = filled
@@ -94,30 +99,44 @@ def _parts(root: Path) -> Source:
             return _by_name(root, split, looks)
         others = [folder for folder in folders if folder != only]
         # the data set itself, beside folders of other things
-        if _holds_parts(only) or (_holds_classes(only) and others and all(map(holds_notes, others))):
+        if _holds_parts(only) or (
+            _holds_classes(only) and others and all(map(holds_notes, others))
+        ):
             found = _parts(only)
             return replace(found, ignored=found.ignored + _beside_folder(root, only))
     _refuse_what_looks_like_parts(root, filled, [*split])
     by_class = _parts_within_classes(root, filled)
-    return by_class or Source([Part(WHOLE, None, partial(read_classes, root))])
+    return by_class or FoundParts([DataPart(WHOLE, None, partial(read_classes, root))])
 
 
 def _holds_classes(folder: Path) -> bool:
-    """True where a folder holds several folders, or the only one within does; beside images, several that hold some."""
+    """True where a folder holds several folders, or the only one within does; beside images,
+    several that hold some.
+    """
     inside = look(unwrapped(folder))
-    return len(inside.folders) > 1 or (inside.has_images and len(filled_names(unwrapped(folder))) > 1)
+    return len(inside.folders) > 1 or (
+        inside.has_images and len(filled_names(unwrapped(folder))) > 1
+    )
 
 
 def _holds_parts(folder: Path) -> bool:
-    """True where the folders of a folder are called as parts of several kinds, whatever files lie beside them."""
+    """True where the folders of a folder are called as parts of several kinds,
+    whatever files lie beside them.
+    """
     names = part_names.named(each.name for each in class_folders(folder))
     return len({part.kind for part in names.values()}) > 1
 
 
-def _by_name(root: Path, named: dict[Path, Kind], looks: dict[Path, Look]) -> Source:
-    """Parts by the names of their folders. One to test on that holds images without classes is not read."""
-    with_images = _without_classes([folder for folder in looks if looks[folder].has_images], looks, named)
-    if any(named.get(folder) is Kind.train for folder in with_images):
+def _by_name(
+    root: Path, named: dict[Path, PartKind], looks: dict[Path, FolderListing]
+) -> FoundParts:
+    """Parts by the names of their folders. One to test on that
+    holds images without classes is not read.
+    """
+    with_images = _without_classes(
+        [folder for folder in looks if looks[folder].has_images], looks, named
+    )
+    if any(named.get(folder) is PartKind.train for folder in with_images):
         require_no_masks_of_parts(root, with_images)
         raise _images_in_part(root, with_images)
     read = sorted({*named} - {*with_images}, key=lambda folder: order_of_tests(folder.name))
@@ -126,19 +145,23 @@ def _by_name(root: Path, named: dict[Path, Kind], looks: dict[Path, Look]) -> So
         if folder not in read:
             ignored[f"{folder.name}/"] += count_files(folder)
     require_classes(root, {folder: named[folder] for folder in read})
-    parts = [Part(folder.name, named[folder], partial(read_classes, folder)) for folder in read]
-    return Source(parts, ignored, tuple(folder.name for folder in with_images if folder in named))
+    parts = [DataPart(folder.name, named[folder], partial(read_classes, folder)) for folder in read]
+    return FoundParts(
+        parts, ignored, tuple(folder.name for folder in with_images if folder in named)
+    )
 
 
-def _without_classes(with_images: list[Path], looks: Mapping[Path, Look], named: Mapping[Path, Kind]) -> list[Path]:
+def _without_classes(
+    with_images: list[Path], looks: Mapping[Path, FolderListing], named: Mapping[Path, PartKind]
+) -> list[Path]:
     """Those of these folders with images that hold no folders of classes beside them.
 
-    Of a part to test on, a single folder is a class where a part without such images has a class of that name, or a
-    part to train on has.
+    Of a part to test on, a single folder is a class where a part without such images has a class of
+    that name, or a part to train on has.
     """
     classes = {folder: filled_names(folder) for folder in with_images}
     others = [inside.names for folder, inside in looks.items() if folder not in classes]
-    trained = [names for folder, names in classes.items() if named.get(folder) is Kind.train]
+    trained = [names for folder, names in classes.items() if named.get(folder) is PartKind.train]
     known = set[str]().union(*others, *trained)
     return [folder for folder, names in classes.items() if len(names) < 2 and not names & known]
 
@@ -148,19 +171,28 @@ def _images_in_part(root: Path, parts: Sequence[Path]) -> Refusal:
     both = len(names) > 1
     return Refusal(
         "photographs.part-without-classes",
-        f"dataset.root={root}: {' and '.join(names)} {'hold' if both else 'holds'} images themselves, and no folders "
-        f"of classes; put the images of each class of a part into a folder of it, {IN_A_TABLE}",
+        f"dataset.root={root}: {' and '.join(names)} {'hold' if both else 'holds'} images"
+        " themselves, and no folders of classes; put the images of each class of a part into a"
+        f" folder of it, {IN_A_TABLE}",
         key="dataset.root",
         parts=names,
     )
 
 
-def _refuse_what_looks_like_parts(root: Path, filled: dict[Path, Look], split: Sequence[Path]) -> None:
-    """Refuse folders that may be parts or classes, and folders that hold data sets of their own, or masks."""
+def _refuse_what_looks_like_parts(
+    root: Path, filled: dict[Path, FolderListing], split: Sequence[Path]
+) -> None:
+    """Refuse folders that may be parts or classes, and folders that hold data sets of their own,
+    or masks.
+    """
     require_no_masks(root, class_folders(root))
-    inner = {folder: kinds_within(inside) for folder, inside in filled.items() if not inside.has_images}
-    sets = [folder for folder, kinds in inner.items() if Kind.train in kinds and len(kinds) > 1]
-    if sets and not (len(sets) == len(filled) > 1 and all(look(f).has_images for f in filled[sets[0]].folders)):
+    inner = {
+        folder: kinds_within(inside) for folder, inside in filled.items() if not inside.has_images
+    }
+    sets = [folder for folder, kinds in inner.items() if PartKind.train in kinds and len(kinds) > 1]
+    if sets and not (
+        len(sets) == len(filled) > 1 and all(look(f).has_images for f in filled[sets[0]].folders)
+    ):
         raise sets_inside(root, sets)
     if sets:
         return
@@ -174,8 +206,9 @@ def _refuse_what_looks_like_parts(root: Path, filled: dict[Path, Look], split: S
         as_classes = "" if are_parts else f", or use `{AS_CLASSES}` if they are classes"
         raise Refusal(
             "photographs.like-parts",
-            f"dataset.root={root}: {listed(filled)} look like parts, not classes: each holds the same folders "
-            f"({', '.join(shared[:5])}). Train on one and test on another, as `{train_on(first, second)}`{as_classes}",
+            f"dataset.root={root}: {listed(filled)} look like parts, not classes: each holds the"
+            f" same folders ({', '.join(shared[:5])}). Train on one and test on another, as"
+            f" `{train_on(first, second)}`{as_classes}",
             key="dataset.root",
             folders=[folder.name for folder in filled],
             shared=shared,
@@ -183,17 +216,20 @@ def _refuse_what_looks_like_parts(root: Path, filled: dict[Path, Look], split: S
     if split:
         raise Refusal(
             "photographs.part-beside-classes",
-            f"dataset.root={root}: {split[0].name} is called as a part and holds folders of classes, but lies beside "
-            f"{listed(folder for folder in filled if folder not in split)}; use `{train_on(split[0].name, None)}` "
-            "to read it alone",
+            f"dataset.root={root}: {split[0].name} is called as a part and holds folders of"
+            " classes, but lies beside"
+            f" {listed(folder for folder in filled if folder not in split)}; use"
+            f" `{train_on(split[0].name, None)}` to read it alone",
             key="dataset.root",
             part=split[0].name,
             folders=[folder.name for folder in filled],
         )
 
 
-def _parts_within_classes(root: Path, filled: dict[Path, Look]) -> Source | None:
-    """Parts of data that have them within each class: cat/train, cat/test, dog/train. None of other data."""
+def _parts_within_classes(root: Path, filled: dict[Path, FolderListing]) -> FoundParts | None:
+    """Parts of data that have them within each class: cat/train, cat/test, dog/train.
+    None of other data.
+    """
     if not filled or not all(len(kinds_within(inside)) > 1 for inside in filled.values()):
         return None
     names = {name.lower() for inside in filled.values() for name in part_names.named(inside.names)}
@@ -207,19 +243,24 @@ def _parts_within_classes(root: Path, filled: dict[Path, Look]) -> Source | None
         }
         part = part_names.parsed(name)
         assert part is not None
-        parts.append(Part(name, part.kind, partial(read_folders, root, own, Counter[str]())))
+        parts.append(DataPart(name, part.kind, partial(read_folders, root, own, Counter[str]())))
     ignored = beside(root)
     for inside in filled.values():
         ignored += Counter(
-            {f"{each.name}/": count_files(each) for each in inside.folders if each.name.lower() not in names}
+            {
+                f"{each.name}/": count_files(each)
+                for each in inside.folders
+                if each.name.lower() not in names
+            }
         )
-    return Source(parts, ignored)
+    return FoundParts(parts, ignored)
 
 
-def _chosen(root: Path, chosen: Sequence[str]) -> Source:
+def _chosen(root: Path, chosen: Sequence[str]) -> FoundParts:
     """The folders that `dataset.parts` names, as parts; without a name, all folders as classes.
 
-    They are looked for where `parts_of` finds parts, too: in the only folder, or the only one that holds parts.
+    They are looked for where `parts_of` finds parts, too: in the only folder,
+    or the only one that holds parts.
     """
     ignored = Counter[str]()
     below = root
@@ -230,7 +271,9 @@ def _chosen(root: Path, chosen: Sequence[str]) -> Source:
         ignored += _beside_folder(below, found)
         below = found
     if not chosen:
-        return Source([Part(WHOLE, None, partial(read_classes, below, whatever_named=True))], ignored)
+        return FoundParts(
+            [DataPart(WHOLE, None, partial(read_classes, below, whatever_named=True))], ignored
+        )
     if any(path.is_dir() for path in _folders_called(below, chosen)):
         root = below
     folders = _folders_called(root, chosen)
@@ -239,7 +282,8 @@ def _chosen(root: Path, chosen: Sequence[str]) -> Source:
         names = [folder.name for folder in class_folders(root)]
         raise Refusal(
             "photographs.no-folder-of-part",
-            f"dataset.parts=[{','.join(chosen)}]: no folder {absent[0]} in {root}; it has {', '.join(names) or 'none'}",
+            f"dataset.parts=[{','.join(chosen)}]: no folder {absent[0]} in {root}; it has"
+            f" {', '.join(names) or 'none'}",
             key="dataset.parts",
             absent=absent,
             parts=names,
@@ -248,14 +292,20 @@ def _chosen(root: Path, chosen: Sequence[str]) -> Source:
     for folder in class_folders(root):
         if not any(folder == each or folder in each.parents for each in folders):
             ignored[f"{folder.name}/"] += count_files(folder)
-    parts = zip(chosen, (Kind.train, Kind.test), folders, strict=False)
-    return Source([Part(name, kind, partial(read_classes, folder)) for name, kind, folder in parts], ignored)
+    parts = zip(chosen, (PartKind.train, PartKind.test), folders, strict=False)
+    return FoundParts(
+        [DataPart(name, kind, partial(read_classes, folder)) for name, kind, folder in parts],
+        ignored,
+    )
 
 
 def _folders_called(root: Path, names: Sequence[str]) -> list[Path]:
     """The folders of these names in a folder, in any case where there is none of that very name."""
     by_name = {folder.name.lower(): folder for folder in class_folders(root)}
-    return [path if (path := root / name).is_dir() else by_name.get(name.lower(), path) for name in names]
+    return [
+        path if (path := root / name).is_dir() else by_name.get(name.lower(), path)
+        for name in names
+    ]
 
 
 def _only_with_parts(folder: Path) -> Path | None:
@@ -266,15 +316,18 @@ def _only_with_parts(folder: Path) -> Path | None:
 
 def _beside_folder(folder: Path, read: Path) -> Counter[str]:
     """What lies in a folder beside the one that is read, by kind."""
-    others = Counter({f"{each.name}/": count_files(each) for each in class_folders(folder) if each != read})
+    others = Counter(
+        {f"{each.name}/": count_files(each) for each in class_folders(folder) if each != read}
+    )
     return +others + beside(folder)
 
 
 # ---- the images of a part
 
 
-def read_classes(folder: Path, whatever_named: bool = False) -> Samples:
-    """Classes and files in the order of their names, as torchvision's ImageFolder has them, but for hidden ones.
+def read_classes(folder: Path, whatever_named: bool = False) -> PartSamples:
+    """Classes and files in the order of their names, as torchvision's ImageFolder has them,
+    but for hidden ones.
 
     Args:
         whatever_named: take folders called as images and masks for classes, too.
@@ -296,13 +349,13 @@ def read_classes(folder: Path, whatever_named: bool = False) -> Samples:
     return read_folders(inner, {each.name: each for each in classes if each not in notes}, ignored)
 
 
-def read_folders(place: Path, folders: dict[str, Path], ignored: Counter[str]) -> Samples:
+def read_folders(place: Path, folders: dict[str, Path], ignored: Counter[str]) -> PartSamples:
     """The images of classes, each below a folder of its own.
 
     Args:
         place: that refusals name. folders: by class. ignored: what is known not to be read.
     """
-    samples = Samples([], [], sorted(folders), Counter(ignored))
+    samples = PartSamples([], [], sorted(folders), Counter(ignored))
     for name in samples.classes:
         every, others = images_in(folders[name])
         images, masks = without_masks(folders[name], every)
@@ -311,7 +364,8 @@ def read_folders(place: Path, folders: dict[str, Path], ignored: Counter[str]) -
             found = f", but {in_words(others)}" if others else ""
             raise Refusal(
                 "photographs.empty-class",
-                f"dataset.root={place}: no image in {name}/{found}; put its images there, or remove the folder",
+                f"dataset.root={place}: no image in {name}/{found}; put its images there, or remove"
+                " the folder",
                 key="dataset.root",
                 name=name,
                 found=dict(others),
@@ -328,7 +382,10 @@ def no_classes(folder: Path) -> Refusal:
     above = _data_above(folder) if has_images else None
     if above is not None:
         has_parts = len(parts_of(above).parts) > 1
-        remedy = f"use `{override('dataset.root', above)}{'' if has_parts else ' dataset.split=0.2'}`, which has them"
+        remedy = (
+            f"use `{override('dataset.root', above)}{'' if has_parts else ' dataset.split=0.2'}`,"
+            " which has them"
+        )
     elif has_images:
         remedy = f"put the images of each class into a folder of it, {IN_A_TABLE}"
     else:
@@ -344,8 +401,9 @@ def no_classes(folder: Path) -> Refusal:
 
 
 def _data_above(folder: Path) -> Path | None:
-    """The folder above an all too deep one that holds the data: classes, or parts of which this is within one. None
-    where it cannot be read either."""
+    """The folder above an all too deep one that holds the data: classes, or parts of which this is
+    within one. None where it cannot be read either.
+    """
     above = folder.absolute().parent
     if len(above.parts) < 2 or len(class_folders(above)) < 2:
         return None
@@ -360,11 +418,13 @@ def _is_read(folder: Path) -> bool:
     except Refusal:
         return False
     is_whole = any(part.kind is None for part in found.parts)
-    return is_whole or {Kind.train} < {part.kind for part in found.parts}
+    return is_whole or {PartKind.train} < {part.kind for part in found.parts}
 
 
 def parts_above(folder: Path) -> Path | None:
-    """The folder above one that is a part of it, as its name and those beside it say, if it can be read."""
+    """The folder above one that is a part of it, as its name and those beside it say,
+    if it can be read.
+    """
     folder = folder.absolute()
     for within in (folder, folder.parent):  # seg_train/seg_train
         above = within.parent
@@ -372,6 +432,6 @@ def parts_above(folder: Path) -> Path | None:
             return None
         names = part_names.named(each.name for each in class_folders(above))
         kinds = {part.kind for part in names.values()}
-        if within.name in names and Kind.train in kinds and len(kinds) > 1:
+        if within.name in names and PartKind.train in kinds and len(kinds) > 1:
             return above if _is_read(above) else None
     return None

@@ -1,4 +1,6 @@
-"""The names of classes: a table's values as texts, in which order they are numbered, and names that are almost one."""
+"""The names of classes: a table's values as texts, in which order they are numbered,
+and names that are almost one.
+"""
 
 import math
 import re
@@ -10,9 +12,11 @@ NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 
 
 def texts(values: Sequence[Any], declared: Sequence[str]) -> list[str]:
-    """Values as texts, "" where there is none: numbers by their declared names, where there are some.
+    """Values as texts, "" where there is none: numbers by their declared names,
+    where there are some.
 
-    The text nan is a value, as `Nan` may be a class, unless all others are numbers: then one is missing.
+    The text nan is a value, as `Nan` may be a class,
+    unless all others are numbers: then one is missing.
     """
     if declared:
         values = [declared[number] if number in range(len(declared)) else None for number in values]
@@ -24,12 +28,15 @@ def texts(values: Sequence[Any], declared: Sequence[str]) -> list[str]:
 
 
 def without_no_class(labels: Sequence[str]) -> list[str]:
-    """Labels with "" for -1, which stands for no class beside two or more numbers from 0 on, whatever file has them.
+    """Labels with "" for -1, which stands for no class beside two or more numbers from 0 on,
+    whatever file has them.
 
     Of -1 and 1, or beside other negative numbers, it is a class as they are.
     """
     others = {label for label in labels if label and not _is_no_class(label)}
-    if len(others) < 2 or not all(NUMBER.fullmatch(label) and float(label) >= 0 for label in others):
+    if len(others) < 2 or not all(
+        NUMBER.fullmatch(label) and float(label) >= 0 for label in others
+    ):
         return [*labels]
     return ["" if _is_no_class(label) else label for label in labels]
 
@@ -43,7 +50,9 @@ def _is_missing(value: Any) -> bool:
 
 
 def in_order(labels: Sequence[str], declared: Sequence[str]) -> list[str]:
-    """The classes of these samples: as declared, or by their value where all are numbers, or by name."""
+    """The classes of these samples: as declared, or by their value where all are numbers,
+    or by name.
+    """
     present = set(labels)
     value = float if all(re.fullmatch(r"-?\d+(\.\d+)?", name) for name in present) else str
     by_value = sorted(sorted(present), key=value)  # by name first: 1 and 01 are of one value
@@ -51,7 +60,9 @@ def in_order(labels: Sequence[str], declared: Sequence[str]) -> list[str]:
 
 
 def alike(names: Sequence[str]) -> list[list[str]]:
-    """Names of classes that differ only by case and by blanks, dashes and underscores, those of one group together."""
+    """Names of classes that differ only by case and by blanks, dashes and underscores,
+    those of one group together.
+    """
     groups = defaultdict[str, list[str]](list)
     for name in names:
         groups[re.sub(r"[ _-]+", " ", name.casefold()).strip()].append(name)

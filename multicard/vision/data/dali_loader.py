@@ -1,7 +1,7 @@
 """`loader=dali`: NVIDIA DALI decodes, resizes and normalises, on the GPU where there is one.
 
-The pipeline is fed from outside, with raw images or the names of files, to keep the sampler's order: DALI's own reader
-shuffles and shards by rules of its own.
+The pipeline is fed from outside, with raw images or the names of files, to keep the sampler's
+order: DALI's own reader shuffles and shards by rules of its own.
 """
 
 from collections import deque
@@ -14,23 +14,26 @@ import torch
 
 from multicard.config.vision import DaliConfig, LayoutName
 from multicard.vision.data import decoding
-from multicard.vision.data.batch import Batch, Source
+from multicard.vision.data.batch import Batch, LoaderInput
 from multicard.vision.data.stored_images import Encoded, files_of, path_of
 
 
 class Feeder:
     """Feeds the pipeline: an iterator over the batches of an epoch, which can be started again."""
 
-    def __init__(self, source: Source, ahead: int) -> None:
+    def __init__(self, source: LoaderInput, ahead: int) -> None:
         self.source = source
         self.files = isinstance(source.split.images, list)
-        self.named = self.files and not files_of(source.split.images)  # fed by name, else by the bytes of the images
-        self.recent: deque[list[Encoded]] = deque(maxlen=ahead)  # batches among which is one that could not be decoded
+        # fed by name, else by the bytes of the images
+        self.named = self.files and not files_of(source.split.images)
+        # batches among which is one that could not be decoded
+        self.recent: deque[list[Encoded]] = deque(maxlen=ahead)
         self.bytes: deque[int] = deque()  # of the batches in the pipeline
         self._batches: Iterator[np.ndarray] | None = None
 
     def __iter__(self) -> "Feeder":
-        self._batches = None  # DALI restarts as soon as an epoch ends, before the sampler has the next epoch
+        # DALI restarts as soon as an epoch ends, before the sampler has the next epoch
+        self._batches = None
         return self
 
     def __next__(self) -> tuple[Any, ...]:
@@ -56,27 +59,38 @@ class Feeder:
         if windows is None:
             return list(images), list(split.labels[indices])
         corners = np.stack([windows.top, windows.left], axis=1).astype(np.int32)
-        return list(images), list(split.labels[indices]), list(corners), list(windows.flip.astype(np.int32))
+        return (
+            list(images),
+            list(split.labels[indices]),
+            list(corners),
+            list(windows.flip.astype(np.int32)),
+        )
 
 
 class Dali:
-    """Batches from a DALI pipeline: (B, 3, S, S), or one channel for grey images, on the GPU where there is one.
+    """Batches from a DALI pipeline: (B, 3, S, S), or one channel for grey images,
+    on the GPU where there is one.
 
-    The bytes counted are those fed to it, which cross to a GPU: of encoded files where DALI decodes.
+    The bytes counted are those fed to it, which cross to a
+    GPU: of encoded files where DALI decodes.
     """
 
     setup_bytes = 0
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: LoaderInput) -> None:
         options = source.config.loader
         assert isinstance(options, DaliConfig)
-        self.source, self.on_gpu = source, source.device.type == "cuda"
+        self.source = source
+        self.on_gpu = source.device.type == "cuda"
         threads = options.threads or torch.get_num_threads()  # a rank's share of the cores
         for path in source.split.images if isinstance(source.split.images, list) else ():
             decoding.require_plain(path)
         self.feeder = Feeder(source, options.prefetch_queue_depth + 2)
         self.pipeline = _pipeline(source, self.feeder, threads, options.prefetch_queue_depth)
-        self.facts: dict[str, Any] = {"pipeline": "gpu" if self.on_gpu else "cpu", "threads": threads}
+        self.facts: dict[str, Any] = {
+            "pipeline": "gpu" if self.on_gpu else "cpu",
+            "threads": threads,
+        }
         self.facts["decodes"] = self.feeder.files
         self._at_end: bool | None = None  # of an epoch; None before the first
 
@@ -91,12 +105,16 @@ class Dali:
         while (outputs := self._run()) is not None:
             images, labels = (torch.from_dlpack(output.as_tensor()) for output in outputs)
             images, labels = images.permute(0, 3, 1, 2) if nhwc else images, labels.reshape(-1)
-            yield Batch(images.to(self.source.transfer), labels, self.feeder.bytes.popleft(), labels.nbytes)
+            yield Batch(
+                images.to(self.source.transfer), labels, self.feeder.bytes.popleft(), labels.nbytes
+            )
 
     def _run(self) -> tuple[Any, Any] | None:
         """The pipeline's next outputs; None at the end of an epoch."""
         try:
-            return self.pipeline.run(torch.cuda.current_stream(self.source.device) if self.on_gpu else None)
+            return self.pipeline.run(
+                torch.cuda.current_stream(self.source.device) if self.on_gpu else None
+            )
         except StopIteration:
             self._at_end = True
             return None
@@ -113,34 +131,52 @@ class Dali:
         return error
 
 
-def _pipeline(source: Source, feeder: Feeder, threads: int, ahead: int) -> Any:
+def _pipeline(source: LoaderInput, feeder: Feeder, threads: int, ahead: int) -> Any:
     nvidia: Any = import_module("nvidia.dali")  # optional
-    fn, types = nvidia.fn, nvidia.types
-    config, images, on_gpu = source.config.dataset, source.split.images, source.device.type == "cuda"
+    fn = nvidia.fn
+    types = nvidia.types
+    config = source.config.dataset
+    images = source.split.images
+    on_gpu = source.device.type == "cuda"
     augmented = source.training and config.augment
     grey = source.split.grey
     channels = 1 if grey and config.alike else 3
     size = [config.image_size, config.image_size]
     half = source.transfer is torch.float16
-    scaled = {key: [255 * value for value in getattr(config, key)][:channels] for key in ("mean", "std")}
+    scaled = {
+        key: [255 * value for value in getattr(config, key)][:channels] for key in ("mean", "std")
+    }
     layout = "HWC" if source.config.layout.name is LayoutName.nhwc else "CHW"
     resize = {"size": size, "interp_type": types.DALIInterpType.INTERP_LINEAR}
 
     @nvidia.pipeline_def
     def graph() -> Any:
         first = types.DALIDataType.INT8 if feeder.named else types.DALIDataType.UINT8
-        kinds = [first, types.DALIDataType.INT64, types.DALIDataType.INT32, types.DALIDataType.INT32]
+        kinds = [
+            first,
+            types.DALIDataType.INT64,
+            types.DALIDataType.INT32,
+            types.DALIDataType.INT32,
+        ]
         layouts = ["" if feeder.files else "HW" if grey else "HWC", "", "", ""]
         count = 4 if augmented else 2
         fed: Any = fn.external_source(
-            source=feeder, cycle="raise", num_outputs=count, batch=True, dtype=kinds[:count], layout=layouts[:count]
+            source=feeder,
+            cycle="raise",
+            num_outputs=count,
+            batch=True,
+            dtype=kinds[:count],
+            layout=layouts[:count],
         )
-        pixels, labels = fed[0], fed[1]
+        pixels = fed[0]
+        labels = fed[1]
         if feeder.files:
             device = "mixed" if on_gpu else "cpu"
             kind = types.DALIImageType.RGB
             pixels = fn.io.file.read(pixels) if feeder.named else pixels
-            pixels = fn.decoders.image(pixels, device=device, output_type=kind, adjust_orientation=True)
+            pixels = fn.decoders.image(
+                pixels, device=device, output_type=kind, adjust_orientation=True
+            )
             whole = types.DALIDataType.UINT8 if augmented else types.DALIDataType.FLOAT
             pixels = fn.resize(pixels, **resize, antialias=True, dtype=whole)
         elif on_gpu:
@@ -150,7 +186,9 @@ def _pipeline(source: Source, feeder: Feeder, threads: int, ahead: int) -> Any:
         if augmented:
             window = source.windows(np.zeros(1, np.int64))
             assert window is not None
-            pixels = fn.slice(pixels, start=fed[2], shape=[window.height, window.width], axes=[0, 1])
+            pixels = fn.slice(
+                pixels, start=fed[2], shape=[window.height, window.width], axes=[0, 1]
+            )
         smaller = isinstance(images, np.ndarray) and max(images.shape[1:3]) > config.image_size
         if not feeder.files or augmented:
             pixels = fn.resize(pixels, **resize, antialias=smaller, dtype=types.DALIDataType.FLOAT)
@@ -158,14 +196,18 @@ def _pipeline(source: Source, feeder: Feeder, threads: int, ahead: int) -> Any:
             pixels = fn.cat(pixels, pixels, pixels, axis=2)
         kind = types.DALIDataType.FLOAT16 if half else types.DALIDataType.FLOAT
         mirror = {"mirror": fed[3]} if augmented else {}
-        return fn.crop_mirror_normalize(pixels, dtype=kind, output_layout=layout, **scaled, **mirror), labels
+        return (
+            fn.crop_mirror_normalize(pixels, dtype=kind, output_layout=layout, **scaled, **mirror),
+            labels,
+        )
 
     pipeline = graph(
         batch_size=source.batch_size,
         num_threads=threads,
         device_id=source.device.index if on_gpu else None,
         prefetch_queue_depth=ahead,
-        exec_dynamic=True,  # the only executor that leaves alone what torch uses without a copy (TensorGPU.__dlpack__)
+        # the only executor that leaves alone what torch uses without a copy (TensorGPU.__dlpack__)
+        exec_dynamic=True,
         py_num_workers=0,
     )
     pipeline.build()

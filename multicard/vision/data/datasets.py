@@ -1,4 +1,5 @@
-"""Data sets by name, and how each is read and checked; digits and MNIST. Imports neither torch nor torchvision.
+"""Data sets by name, and how each is read and checked; digits and MNIST.
+Imports neither torch nor torchvision.
 
 What is absent, cut off or altered is refused.
 """
@@ -22,9 +23,9 @@ from multicard.machine import network
 from multicard.messages import Refusal
 from multicard.records import run_folder
 from multicard.records.content import Blob, text_blob
-from multicard.records.schema_parts import Repeated
+from multicard.records.schema_parts import RepeatedImages
 from multicard.vision.data import decoding, photographs
-from multicard.vision.data.splits import Data, Split, held_out
+from multicard.vision.data.splits import DataSplits, Split, held_out
 from multicard.vision.data.stored_images import column_of, path_of
 
 
@@ -40,38 +41,51 @@ class DataSet:
     require_room: refuses copies of a number of processes that do not fit into memory.
     """
 
-    read: Callable[[Any, int], Data]
+    read: Callable[[Any, int], DataSplits]
     options: type[DatasetConfig] = DatasetConfig
     check: Callable[[Any], None] = lambda config: None
     downloads: Callable[[Any], bool] = lambda config: False
-    finish: Callable[[Data, Any], Data] = lambda data, config: data
+    finish: Callable[[DataSplits, Any], DataSplits] = lambda data, config: data
     require_room: Callable[[Any, int], None] = lambda config, processes: None
 
 
 # ---- digits
 
 
-def read_digits(_: DatasetConfig, __: int) -> Data:
-    """1,797 handwritten digits, 8 x 8, of 43 people (Alpaydin and Kaynak, UCI 1998), as scikit-learn ships them.
+def read_digits(_: DatasetConfig, __: int) -> DataSplits:
+    """1,797 handwritten digits, 8 x 8, of 43 people (Alpaydin and Kaynak, UCI 1998),
+    as scikit-learn ships them.
 
-    Read from scikit-learn's own file: importing sklearn.datasets takes longer than a second. The split does not depend
+    Read from scikit-learn's own file: importing sklearn.datasets takes longer than a second. The
+    split does not depend
     on the seed: every fifth sample of each class, by a fixed shuffle, is for testing.
     """
     package = importlib.util.find_spec("sklearn")
-    assert package is not None and package.submodule_search_locations, "scikit-learn is in requirements.txt"
-    with gzip.open(Path(package.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz", "rt") as file:
+    assert package is not None and package.submodule_search_locations, (
+        "scikit-learn is in requirements.txt"
+    )
+    with gzip.open(
+        Path(package.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz", "rt"
+    ) as file:
         table = np.loadtxt(file, delimiter=",")
-    images = np.round(table[:, :-1].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)  # 0..16 in the file
+    # 0..16 in the file
+    images = np.round(table[:, :-1].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
     labels = table[:, -1].astype(np.int64)
     is_test = held_out(labels, 1 / 5, seed=0)
-    return Data(Split(images[~is_test], labels[~is_test]), Split(images[is_test], labels[is_test]), classes=10)
+    return DataSplits(
+        Split(images[~is_test], labels[~is_test]),
+        Split(images[is_test], labels[is_test]),
+        classes=10,
+    )
 
 
 # ---- MNIST
 
 
-MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.com/exdb/mnist/")  # torchvision's
-# File: md5 of its .gz as torchvision 0.26 lists it, images or labels in it. They come four in a set.
+# torchvision's
+MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.com/exdb/mnist/")
+# File: md5 of its .gz as torchvision 0.26 lists it, images or labels in it.
+# They come four in a set.
 MNIST_FILES = {
     "train-images-idx3-ubyte": ("f68b3c2dcbeaaa9fbdd348bbdeb94873", 60_000),
     "train-labels-idx1-ubyte": ("d53e105ee54ea40749a09fcbcd1e9432", 60_000),
@@ -80,14 +94,17 @@ MNIST_FILES = {
 }
 
 
-def read_mnist(config: MnistConfig, _: int) -> Data:
+def read_mnist(config: MnistConfig, _: int) -> DataSplits:
     """MNIST's four IDX files (LeCun, Cortes, Burges), plain or .gz."""
     raw = _mnist_folder(config)
     train, test = (
-        Split(_idx(raw, f"{part}-images-idx3-ubyte"), _idx(raw, f"{part}-labels-idx1-ubyte").astype(np.int64))
+        Split(
+            _idx(raw, f"{part}-images-idx3-ubyte"),
+            _idx(raw, f"{part}-labels-idx1-ubyte").astype(np.int64),
+        )
         for part in ("train", "t10k")
     )
-    return Data(train, test, classes=10)
+    return DataSplits(train, test, classes=10)
 
 
 def _mnist_folder(config: MnistConfig) -> Path:
@@ -100,7 +117,9 @@ def _mnist_file(raw: Path, name: str) -> Path:
 
 
 def _idx(raw: Path, name: str) -> np.ndarray:
-    """An IDX file of unsigned bytes: a header of big-endian int32 (magic, then one a dimension), then the values."""
+    """An IDX file of unsigned bytes: a header of big-endian int32 (magic, then one a dimension),
+    then the values.
+    """
     path = _mnist_file(raw, name)
     content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     dimensions = content[3]
@@ -118,8 +137,8 @@ def check_mnist(config: MnistConfig) -> None:
         if not path.is_file():
             raise Refusal(
                 "mnist.absent",
-                f"dataset.root={config.root}: no {name}[.gz] in {raw}; give the folder that holds MNIST/raw, "
-                "`dataset.root=FOLDER`, or fetch it there by `dataset.download=true`",
+                f"dataset.root={config.root}: no {name}[.gz] in {raw}; give the folder that holds"
+                " MNIST/raw, `dataset.root=FOLDER`, or fetch it there by `dataset.download=true`",
                 key="dataset.root",
                 file=name,
                 folder=str(raw),
@@ -131,8 +150,8 @@ def check_mnist(config: MnistConfig) -> None:
         if not is_whole:
             raise Refusal(
                 "mnist.altered",
-                f"dataset.root={config.root}: {path} is cut off or altered; remove it, and fetch it again by "
-                "`dataset.download=true`",
+                f"dataset.root={config.root}: {path} is cut off or altered; remove it, and fetch it"
+                " again by `dataset.download=true`",
                 key="dataset.root",
                 file=path.name,
             )
@@ -147,7 +166,8 @@ def _has_shape(raw: Path, name: str, shape: tuple[int, ...]) -> bool:
 
 def _download(config: MnistConfig) -> None:
     """Fetch the files that are absent, each whole or not at all."""
-    raw, problems = _mnist_folder(config), []
+    raw = _mnist_folder(config)
+    problems = []
     absent = [name for name in MNIST_FILES if not _mnist_file(raw, name).is_file()]
     for mirror in MIRRORS if absent else ():
         why = network.problem(mirror)
@@ -162,8 +182,9 @@ def _download(config: MnistConfig) -> None:
     if problems:
         raise Refusal(
             "mnist.not-fetched",
-            f"dataset.download=true: could not fetch MNIST into {config.root} ({'; '.join(problems)}); see that the "
-            "machine has network, or put its four files into MNIST/raw of dataset.root yourself",
+            "dataset.download=true: could not fetch MNIST into"
+            f" {config.root} ({'; '.join(problems)}); see that the machine has network, or put its"
+            " four files into MNIST/raw of dataset.root yourself",
             key="dataset.download",
             root=config.root,
             problems=problems,
@@ -200,29 +221,36 @@ def check(config: DatasetConfig) -> None:
     DATASETS[config.name].check(config)
 
 
-def load(config: DatasetConfig, seed: int) -> Data:
-    """Read the data set; `train_limit` and `test_limit` take the first images after a shuffle by `seed`."""
+def load(config: DatasetConfig, seed: int) -> DataSplits:
+    """Read the data set; `train_limit` and `test_limit` take
+    the first images after a shuffle by `seed`.
+    """
     dataset = DATASETS[config.name]
     return dataset.finish(_limited(dataset.read(config, seed), config, seed), config)
 
 
-def repeated(config: DatasetConfig, seed: int) -> Repeated | None:
-    """Images that the runs of this configuration meet more than once, said in a line; None for built-in sets."""
+def repeated(config: DatasetConfig, seed: int) -> RepeatedImages | None:
+    """Images that the runs of this configuration meet more than once, said in a line;
+    None for built-in sets.
+    """
     if not isinstance(config, ImagesConfig):
         return None
     data = DATASETS[config.name].read(config, seed)
     return photographs.repeated(_limited(data, config, seed), config)
 
 
-def _limited(data: Data, config: DatasetConfig, seed: int) -> Data:
-    train, test = data.train.take(config.train_limit, seed), data.test.take(config.test_limit, seed)
+def _limited(data: DataSplits, config: DatasetConfig, seed: int) -> DataSplits:
+    train = data.train.take(config.train_limit, seed)
+    test = data.test.take(config.test_limit, seed)
     return replace(data, train=train, test=test)
 
 
 def content(config: DatasetConfig) -> dict[str, list[Blob]]:
-    """What identifies the whole data set: its images, or names and files of photographs, and labels; and, where
-    photographs are decoded, the version of their decoding."""
-    data = DATASETS[config.name].read(config, 0)  # runs with other seeds repeat one another on the same data
+    """What identifies the whole data set: its images, or names and files of photographs, and
+    labels; and, where photographs are decoded, the version of their decoding.
+    """
+    # runs with other seeds repeat one another on the same data
+    data = DATASETS[config.name].read(config, 0)
     blobs: dict[str, Path | memoryview] = {}
     encoded = [split.images for split in (data.train, data.test) if isinstance(split.images, list)]
     paths = [path_of(image) for images in encoded for image in images]
@@ -234,7 +262,10 @@ def content(config: DatasetConfig) -> dict[str, list[Blob]]:
         else:  # a file that holds many images counts once; relative_to takes 7 us each
             columns = {path_of(image): column_of(image) for image in split.images}
             blobs |= {str(path)[len(root) :] + column: path for path, column in columns.items()}
-    return {"dataset": [*blobs.items()], "decoding": [text_blob("decoding", str(decoding.VERSION))] if paths else []}
+    return {
+        "dataset": [*blobs.items()],
+        "decoding": [text_blob("decoding", str(decoding.VERSION))] if paths else [],
+    }
 
 
 def _bytes_of(array: np.ndarray) -> memoryview:

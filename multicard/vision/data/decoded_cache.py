@@ -1,10 +1,11 @@
-"""Photographs decoded once, into one file of uint8 that all ranks of a node map: they share it in the page cache.
+"""Photographs decoded once, into one file of uint8 that all ranks
+of a node map: they share it in the page cache.
 
 The cache is in `.multicard/` of the data set, or in `dataset.cache_dir`:
 
 | file | content |
 |---|---|
-| <split>_<size>px.json | the entry: what the images were made from, written last; without it there is no cache |
+| <split>_<size>px.json | what they were made from; written last: the cache is there once this is |
 | <split>_<size>px-<digits>.u8 | the images (N, S, S, 3), uint8 |
 """
 
@@ -27,27 +28,39 @@ from multicard.records import run_folder
 from multicard.records.json_values import as_text
 from multicard.vision.data import decoding
 from multicard.vision.data.sample_sources import folder_of
-from multicard.vision.data.splits import Data, Split
-from multicard.vision.data.stored_images import Encoded, Row, files_of, path_of
+from multicard.vision.data.splits import DataSplits, Split
+from multicard.vision.data.stored_images import Encoded, StoredImage, files_of, path_of
 
 VERSION = 1  # of the format: a cache of another version is rebuilt
 CHUNK = 256  # images that are decoded ahead of the one that is written
 
 
-def cached(data: Data, config: ImagesConfig) -> Data:
-    """The same data set with its images decoded; `facts` say where they are. A broken image is refused, and a cache
-    that cannot be written."""
-    splits, facts = {}, {}
-    for name, split, limit in (("train", data.train, config.train_limit), ("test", data.test, config.test_limit)):
+def cached(data: DataSplits, config: ImagesConfig) -> DataSplits:
+    """The same data set with its images decoded; `facts` say where they are. A broken image is
+    refused, and a cache that cannot be written.
+    """
+    splits = {}
+    facts = {}
+    for name, split, limit in (
+        ("train", data.train, config.train_limit),
+        ("test", data.test, config.test_limit),
+    ):
         share = limit or config.split
-        part = f"_{share}-{_digits(str(split.images))}" if share else ""  # which images follows from the run's seed
-        splits[name], facts[name] = SplitCache(split, f"{name}_{config.image_size}px{part}", config).open()
-    return replace(data, **splits, facts=data.facts | {"cache": str(config.cache), "decoded": facts})
+        # which images follows from the run's seed
+        part = f"_{share}-{_digits(str(split.images))}" if share else ""
+        splits[name], facts[name] = SplitCache(
+            split, f"{name}_{config.image_size}px{part}", config
+        ).open()
+    return replace(
+        data, **splits, facts=data.facts | {"cache": str(config.cache), "decoded": facts}
+    )
 
 
 def folder(config: ImagesConfig) -> Path:
     """The folder of the cache."""
-    return Path(config.cache_dir or folder_of(Path(str(config.root)).expanduser()) / ".multicard").expanduser()
+    return Path(
+        config.cache_dir or folder_of(Path(str(config.root)).expanduser()) / ".multicard"
+    ).expanduser()
 
 
 def check(config: ImagesConfig) -> None:
@@ -59,8 +72,9 @@ def check(config: ImagesConfig) -> None:
         key = "dataset.cache_dir" if config.cache_dir else "dataset.root"
         raise Refusal(
             "cache.unwritable",
-            f"{key}={config.cache_dir or config.root}: the decoded images cannot be kept in {path}; choose "
-            "a folder that can be written, `dataset.cache_dir=FOLDER`, or use `dataset.cache=none`",
+            f"{key}={config.cache_dir or config.root}: the decoded images cannot be kept in {path};"
+            " choose a folder that can be written, `dataset.cache_dir=FOLDER`, or use"
+            " `dataset.cache=none`",
             key=key,
             folder=str(path),
         )
@@ -71,20 +85,28 @@ class SplitCache:
 
     def __init__(self, split: Split, name: str, config: ImagesConfig) -> None:
         assert isinstance(split.images, list)
-        self.images, self.labels, self.config, self.folder = split.images, split.labels, config, folder(config)
+        self.images = split.images
+        self.labels = split.labels
+        self.config = config
+        self.folder = folder(config)
         self.root = Path(str(config.root)).expanduser()
         if self.folder != self.root / ".multicard":  # other data sets may use the folder too
             name = f"{as_text(self.root.resolve().name)}-{_digits(str(self.root.resolve()))}_{name}"
-        self.name, self.entry_file = name, self.folder / f"{name}.json"
+        self.name = name
+        self.entry_file = self.folder / f"{name}.json"
 
     def open(self) -> tuple[Split, dict[str, Any]]:
-        """The decoded split and facts for the record. One process builds an absent cache, the others wait for it."""
-        fingerprint, built_s = self._fingerprint(), None
+        """The decoded split and facts for the record. One process builds an absent cache,
+        the others wait for it.
+        """
+        fingerprint = self._fingerprint()
+        built_s = None
         mapped = self._map(fingerprint)
         if mapped is None:
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
-                with FileLock(self.folder / f".{self.name}.lock"):  # released by the kernel when this process ends
+                # released by the kernel when this process ends
+                with FileLock(self.folder / f".{self.name}.lock"):
                     mapped = self._map(fingerprint)
                     if mapped is None:
                         started_s = timing.clock_s()
@@ -94,8 +116,9 @@ class SplitCache:
             except OSError as error:
                 raise Refusal(
                     "cache.not-written",
-                    f"dataset.cache={self.config.cache}: cannot write to {self.folder} ({error.strerror}); free some "
-                    "space, choose another folder, `dataset.cache_dir=FOLDER`, or use `dataset.cache=none`",
+                    f"dataset.cache={self.config.cache}: cannot write to"
+                    f" {self.folder} ({error.strerror}); free some space, choose another folder,"
+                    " `dataset.cache_dir=FOLDER`, or use `dataset.cache=none`",
                     key="dataset.cache",
                     folder=str(self.folder),
                     why=error.strerror,
@@ -105,7 +128,11 @@ class SplitCache:
         skipped = entry["skipped"]
         if skipped and not self.config.skip_broken:
             why = skipped[0]["why"]
-            more = f" ({len(skipped) - 1:,} more of {len(self.images):,} cannot be either)" if len(skipped) > 1 else ""
+            more = (
+                f" ({len(skipped) - 1:,} more of {len(self.images):,} cannot be either)"
+                if len(skipped) > 1
+                else ""
+            )
             raise Refusal(
                 "cache.broken",
                 f"{why}{more}",
@@ -125,18 +152,27 @@ class SplitCache:
         return Split(images, self.labels[decoded]), facts
 
     def _fingerprint(self) -> str:
-        """16 hex digits of the images' names, sizes and times, how they are decoded, and to which size resized."""
+        """16 hex digits of the images' names, sizes and times, how they are decoded,
+        and to which size resized.
+        """
         digest = hashlib.sha256(f"{VERSION} {decoding.VERSION} {self.config.image_size}".encode())
         root = folder_of(self.root)
         for image in self.images:
-            path, row = path_of(image), f"#{image.index}{image.file.column}" if isinstance(image, Row) else ""
+            path, row = (
+                path_of(image),
+                (f"#{image.index}{image.file.column}" if isinstance(image, StoredImage) else ""),
+            )
             status = path.stat()
             name = os.path.relpath(path, root).encode(errors="surrogateescape")  # of any bytes
-            digest.update(b"\n%b%b %d %d" % (name, row.encode(), status.st_size, status.st_mtime_ns))
+            digest.update(
+                b"\n%b%b %d %d" % (name, row.encode(), status.st_size, status.st_mtime_ns)
+            )
         return digest.hexdigest()[:16]
 
     def _map(self, fingerprint: str) -> tuple[np.ndarray, dict[str, Any]] | None:
-        """The images and their entry; None where the cache is absent, of other images, or was changed."""
+        """The images and their entry; None where the cache is absent, of other images,
+        or was changed.
+        """
         entry = run_folder.read_json(self.entry_file)
         if entry is None or entry.get("of") != fingerprint:
             return None
@@ -145,7 +181,8 @@ class SplitCache:
             status = path.stat()
             if (status.st_size, status.st_mtime_ns) != (entry["bytes"], entry["mtime_ns"]):
                 return None
-            return np.memmap(path, np.uint8, "c", shape=tuple(entry["shape"])), entry  # c: torch wants it writable
+            # c: torch wants it writable
+            return np.memmap(path, np.uint8, "c", shape=tuple(entry["shape"])), entry
         except FileNotFoundError:  # another process has just built a newer one
             return None
 
@@ -164,19 +201,29 @@ class SplitCache:
                     skipped.append({"index": index, "path": str(self.images[index]), "why": why})
                 else:
                     file.write(image.tobytes())
-        written, size, status = len(self.images) - len(skipped), self.config.image_size, path.stat()
+        written = len(self.images) - len(skipped)
+        size = self.config.image_size
+        status = path.stat()
         if not written:
             # The refusal of one image offers to leave such images out, which would leave none
             why = f"; {skipped[0]['path']}: {first.facts['why'] or 'broken'}" if first else ""
             raise Refusal(
                 "cache.nothing-decoded",
-                f"dataset.root={self.config.root}: no image of {self.name} can be decoded{why}; replace the images",
+                f"dataset.root={self.config.root}: no image of {self.name} can be decoded{why};"
+                " replace the images",
                 key="dataset.root",
                 split=self.name,
                 image=skipped[0]["path"] if skipped else None,
             )
-        entry = {"of": fingerprint, "file": path.name, "shape": [written, size, size, 3], "bytes": status.st_size}
-        run_folder.write_json(self.entry_file, entry | {"mtime_ns": status.st_mtime_ns, "skipped": skipped})
+        entry = {
+            "of": fingerprint,
+            "file": path.name,
+            "shape": [written, size, size, 3],
+            "bytes": status.st_size,
+        }
+        run_folder.write_json(
+            self.entry_file, entry | {"mtime_ns": status.st_mtime_ns, "skipped": skipped}
+        )
         for older in set(self.folder.glob(f"{self.name}-*.u8")) - {path}:
             older.unlink(missing_ok=True)
 
@@ -198,4 +245,5 @@ class SplitCache:
 
 
 def _digits(text: str) -> str:
-    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:6]  # of names of any bytes
+    # of names of any bytes
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:6]

@@ -1,6 +1,8 @@
-"""Photographs from files as a viewer shows them: 8-bit RGB, upright, the first frame, transparency over white.
+"""Photographs from files as a viewer shows them: 8-bit RGB, upright, the first frame,
+transparency over white.
 
-Colour profiles are not applied. All that decodes goes through here, but for DALI, whose own decoder is what it is
+Colour profiles are not applied. All that decodes goes through here, but for DALI, whose own decoder
+is what it is
 measured for: it is not given files that it shows otherwise (`require_plain`).
 """
 
@@ -15,10 +17,12 @@ from multicard.vision.data.stored_images import Encoded
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-# Version of the pixels that `decode` returns. With another one, decoded caches are rebuilt and the data has another
-# fingerprint. 2: 16-bit grey is scaled, not cut off at 255; transparency over white; turned by EXIF
+# Version of the pixels that `decode` returns. With another one, decoded caches are rebuilt and the
+# data has another fingerprint. 2: 16-bit grey is scaled, not cut off at 255;
+# transparency over white; turned by EXIF
 VERSION = 2
-# Pillow's transposition that turns an image upright, by EXIF's orientation (CIPA DC-008, 4.6.5.1.1); 1 is upright
+# Pillow's transposition that turns an image upright, by EXIF's orientation (CIPA DC-008,
+# 4.6.5.1.1); 1 is upright
 TURNS = {
     2: "FLIP_LEFT_RIGHT",
     3: "ROTATE_180",
@@ -28,12 +32,17 @@ TURNS = {
     7: "TRANSVERSE",
     8: "ROTATE_90",
 }
-ORIENTATION, BITS_PER_SAMPLE, PHOTOMETRIC = 0x112, 0x102, 0x106  # tags of EXIF and TIFF
+# tags of EXIF and TIFF
+ORIENTATION = 0x112
+BITS_PER_SAMPLE = 0x102
+PHOTOMETRIC = 0x106
 WHITE_IS_ZERO = 0  # a value of PHOTOMETRIC
 
 
 def decode(encoded: Encoded, image_size: int) -> np.ndarray:
-    """The photograph as uint8 (S, S, 3), of any size, mode and proportions. A broken file is refused by its name."""
+    """The photograph as uint8 (S, S, 3), of any size, mode and proportions.
+    A broken file is refused by its name.
+    """
     import torch
     from PIL import Image, UnidentifiedImageError
     from torchvision.transforms.v2 import functional
@@ -43,31 +52,43 @@ def decode(encoded: Encoded, image_size: int) -> np.ndarray:
             pixels = torch.from_numpy(np.array(shown(image))).permute(2, 0, 1)
     except MemoryError:
         raise
-    except Exception as error:  # each decoder has its own: SyntaxError of a PNG, RuntimeError of an AVIF
-        why = "no image of a known format" if isinstance(error, UnidentifiedImageError) else str(error)
+    # each decoder has its own: SyntaxError of a PNG, RuntimeError of an AVIF
+    except Exception as error:
+        why = (
+            "no image of a known format"
+            if isinstance(error, UnidentifiedImageError)
+            else str(error)
+        )
         raise Refusal(
             "photographs.broken",
-            f"{encoded}: cannot be decoded ({why or type(error).__name__}); replace or remove it, or leave such images "
-            "out with `dataset.skip_broken=true dataset.cache=mmap`",
+            f"{encoded}: cannot be decoded ({why or type(error).__name__}); replace or remove it,"
+            " or leave such images out with `dataset.skip_broken=true dataset.cache=mmap`",
             image=str(encoded),
             why=why,
         ) from None
-    return functional.resize(pixels, [image_size, image_size], antialias=True).permute(1, 2, 0).numpy()
+    return (
+        functional.resize(pixels, [image_size, image_size], antialias=True).permute(1, 2, 0).numpy()
+    )
 
 
 def shown(image: "Image") -> "Image":
-    """The first frame of an opened image in RGB, upright. Pixels of 32 bits, whose white is not known, are refused."""
+    """The first frame of an opened image in RGB, upright. Pixels of 32 bits,
+    whose white is not known, are refused.
+    """
     from PIL.Image import Transpose
 
     rgb = _rgb(image)
-    turn = _turn(image)  # known once the pixels are read: Pillow turns a TIFF itself, and PNG may have it at its end
+    # known once the pixels are read: Pillow turns a TIFF itself, and PNG may have it at its end
+    turn = _turn(image)
     return rgb if turn is None else rgb.transpose(Transpose[turn])
 
 
 def require_plain(encoded: Encoded) -> None:
-    """Refuse, by its header alone, a file that only `decode` shows as a viewer does: GIF, AVIF, 16 bits, transparency.
+    """Refuse, by its header alone, a file that only `decode` shows as a viewer does: GIF, AVIF,
+    16 bits, transparency.
 
-    JPEGs have neither, and are not opened. A file without a header that can be read passes: its decoding fails.
+    JPEGs have neither, and are not opened. A file without a
+    header that can be read passes: its decoding fails.
     """
     from PIL import Image
 
@@ -75,14 +96,18 @@ def require_plain(encoded: Encoded) -> None:
         return
     try:
         with encoded.open("rb") as file, Image.open(file) as image:
-            is_plain = not (image.format in ("GIF", "AVIF") or image.mode[0] in "IF" or image.has_transparency_data)
+            is_plain = not (
+                image.format in ("GIF", "AVIF")
+                or image.mode[0] in "IF"
+                or image.has_transparency_data
+            )
     except Exception:  # as in `decode`, which names it
         return
     if not is_plain:
         raise Refusal(
             "dali.shows-otherwise",
-            f"{encoded}: is a GIF or AVIF, or has transparency or more than 8 bits, which loader=dali shows otherwise; "
-            "use `dataset.cache=mmap` or `loader=torch`",
+            f"{encoded}: is a GIF or AVIF, or has transparency or more than 8 bits, which"
+            " loader=dali shows otherwise; use `dataset.cache=mmap` or `loader=torch`",
             key="loader",
             image=str(encoded),
         )
@@ -94,7 +119,10 @@ def _rgb(image: "Image") -> "Image":
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM"):
         return _scaled_to_8_bits(image).convert("RGB")
     if image.mode in ("I", "F"):
-        raise Refusal("photographs.white-unknown", "32 bits a pixel, whose white is not known; save it with 8 or 16")
+        raise Refusal(
+            "photographs.white-unknown",
+            "32 bits a pixel, whose white is not known; save it with 8 or 16",
+        )
     if not image.has_transparency_data:
         return image.convert("RGB")
     white = Image.new("RGBA", image.size, "white")
@@ -107,7 +135,8 @@ def _scaled_to_8_bits(image: "Image") -> "Image":
 
     values = np.asarray(image)
     tags: Any = getattr(image, "tag_v2", {})
-    most = 2 ** tags.get(BITS_PER_SAMPLE, (16,))[0] - 1  # Pillow takes 12 bits of a TIFF as they are
+    # Pillow takes 12 bits of a TIFF as they are
+    most = 2 ** tags.get(BITS_PER_SAMPLE, (16,))[0] - 1
     levels = ((values.astype(np.uint32) * 255 + most // 2) // most).astype(np.uint8)
     if tags.get(PHOTOMETRIC) == WHITE_IS_ZERO:
         levels = 255 - levels
@@ -118,7 +147,9 @@ def _scaled_to_8_bits(image: "Image") -> "Image":
 
 
 def _turn(image: "Image") -> str | None:
-    """The transposition that turns the image upright; None where it is, or where its EXIF is broken."""
+    """The transposition that turns the image upright; None where it is,
+    or where its EXIF is broken.
+    """
     try:
         return TURNS.get(image.getexif().get(ORIENTATION, 1))
     except Exception:  # EXIF is a TIFF of its own, and breaks in as many ways

@@ -1,4 +1,6 @@
-"""`loader=device`: the data set crosses as uint8, once where it fits, and is preprocessed on the device."""
+"""`loader=device`: the data set crosses as uint8, once where it fits,
+and is preprocessed on the device.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +12,7 @@ from multicard.config.sweeps import pauses
 from multicard.config.vision import LayoutName
 from multicard.measure import memory
 from multicard.vision.data import preprocess
-from multicard.vision.data.batch import Batch, Source, side_stream
+from multicard.vision.data.batch import Batch, LoaderInput, side_stream
 
 WINDOW_BYTES = 8 + 8 + 1  # top, left and flip of an image
 BUDGET_SHARE = 0.25  # of a GPU's memory before training, unless dataset.device_budget_bytes is set
@@ -19,27 +21,42 @@ BUDGET_SHARE = 0.25  # of a GPU's memory before training, unless dataset.device_
 class Resident:
     """Batches of uint8 images on the device.
 
-    Where all fit the budget, the set crosses before the first batch (`resident`), or a rank's shard of it at the start
-    of every epoch (`shard`); else every batch crosses as uint8 (`streamed`). Gathering, resizing and normalising run
-    on the device, on CUDA on the side stream, so that they overlap with the step before. On CPU ranks nothing
-    crosses, and the images stay where all ranks of the node share them; what would cross is counted.
+    Where all fit the budget, the set crosses before the first batch (`resident`), or a rank's shard
+    of it at the start of every epoch (`shard`); else every batch crosses as uint8 (`streamed`).
+    Gathering, resizing and normalising run on the device, on CUDA on the side stream, so that they
+    overlap with the step before. On CPU ranks nothing crosses, and the images stay where all ranks
+    of the node share them; what would cross is counted.
     """
 
-    def __init__(self, source: Source) -> None:
-        images, self.source = source.split.images, source
+    def __init__(self, source: LoaderInput) -> None:
+        images = source.split.images
+        self.source = source
         assert isinstance(images, np.ndarray), "refused by the controller"
-        self.images, self.labels = images, source.split.labels
+        self.images = images
+        self.labels = source.split.labels
         # this rank reads the same rows of a test set every time
-        self.rows = None if source.training else np.fromiter(source.sampler, np.int64) % len(source.split)
+        self.rows = (
+            None if source.training else np.fromiter(source.sampler, np.int64) % len(source.split)
+        )
         read = len(source.sampler) if source.sharded or self.rows is not None else len(images)  # pyright: ignore[reportArgumentType]
         image_bytes = images[0].nbytes
         budget = source.config.dataset.device_budget_bytes
         if budget is None:
-            # of all memory in a race: its paused cells hold a part, which the final run of the winner has free again
+            # of all memory in a race: its paused cells hold a part,
+            # which the final run of the winner has free again
             raced = memory.device_memory(source.device.type) if pauses(source.config) else None
-            budget = int(BUDGET_SHARE * (raced.total_bytes if raced else memory.free_memory_bytes(source.device)))
-        self.mode = "streamed" if read * image_bytes > budget else "shard" if source.sharded else "resident"
-        self.facts: dict[str, Any] = {"mode": self.mode, "bytes": read * image_bytes, "budget_bytes": budget}
+            budget = int(
+                BUDGET_SHARE
+                * (raced.total_bytes if raced else memory.free_memory_bytes(source.device))
+            )
+        self.mode = (
+            "streamed" if read * image_bytes > budget else "shard" if source.sharded else "resident"
+        )
+        self.facts: dict[str, Any] = {
+            "mode": self.mode,
+            "bytes": read * image_bytes,
+            "budget_bytes": budget,
+        }
         self.setup_bytes = 0
         self.prepare = preprocess.Preparation(source.config.dataset, source.transfer, source.device)
         self.on_cuda = source.device.type == "cuda"
@@ -52,20 +69,30 @@ class Resident:
             self.raw, self.targets = self._send(self.images), self._send(self.labels)
 
     def __iter__(self) -> Iterator[Batch]:
-        source, image_bytes = self.source, self.images[0].nbytes
+        source = self.source
+        image_bytes = self.images[0].nbytes
         draws = np.fromiter(source.sampler, np.int64)
         order = draws % len(source.split) if self.rows is None else self.rows
-        slices = [slice(first, first + source.batch_size) for first in range(0, len(order), source.batch_size)]
+        slices = [
+            slice(first, first + source.batch_size)
+            for first in range(0, len(order), source.batch_size)
+        ]
         if self.mode == "shard":
             self._send_shard(order)
         elif self.mode == "resident":
             self.order = self._send(order)
         # what crosses for the whole epoch counts with its first batch
-        epoch_bytes = {"resident": order.nbytes, "shard": len(order) * image_bytes, "streamed": 0}[self.mode]
+        epoch_bytes = {"resident": order.nbytes, "shard": len(order) * image_bytes, "streamed": 0}[
+            self.mode
+        ]
         label_bytes = order.nbytes if self.mode == "shard" else 0
         batches = (self._batch(part, order, draws) for part in slices)
         for images, labels in self._ahead(batches) if self.on_cuda else batches:
-            window_bytes = WINDOW_BYTES * len(labels) if source.training and source.config.dataset.augment else 0
+            window_bytes = (
+                WINDOW_BYTES * len(labels)
+                if source.training and source.config.dataset.augment
+                else 0
+            )
             if self.mode == "streamed":
                 yield Batch(images, labels, window_bytes + len(labels) * image_bytes, labels.nbytes)
             else:
@@ -75,26 +102,39 @@ class Resident:
     def _send_shard(self, order: np.ndarray) -> None:
         """Send this epoch's images in the order of their use; on CPU they stay where they are."""
         if not self.on_cuda:
-            self.raw, self.targets, self.order = map(torch.from_numpy, (self.images, self.labels, order))
+            self.raw, self.targets, self.order = map(
+                torch.from_numpy, (self.images, self.labels, order)
+            )
             return
         self.raw = self.targets = torch.empty(0)  # frees the last epoch's
         self.raw, self.targets = self._send(self.images[order]), self._send(self.labels[order])
         self.order = torch.arange(len(order), device=self.source.device)
 
-    def _batch(self, part: slice, order: np.ndarray, draws: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+    def _batch(
+        self, part: slice, order: np.ndarray, draws: np.ndarray
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Images and labels on the device, of a part of the epoch's order."""
         if self.mode == "streamed":
-            raw, labels = (self._send(values[order[part]], self.source.pin) for values in (self.images, self.labels))
+            raw, labels = (
+                self._send(values[order[part]], self.source.pin)
+                for values in (self.images, self.labels)
+            )
         else:
-            raw, labels = (values.index_select(0, self.order[part]) for values in (self.raw, self.targets))
+            raw, labels = (
+                values.index_select(0, self.order[part]) for values in (self.raw, self.targets)
+            )
         return self._prepared(self.source.augmented(raw, draws[part])), labels
 
     def _prepared(self, raw: torch.Tensor) -> torch.Tensor:
-        """Images as the model takes them. Odd last batches go uncompiled, as they do through the model."""
+        """Images as the model takes them. Odd last batches go uncompiled,
+        as they do through the model.
+        """
         if not self.compiled or len(raw) != self.source.batch_size:
             return self.prepare(raw)
         nhwc = self.source.config.layout.name is LayoutName.nhwc
-        return self.prepare.in_one_kernel(raw, torch.channels_last if nhwc else torch.contiguous_format)
+        return self.prepare.in_one_kernel(
+            raw, torch.channels_last if nhwc else torch.contiguous_format
+        )
 
     def warm(self) -> None:
         """Have the code that prepares batches compiled, by a batch that is thrown away."""
@@ -112,7 +152,8 @@ class Resident:
         self, batches: Iterator[tuple[torch.Tensor, torch.Tensor]]
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Prepare each batch on the side stream, while the one before it is trained on."""
-        training, preparing = torch.cuda.current_stream(self.source.device), side_stream(self.source.device)
+        training = torch.cuda.current_stream(self.source.device)
+        preparing = side_stream(self.source.device)
         preparing.wait_stream(training)  # the epoch's data was sent there
 
         def prepare_next() -> tuple[tuple[torch.Tensor, torch.Tensor], Any] | None:
@@ -125,6 +166,7 @@ class Resident:
             (images, labels), event = ready
             ready = prepare_next()
             training.wait_event(event)
-            images.record_stream(training)  # allocated on one stream, used on another: the memory waits for both
+            # allocated on one stream, used on another: the memory waits for both
+            images.record_stream(training)
             labels.record_stream(training)
             yield images, labels

@@ -1,4 +1,6 @@
-"""What lies in folders: images, folders and files that are not read, by their kind. Hidden ones are left out."""
+"""What lies in folders: images, folders and files that are not read, by their kind.
+Hidden ones are left out.
+"""
 
 import os
 from collections import Counter
@@ -7,15 +9,73 @@ from typing import NamedTuple
 
 from multicard.messages import Refusal
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif", ".jfif", ".avif")
-# What systems and programs leave in folders; it counts as hidden, as all whose name begins with a dot does
-LEFT_BY_OTHERS = {"__macosx", "@eadir", "$recycle.bin", "system volume information", "lost+found", "__pycache__"}
+SUFFIXES = (
+    ".jpg",
+    ".jpeg",
+    ".png",
+    ".ppm",
+    ".bmp",
+    ".pgm",
+    ".tif",
+    ".tiff",
+    ".webp",
+    ".gif",
+    ".jfif",
+    ".avif",
+)
+# What systems and programs leave in folders; it counts as hidden,
+# as all whose name begins with a dot does
+LEFT_BY_OTHERS = {
+    "__macosx",
+    "@eadir",
+    "$recycle.bin",
+    "system volume information",
+    "lost+found",
+    "__pycache__",
+}
 LEFT_BY_OTHERS |= {"thumbs.db", "desktop.ini", "icon\r"}
-NOTES = {".txt", ".md", ".csv", ".tsv", ".json", ".jsonl", ".xml", ".mat", ".yaml", ".yml", ".pdf", ".html", ".py"}
+NOTES = {
+    ".txt",
+    ".md",
+    ".csv",
+    ".tsv",
+    ".json",
+    ".jsonl",
+    ".xml",
+    ".mat",
+    ".yaml",
+    ".yml",
+    ".pdf",
+    ".html",
+    ".py",
+}
 NOTES |= {".ipynb", ".xlsx", ".xls", ".rst", ".npy", ".pkl", ".names", ".cfg"}
 # Names of folders of such files, in lower case, which are no classes beside others
-NOTE_FOLDERS = {"meta", "metadata", "annotation", "annotations", "notes", "doc", "docs", "info", "about", "label"}
-NOTE_FOLDERS |= {"labels", "csv", "csvs", "json", "txt", "xml", "split", "splits", "list", "lists", "attributes"}
+NOTE_FOLDERS = {
+    "meta",
+    "metadata",
+    "annotation",
+    "annotations",
+    "notes",
+    "doc",
+    "docs",
+    "info",
+    "about",
+    "label",
+}
+NOTE_FOLDERS |= {
+    "labels",
+    "csv",
+    "csvs",
+    "json",
+    "txt",
+    "xml",
+    "split",
+    "splits",
+    "list",
+    "lists",
+    "attributes",
+}
 OWN = ".multicard"  # holds decoded images
 LONGEST_ENDING = 8  # letters; what is longer is a part of a name
 
@@ -31,8 +91,10 @@ def kind_of_file(name: str) -> str:
     return ending if is_ending else "files without an ending"
 
 
-class Look(NamedTuple):
-    """What lies directly in a folder: whether an image does, and its folders but for hidden ones."""
+class FolderListing(NamedTuple):
+    """What lies directly in a folder: whether an image does,
+    and its folders but for hidden ones.
+    """
 
     has_images: bool
     folders: list[Path]
@@ -42,7 +104,7 @@ class Look(NamedTuple):
         return {folder.name for folder in self.folders}
 
 
-def look(folder: Path) -> Look:
+def look(folder: Path) -> FolderListing:
     """A look into a folder, up to its first image: folders of classes may hold a million."""
     folders = []
     with os.scandir(folder) as entries:
@@ -52,8 +114,8 @@ def look(folder: Path) -> Look:
             if entry.is_dir():
                 folders.append(Path(entry.path))
             elif entry.name.lower().endswith(SUFFIXES):
-                return Look(True, [])
-    return Look(False, sorted(folders))
+                return FolderListing(True, [])
+    return FolderListing(False, sorted(folders))
 
 
 def class_folders(folder: Path) -> list[Path]:
@@ -61,12 +123,15 @@ def class_folders(folder: Path) -> list[Path]:
 
 
 def images_in(folder: Path) -> tuple[list[Path], Counter[str]]:
-    """All images below `folder` that neither are hidden nor lie in a hidden folder, by folder and name; and how many
-    other files lie there, by kind.
+    """All images below `folder` that neither are hidden nor lie in a hidden folder, by folder and
+    name; and how many other files lie there, by kind.
 
     Circles of links and pipes are refused; an OSError is of a folder that cannot be read.
     """
-    images, others, seen, folders = [], Counter[str](), set(), [os.fspath(folder)]
+    images = []
+    others = Counter[str]()
+    seen = set()
+    folders = [os.fspath(folder)]
     while folders:
         part = folders.pop()
         real = os.path.realpath(part)
@@ -107,8 +172,9 @@ def holds_images(folder: Path) -> bool:
 
 
 def holds_notes(folder: Path) -> bool:
-    """True of a folder of files about images alone, as meta/ of Food-101: neither an empty one, nor one with images of
-    a form that is not read."""
+    """True of a folder of files about images alone, as meta/ of Food-101: neither an empty one, nor
+    one with images of a form that is not read.
+    """
     files = [name for _, _, names in os.walk(folder) for name in names if not is_hidden(name)]
     return bool(files) and all(Path(name).suffix.lower() in NOTES for name in files)
 

@@ -1,4 +1,6 @@
-"""`loader=torch`: torch's DataLoader over samples. All the work is done on the host, in the loader's workers."""
+"""`loader=torch`: torch's DataLoader over samples. All the work is done on the host,
+in the loader's workers.
+"""
 
 import os
 from collections.abc import Iterator
@@ -14,21 +16,25 @@ from multicard.config.vision import WorkersConfig
 from multicard.messages import Refusal
 from multicard.ranks.os_calls import die_with_parent
 from multicard.vision.data import decoding
-from multicard.vision.data.batch import Batch, Source
+from multicard.vision.data.batch import Batch, LoaderInput
 
 
-class Samples(Dataset[tuple[torch.Tensor, int]]):
+class TransformedSamples(Dataset[tuple[torch.Tensor, int]]):
     """One sample at a time through torchvision's v2 transforms, as the papers had it."""
 
-    def __init__(self, source: Source) -> None:
-        self.source, self.split, config = source, source.split, source.config.dataset
+    def __init__(self, source: LoaderInput) -> None:
+        self.source = source
+        self.split = source.split
+        config = source.config.dataset
         size = [config.image_size, config.image_size]
         self.transform = v2.Compose(
             [
                 v2.ToImage(),
                 v2.RGB(),  # a grey image three times
                 v2.Resize(size, antialias=True),
-                v2.ToDtype(torch.float64 if source.transfer is torch.float64 else torch.float32, scale=True),
+                v2.ToDtype(
+                    torch.float64 if source.transfer is torch.float64 else torch.float32, scale=True
+                ),
                 v2.Normalize(config.mean, config.std),
                 v2.ToDtype(source.transfer),
             ]
@@ -41,7 +47,8 @@ class Samples(Dataset[tuple[torch.Tensor, int]]):
         try:
             return self.sample(draw)
         except Refusal as error:
-            if get_worker_info() is not None:  # torch hands on the text of a worker's traceback, and no error
+            # torch hands on the text of a worker's traceback, and no error
+            if get_worker_info() is not None:
                 error.note()
             raise
 
@@ -50,35 +57,46 @@ class Samples(Dataset[tuple[torch.Tensor, int]]):
         image = self.split.images[index]
         if not isinstance(image, np.ndarray):
             image = decoding.decode(image, self.source.config.dataset.image_size)  # (S, S, 3)
-        channels_first = torch.from_numpy(image if image.ndim == 3 else image[..., None]).permute(2, 0, 1)
+        channels_first = torch.from_numpy(image if image.ndim == 3 else image[..., None]).permute(
+            2, 0, 1
+        )
         window = self.source.windows(np.array([draw]))
         if window is not None:
             (top,), (left,), (flip,) = window.top, window.left, window.flip
-            channels_first = channels_first[:, top : top + window.height, left : left + window.width]
+            channels_first = channels_first[
+                :, top : top + window.height, left : left + window.width
+            ]
             channels_first = channels_first.flip(2) if flip else channels_first
-        return self.transform(channels_first).as_subclass(torch.Tensor), int(self.split.labels[index])
+        return self.transform(channels_first).as_subclass(torch.Tensor), int(
+            self.split.labels[index]
+        )
 
 
 class FromHost:
-    """The batches of a DataLoader over single samples, which are on the host: all of each crosses."""
+    """The batches of a DataLoader over single samples,
+    which are on the host: all of each crosses.
+    """
 
     setup_bytes = 0
 
-    def __init__(self, source: Source) -> None:
-        options, workers = source.config.loader, source.workers
+    def __init__(self, source: LoaderInput) -> None:
+        options = source.config.loader
+        workers = source.workers
         assert isinstance(options, WorkersConfig)
         self.facts: dict[str, Any] = {"workers": workers}
         self.loader = DataLoader(
-            Samples(source),
+            TransformedSamples(source),
             batch_size=source.batch_size,
             sampler=source.sampler,
             num_workers=workers,
-            multiprocessing_context="fork" if workers else None,  # torch's default on Linux; a forked rank loses it
+            # torch's default on Linux; a forked rank loses it
+            multiprocessing_context="fork" if workers else None,
             pin_memory=source.pin,
             prefetch_factor=options.prefetch_factor if workers else None,
             persistent_workers=options.persistent_workers and workers > 0,
             worker_init_fn=partial(_start_worker, os.getpid()),
-            # its own: starting the workers, which a resumed run does again, would draw from dropout's generator
+            # its own: starting the workers, which a resumed run does again,
+            # would draw from dropout's generator
             generator=torch.Generator().manual_seed(source.config.seed),
         )
 

@@ -1,4 +1,6 @@
-"""Which columns of a table hold images, their classes and their parts: by `dataset.columns`, else by their names."""
+"""Which columns of a table hold images, their classes and their parts: by `dataset.columns`,
+else by their names.
+"""
 
 import difflib
 import json
@@ -14,16 +16,19 @@ from multicard.records.part_columns import SPLITS
 from multicard.vision.data.stored_images import opened
 
 PATHS = ("path", "file", "filename", "file_name", "image", "img")  # names of columns, in any case
-IDS = ("image_id", "id_code", "image_name", "imageid", "id", "filepath")  # of images, where no such column is there
+# of images, where no such column is there
+IDS = ("image_id", "id_code", "image_name", "imageid", "id", "filepath")
 LABELS = ("label", "labels", "class", "target")
 HOLDS_BYTES = re.compile("struct<.*bytes: |(large_)?binary")  # types of encoded images
 OF_CLASSES = re.compile(
     "label|class|categor|species|breed|target|diagnos|^dx$", re.IGNORECASE
 )  # in the names of others
 
-# Names of columns that hold a pixel each: 1x1 and pixel0 of MNIST's tables; or all of them, as of FER2013
+# Names of columns that hold a pixel each: 1x1 and pixel0 of MNIST's tables; or all of them,
+# as of FER2013
 PIXELS = re.compile(r"\d+x\d+|(pixel|px)s?[ _.-]?\d*", re.IGNORECASE)
-NUMBERS, MANY = re.compile(r"\d+"), 16
+NUMBERS = re.compile(r"\d+")
+MANY = 16
 
 KEY = "dataset.columns"
 Named = Mapping[str, str | None]  # `dataset.columns`: by image, label or split the file's own name
@@ -33,8 +38,8 @@ NONE_NAMED: Named = {}
 class Usable(NamedTuple):
     """The columns of a table that may be read.
 
-    fields: by name, in lower case without blanks around it. inside: those of encoded images. image, label: the names
-    of the columns that are read as such, "" of none.
+    fields: by name, in lower case without blanks around it. inside: those of encoded images. image,
+    label: the names of the columns that are read as such, "" of none.
     """
 
     fields: dict[str, Any]
@@ -43,7 +48,9 @@ class Usable(NamedTuple):
     label: str
 
     def with_label_of(self, trained: str) -> "Usable":
-        """The same with the column of classes that is trained on, or one that is called so; with none by a guess."""
+        """The same with the column of classes that is trained on, or one that is called so;
+        with none by a guess.
+        """
         if trained in self.fields:
             return self._replace(label=trained)
         return self if self.label in LABELS else self._replace(label="")
@@ -62,9 +69,15 @@ def usable(schema: Any, named: Named = NONE_NAMED, place: str = "") -> Usable:
     Raises:
         Refusal: `named` names a column that is not there.
     """
-    kept = [field for field in schema if not field.type.num_fields or HOLDS_BYTES.match(str(field.type))]
+    kept = [
+        field for field in schema if not field.type.num_fields or HOLDS_BYTES.match(str(field.type))
+    ]
     fields = {field.name.strip().lower(): field for field in kept}
-    given = {ours: _given(fields, ours, theirs, place) for ours, theirs in named.items() if theirs is not None}
+    given = {
+        ours: _given(fields, ours, theirs, place)
+        for ours, theirs in named.items()
+        if theirs is not None
+    }
     taken = {*given.values()}
     free = {name for name in fields if name not in taken}
     wanted = [given["image"]] if "image" in given else [name for name in PATHS if name in free]
@@ -88,8 +101,8 @@ def _given(fields: Mapping[str, Any], ours: str, theirs: str, place: str) -> str
     remedy = override(KEY, {ours: near[0]} if near else {})
     raise Refusal(
         "photographs.column-absent",
-        f"{KEY}.{ours}={theirs}: {place} has no such column that can be read; it has {', '.join(known) or 'none'}: "
-        f"use `{remedy}`",
+        f"{KEY}.{ours}={theirs}: {place} has no such column that can be read; it has"
+        f" {', '.join(known) or 'none'}: use `{remedy}`",
         key=KEY,
         value=theirs,
         found=known,
@@ -98,7 +111,9 @@ def _given(fields: Mapping[str, Any], ours: str, theirs: str, place: str) -> str
 
 
 def no_columns(schema: Any, found: Usable, named: Named, place: str) -> Refusal:
-    """The refusal of a table without a column of images, or of classes, with names for those that look like them."""
+    """The refusal of a table without a column of images, or of classes,
+    with names for those that look like them.
+    """
     require_no_pixels(schema.names, place)
     shown = list[str]()
     for each in schema:
@@ -108,8 +123,9 @@ def no_columns(schema: Any, found: Usable, named: Named, place: str) -> Refusal:
     hint = f", or name the columns, as `{remedy}`" if remedy else ""
     return Refusal(
         "photographs.columns",
-        f"{place}: has the columns {', '.join(shown)}; call that of the images (paths, or encoded) one of "
-        f"{', '.join(PATHS)}, that of the classes (text or numbers) one of {', '.join(LABELS)}{hint}",
+        f"{place}: has the columns {', '.join(shown)}; call that of the images (paths, or encoded)"
+        f" one of {', '.join(PATHS)}, that of the classes (text or numbers) one of"
+        f" {', '.join(LABELS)}{hint}",
         key="dataset.root",
         columns=shown,
         remedy=remedy,
@@ -119,24 +135,29 @@ def no_columns(schema: Any, found: Usable, named: Named, place: str) -> Refusal:
 def require_no_pixels(columns: Sequence[str], place: str) -> None:
     """Refuse columns that hold the pixels of images as numbers, by their names."""
     named = [name for name in columns if PIXELS.fullmatch(name.strip())]
-    numbered = [name for name in columns if NUMBERS.fullmatch(name.strip())]  # a first row without names
+    # a first row without names
+    numbered = [name for name in columns if NUMBERS.fullmatch(name.strip())]
     pixels = named or (numbered if len(numbered) >= MANY else [])
     if pixels:
         raise Refusal(
             "photographs.pixels",
-            f"{place}: holds the pixels of its images as numbers ({', '.join(pixels[:3])}), which are not read; "
-            "write each row as an image file into a folder of its class",
+            f"{place}: holds the pixels of its images as numbers ({', '.join(pixels[:3])}), which"
+            " are not read; write each row as an image file into a folder of its class",
             key="dataset.root",
             columns=pixels[:20],
         )
 
 
 def _guessed(found: Usable, named: Named) -> str | None:
-    """An override that names the columns which look like images and classes; None where none does."""
+    """An override that names the columns which look like images and classes;
+    None where none does.
+    """
     own = {ours: theirs for ours, theirs in named.items() if theirs is not None}
     encoded = [name for name, field in found.fields.items() if HOLDS_BYTES.match(str(field.type))]
     image = found.image or next(iter(encoded), "")
-    labels = [name for name in found.fields if name not in (image, *encoded) and OF_CLASSES.search(name)]
+    labels = [
+        name for name in found.fields if name not in (image, *encoded) and OF_CLASSES.search(name)
+    ]
     if not image and not encoded and len(found.fields) > 1 and labels:
         image = next((name for name in found.fields if name not in (*labels, *SPLITS)), "")
     label = found.label or next(iter(labels), "")
@@ -150,7 +171,9 @@ def _guessed(found: Usable, named: Named) -> str | None:
 
 
 def require_same_columns(paths: Sequence[Path], form: Any, named: Named) -> None:
-    """Refuse files of one part whose images or labels are in columns of other names, or of which some are paths."""
+    """Refuse files of one part whose images or labels are in columns of other names,
+    or of which some are paths.
+    """
     first: list[Any] = []
     for path in paths:
         schema = opened([path], form).schema
@@ -160,9 +183,9 @@ def require_same_columns(paths: Sequence[Path], form: Any, named: Named) -> None
         if [*found, own.image in own.inside] != first:
             raise Refusal(
                 "photographs.other-columns",
-                f"dataset.root={path}: has the columns {', '.join(schema.names)}, and {paths[0].name} has its images "
-                f"in {first[0] or 'none'} and its classes in {first[1] or 'none'}; give the files of a part the same "
-                "columns, of one type",
+                f"dataset.root={path}: has the columns {', '.join(schema.names)}, and"
+                f" {paths[0].name} has its images in {first[0] or 'none'} and its classes in"
+                f" {first[1] or 'none'}; give the files of a part the same columns, of one type",
                 key="dataset.root",
                 file=str(path),
                 columns=schema.names,
@@ -171,7 +194,9 @@ def require_same_columns(paths: Sequence[Path], form: Any, named: Named) -> None
 
 
 def require_bytes(paths: Sequence[Path], named: Named) -> None:
-    """Refuse files of encoded images that hold none: only paths, with the type null in place of bytes."""
+    """Refuse files of encoded images that hold none: only paths,
+    with the type null in place of bytes.
+    """
     from pyarrow import types
 
     for path in paths:
@@ -180,8 +205,9 @@ def require_bytes(paths: Sequence[Path], named: Named) -> None:
         if types.is_null(kind.field("bytes").type if kind.num_fields else kind):
             raise Refusal(
                 "photographs.only-paths",
-                f"dataset.root={path}: the bytes of its images in {found.stored(found.image)} are all null; save it "
-                "with them, as Dataset.to_parquet does, or give a table of paths",
+                f"dataset.root={path}: the bytes of its images in {found.stored(found.image)} are"
+                " all null; save it with them, as Dataset.to_parquet does, or give a table of"
+                " paths",
                 key="dataset.root",
                 file=str(path),
                 column=found.stored(found.image),
@@ -190,8 +216,11 @@ def require_bytes(paths: Sequence[Path], named: Named) -> None:
 
 def declared(stored: Any, name: str) -> list[str]:
     """The names that `datasets` declared for the numbers of a column; none where it did not."""
-    with suppress(ValueError, TypeError, LookupError):  # metadata of others, or of a column without names
-        return [*json.loads(stored.schema.metadata[b"huggingface"])["info"]["features"][name]["names"]]
+    # metadata of others, or of a column without names
+    with suppress(ValueError, TypeError, LookupError):
+        return [
+            *json.loads(stored.schema.metadata[b"huggingface"])["info"]["features"][name]["names"]
+        ]
     return []
 
 
@@ -203,6 +232,10 @@ def label_of(paths: Sequence[Path], named: Named) -> str:
 def splits_of(found: Usable, named: Named) -> list[str]:
     """The columns that may name the part of each row."""
     if "split" not in named:
-        return [name for name in SPLITS if name in found.fields and name not in (found.image, found.label)]
+        return [
+            name
+            for name in SPLITS
+            if name in found.fields and name not in (found.image, found.label)
+        ]
     theirs = named["split"]
     return [] if theirs is None else [theirs.strip().lower()]

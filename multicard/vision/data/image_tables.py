@@ -1,4 +1,6 @@
-"""Images in tables: of paths and classes, and parquet or Arrow files of Hugging Face's `datasets` that hold them."""
+"""Images in tables: of paths and classes, and parquet or Arrow files
+of Hugging Face's `datasets` that hold them.
+"""
 
 import re
 from collections import Counter
@@ -11,10 +13,17 @@ from typing import Any
 from multicard.messages import Message, Refusal
 from multicard.records import part_names
 from multicard.records.part_columns import named_parts
-from multicard.records.part_names import Kind
+from multicard.records.part_names import PartKind
 from multicard.records.separated_text import separated_text
 from multicard.vision.data import class_names, table_images
-from multicard.vision.data.data_parts import FORMS, WHOLE, Part, Samples, Source, order_of_tests
+from multicard.vision.data.data_parts import (
+    FORMS,
+    WHOLE,
+    DataPart,
+    FoundParts,
+    PartSamples,
+    order_of_tests,
+)
 from multicard.vision.data.image_columns import (
     NONE_NAMED,
     Named,
@@ -26,7 +35,7 @@ from multicard.vision.data.image_columns import (
     splits_of,
     usable,
 )
-from multicard.vision.data.stored_images import STREAM, Encoded, ImageFile, Row, opened
+from multicard.vision.data.stored_images import STREAM, Encoded, ImageFile, StoredImage, opened
 
 PARQUET = ".parquet"
 LINES = ".jsonl"
@@ -34,12 +43,12 @@ NO_CLASS = "-1"  # in place of a number of a class
 
 
 @dataclass(frozen=True)
-class Columns:
+class TableColumns:
     """What is read of a table, a value a row.
 
-    labels: "" where a row has no class. parts: None without a column of `SPLITS`. classes: in their order, where
-    `datasets` declared them in the file. ignored: rows of each other column. several: the images of a row whose name
-    several have.
+    labels: "" where a row has no class. parts: None without a column of `SPLITS`. classes: in their
+    order, where `datasets` declared them in the file. ignored: rows of each other column. several:
+    the images of a row whose name several have.
     """
 
     images: list[Encoded]
@@ -56,8 +65,9 @@ def table_parts(
     any_name: bool = False,
     named: Named = NONE_NAMED,
     to_test: str | None = None,
-) -> Source:
-    """The rows of a table in one or more files; parts by its column `split`, or another of `SPLITS`.
+) -> FoundParts:
+    """The rows of a table in one or more files; parts by its column `split`,
+    or another of `SPLITS`.
 
     Of a part to test on, no row need have a class: the hub's are published without.
 
@@ -68,7 +78,7 @@ def table_parts(
     """
     table = _columns(paths, by_split, named, to_test)
     parts = [part.lower() for part in table.parts] if table.parts else [WHOLE] * len(table.images)
-    found: dict[str, Samples] = {part: Samples([], [], [], Counter()) for part in parts}
+    found: dict[str, PartSamples] = {part: PartSamples([], [], [], Counter()) for part in parts}
     unlabelled = _without_labels(table.labels, parts, to_test is not None)
     wrong: dict[Message, list[int]] = {}
     for row, (image, label, part) in enumerate(zip(table.images, table.labels, parts, strict=True)):
@@ -76,7 +86,9 @@ def table_parts(
             found[part].images.append(image)
             found[part].labels.append("")
             continue
-        problem = _problem_of_row(image, label, None if any_name else part, table.several.get(row, []))
+        problem = _problem_of_row(
+            image, label, None if any_name else part, table.several.get(row, [])
+        )
         if problem is not None:
             wrong.setdefault(problem, []).append(row)
         found[part].images.append(image)
@@ -85,22 +97,29 @@ def table_parts(
         more = f" and {len(rows) - 1:,} more" if rows[1:] else ""
         raise Refusal(
             "photographs.bad-rows",
-            f"dataset.root={paths[0]}: row {rows[0] + 1} ({table.images[rows[0]]}){more}: {problem}",
+            f"dataset.root={paths[0]}: row {rows[0] + 1} ({table.images[rows[0]]}){more}:"
+            f" {problem}",
             key="dataset.root",
             row=rows[0] + 1,
             rows=len(rows),
             reason=problem,
         )
     if not found:
-        raise Refusal("photographs.no-rows", f"dataset.root={paths[0]}: has no rows; {FORMS}", key="dataset.root")
+        raise Refusal(
+            "photographs.no-rows",
+            f"dataset.root={paths[0]}: has no rows; {FORMS}",
+            key="dataset.root",
+        )
     made = []
     for name in sorted(found, key=order_of_tests):
         samples = found[name]
         samples.classes.extend(class_names.in_order(samples.labels, table.classes))
         part = part_names.parsed(name)
         kind = None if part is None else part.kind
-        made.append(Part(name, kind, partial(Samples, *samples), may_lack_labels=name in unlabelled))
-    return Source(made, table.ignored)
+        made.append(
+            DataPart(name, kind, partial(PartSamples, *samples), may_lack_labels=name in unlabelled)
+        )
+    return FoundParts(made, table.ignored)
 
 
 def column_of_classes(path: Path, named: Named) -> str:
@@ -128,28 +147,36 @@ def _without_labels(labels: Sequence[str], parts: Sequence[str], to_test: bool) 
     if not to_test and len(empty) == len(found):
         return set()
     names = {part: part_names.parsed(part) for part in empty}
-    return {part for part, name in names.items() if to_test or name is None or name.kind is not Kind.train}
+    return {
+        part
+        for part, name in names.items()
+        if to_test or name is None or name.kind is not PartKind.train
+    }
 
 
-def _problem_of_row(image: Encoded, label: str, part: str | None, several: Sequence[Path]) -> Message | None:
+def _problem_of_row(
+    image: Encoded, label: str, part: str | None, several: Sequence[Path]
+) -> Message | None:
     """Why a row of a table cannot be used. Its part may have any name where it is None here."""
     if not label:
         return Message(
             "photographs.no-label",
-            "no label (nothing, or -1 beside other numbers); give each image its class, or leave its row out",
+            "no label (nothing, or -1 beside other numbers); give each image its class, or leave"
+            " its row out",
         )
     if isinstance(image, Path) and not image.is_file():
         return table_images.missing(image.parent, several)
     if part not in (None, WHOLE) and part_names.parsed(part) is None:
         return Message(
             "photographs.unknown-split",
-            f"no known split ({part}); use train, validation or test, or name two by `dataset.parts=[TRAIN,TEST]`",
+            f"no known split ({part}); use train, validation or test, or name two by"
+            " `dataset.parts=[TRAIN,TEST]`",
             part=part,
         )
     return None
 
 
-def _columns(paths: list[Path], by_split: bool, named: Named, to_test: str | None) -> Columns:
+def _columns(paths: list[Path], by_split: bool, named: Named, to_test: str | None) -> TableColumns:
     import pyarrow as pa
     from pyarrow import dataset
 
@@ -162,7 +189,11 @@ def _columns(paths: list[Path], by_split: bool, named: Named, to_test: str | Non
                 require_same_columns(paths, form, named)
             stored = opened(paths, form)
         place = f"dataset.root={paths[0]}"
-        given = named if to_test is None else {ours: theirs for ours, theirs in named.items() if ours != "label"}
+        given = (
+            named
+            if to_test is None
+            else {ours: theirs for ours, theirs in named.items() if ours != "label"}
+        )
         found = usable(stored.schema, given, place)
         if to_test is not None:
             found = found.with_label_of(to_test)
@@ -176,8 +207,13 @@ def _columns(paths: list[Path], by_split: bool, named: Named, to_test: str | Non
         table = stored.to_table([fields[name].name for name in wanted])
         columns = {name: table[fields[name].name].to_pylist() for name in wanted}
         counts = [opened([path]).count_rows() for path in paths] if inside else []
-        texts = {name: class_names.texts(columns[name], declared(stored, fields[name].name)) for name in wanted}
-        split, parts = named_parts({name: texts[name] for name in splits}, is_named="split" in named)
+        texts = {
+            name: class_names.texts(columns[name], declared(stored, fields[name].name))
+            for name in wanted
+        }
+        split, parts = named_parts(
+            {name: texts[name] for name in splits}, is_named="split" in named
+        )
         read = {fields[name].name for name in {image, label, split} & fields.keys() - {""}}
         others = [field.name for field in stored.schema if field.name not in read]
         unread = [f"column {name}" if name.strip() else "column without a name" for name in others]
@@ -209,10 +245,10 @@ def _columns(paths: list[Path], by_split: bool, named: Named, to_test: str | Non
     ignored += files.ignored
     for path, count in zip(paths, counts, strict=bool(inside)):
         file = ImageFile(path, fields[image], is_named="image" in named)
-        images += [Row(file, index) for index in range(count)]
+        images += [StoredImage(file, index) for index in range(count)]
     labels = class_names.without_no_class(texts.get(label, [""] * len(images)))
     classes = declared(stored, found.stored(label))
-    return Columns(images, labels, parts, classes, ignored, files.several)
+    return TableColumns(images, labels, parts, classes, ignored, files.several)
 
 
 def text_columns(path: Path) -> dict[str, list[str]]:
@@ -237,12 +273,19 @@ def _text_table(path: Path) -> Any:
         times = [field.name for field in table.schema if pa.types.is_timestamp(field.type)]
         if not times:
             return table
-        as_texts = pa.schema([(name, pa.string()) for name in times])  # a class may be called 2021-01-01
-        return json_lines.read_json(path, parse_options=json_lines.ParseOptions(explicit_schema=as_texts))
+        # a class may be called 2021-01-01
+        as_texts = pa.schema([(name, pa.string()) for name in times])
+        return json_lines.read_json(
+            path, parse_options=json_lines.ParseOptions(explicit_schema=as_texts)
+        )
     found = separated_text(path.read_bytes())
-    convert = csv.ConvertOptions(default_column_type=pa.string(), null_values=[""], strings_can_be_null=True)
+    convert = csv.ConvertOptions(
+        default_column_type=pa.string(), null_values=[""], strings_can_be_null=True
+    )
     parse = csv.ParseOptions(delimiter=found.delimiter, newlines_in_values=True)
-    table = csv.read_csv(pa.BufferReader(found.text.encode()), parse_options=parse, convert_options=convert)
+    table = csv.read_csv(
+        pa.BufferReader(found.text.encode()), parse_options=parse, convert_options=convert
+    )
     counted = Counter(name.strip().lower() for name in table.column_names if name.strip())
     twice = [name for name, count in counted.items() if count > 1]
     if twice:

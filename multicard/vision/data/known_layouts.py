@@ -10,8 +10,15 @@ from typing import NamedTuple
 from multicard.config.pasting import override
 from multicard.messages import Message, Refusal
 from multicard.records import part_names
-from multicard.records.part_names import Kind
-from multicard.vision.data.data_parts import TABLE, WHOLE, Part, Samples, Source, order_of_tests
+from multicard.records.part_names import PartKind
+from multicard.vision.data.data_parts import (
+    TABLE,
+    WHOLE,
+    DataPart,
+    FoundParts,
+    PartSamples,
+    order_of_tests,
+)
 from multicard.vision.data.folder_contents import beside, class_folders, count_files, is_hidden
 from multicard.vision.data.image_columns import NONE_NAMED, Named
 from multicard.vision.data.image_tables import LINES, column_of_classes, table_parts
@@ -20,12 +27,13 @@ from multicard.vision.data.label_tables import is_submission
 ARCHIVES = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".zip")
 ONE_HOT = "_classes.csv"  # of Roboflow's export, in each part
 
-LISTS = ("images.txt", "image_class_labels.txt")  # of CUB-200, a line an image: its number, and what it has
+# of CUB-200, a line an image: its number, and what it has
+LISTS = ("images.txt", "image_class_labels.txt")
 SPLIT = "train_test_split.txt"
 METADATA = ("metadata.csv", "metadata.jsonl")  # of an `imagefolder` of `datasets`, in each part
 
 
-def listed_parts(root: Path, whole: bool) -> Source | None:
+def listed_parts(root: Path, whole: bool) -> FoundParts | None:
     """The parts of a folder with the lists of CUB-200; None of any other.
 
     Args:
@@ -36,19 +44,20 @@ def listed_parts(root: Path, whole: bool) -> Source | None:
     paths, labels = (_listed(root / name) for name in LISTS)
     parts = {} if whole or not (root / SPLIT).is_file() else _listed(root / SPLIT)
     names = _listed(root / "classes.txt") if (root / "classes.txt").is_file() else {}
-    found: dict[str, Samples] = {}
+    found: dict[str, PartSamples] = {}
     for number, path in paths.items():
         part = WHOLE if not parts else {"1": "train", "0": "test"}.get(parts.get(number, ""), "")
         if not part or number not in labels or not (root / "images" / path).is_file():
             raise Refusal(
                 "photographs.bad-list",
-                f"dataset.root={root}: image {number} ({path}) is not there, or has no class or part in the lists "
-                f"beside images/; use `{_alone(root / 'images')}` to read its folders alone",
+                f"dataset.root={root}: image {number} ({path}) is not there, or has no class or"
+                f" part in the lists beside images/; use `{_alone(root / 'images')}` to read its"
+                " folders alone",
                 key="dataset.root",
                 number=number,
                 path=path,
             )
-        samples = found.setdefault(part, Samples([], [], [], Counter()))
+        samples = found.setdefault(part, PartSamples([], [], [], Counter()))
         samples.images.append(root / "images" / path)
         samples.labels.append(names.get(labels[number], labels[number]))
     for samples in found.values():
@@ -58,13 +67,19 @@ def listed_parts(root: Path, whole: bool) -> Source | None:
     for folder in class_folders(root):
         if folder.name != "images":
             ignored[f"{folder.name}/"] += count_files(folder)
-    kinds = {"train": Kind.train, "test": Kind.test}
-    return Source([Part(name, kinds.get(name), partial(Samples, *found[name])) for name in sorted(found)], +ignored)
+    kinds = {"train": PartKind.train, "test": PartKind.test}
+    return FoundParts(
+        [
+            DataPart(name, kinds.get(name), partial(PartSamples, *found[name]))
+            for name in sorted(found)
+        ],
+        +ignored,
+    )
 
 
-def metadata_parts(root: Path, named: Named = NONE_NAMED) -> Source | None:
-    """The parts of a folder whose folders of parts have a table each, as `datasets` reads an `imagefolder`; None of any
-    other, and of one whose parts to test on have no table.
+def metadata_parts(root: Path, named: Named = NONE_NAMED) -> FoundParts | None:
+    """The parts of a folder whose folders of parts have a table each, as `datasets` reads an
+    `imagefolder`; None of any other, and of one whose parts to test on have no table.
 
     Args:
         named: `dataset.columns`.
@@ -74,21 +89,24 @@ def metadata_parts(root: Path, named: Named = NONE_NAMED) -> Source | None:
     for name in names:
         found = [root / name / table for table in METADATA if (root / name / table).is_file()]
         tables |= {name: found[0]} if len(found) == 1 else {}
-    trains = [name for name in tables if names[name].kind is Kind.train]
+    trains = [name for name in tables if names[name].kind is PartKind.train]
     if not trains or len(trains) == len(tables):
         return None
     trained = column_of_classes(tables[trains[0]], named)
-    parts, ignored = list[Part](), beside(root)
+    parts = list[DataPart]()
+    ignored = beside(root)
     for name in sorted(tables, key=order_of_tests):
-        is_train = names[name].kind is Kind.train
-        source = table_parts([tables[name]], by_split=False, named=named, to_test=None if is_train else trained)
+        is_train = names[name].kind is PartKind.train
+        source = table_parts(
+            [tables[name]], by_split=False, named=named, to_test=None if is_train else trained
+        )
         (part,) = source.parts
         parts.append(replace(part, name=name, kind=names[name].kind))
         ignored += source.ignored
     for folder in class_folders(root):
         if folder.name not in tables:
             ignored[f"{folder.name}/"] += count_files(folder)
-    return Source(parts, ignored)
+    return FoundParts(parts, ignored)
 
 
 def _alone(path: Path) -> str:
@@ -98,7 +116,9 @@ def _alone(path: Path) -> str:
 
 def _listed(path: Path) -> dict[str, str]:
     """What a list has of each number."""
-    lines = (line.strip().partition(" ") for line in path.read_text("utf-8").splitlines() if line.strip())
+    lines = (
+        line.strip().partition(" ") for line in path.read_text("utf-8").splitlines() if line.strip()
+    )
     return {number: text.strip() for number, _, text in lines}
 
 
@@ -109,14 +129,16 @@ def without_classes(root: Path) -> Refusal | None:
     if any((folder / ONE_HOT).is_file() for folder in (root, *folders)):
         return Refusal(
             "photographs.one-hot",
-            f"dataset.root={root}: {ONE_HOT} gives an image any number of classes, and a classifier needs one; {TABLE}",
+            f"dataset.root={root}: {ONE_HOT} gives an image any number of classes, and a classifier"
+            f" needs one; {TABLE}",
             key="dataset.root",
             root=str(root),
         )
     if {"JPEGImages", "Annotations"} <= {folder.name for folder in folders}:
         return Refusal(
             "photographs.boxes",
-            f"dataset.root={root}: holds Annotations of objects, as Pascal VOC does, not of whole images; {TABLE}",
+            f"dataset.root={root}: holds Annotations of objects, as Pascal VOC does, not of whole"
+            f" images; {TABLE}",
             key="dataset.root",
             root=str(root),
         )
@@ -124,18 +146,21 @@ def without_classes(root: Path) -> Refusal | None:
 
 
 def refusal(root: Path) -> Refusal | None:
-    """The refusal of a folder that cannot be read, by a table or an archive in it; None where it has neither."""
+    """The refusal of a folder that cannot be read, by a table or an archive in it;
+    None where it has neither.
+    """
     tables = _tables(root)
     for part in class_folders(root):
         name = part_names.parsed(part.name)
-        if name is not None and name.kind is Kind.train:
+        if name is not None and name.kind is PartKind.train:
             tables += _tables(part)  # metadata.csv in train/, as of `imagefolder`
     for table in tables:
         if table.refusal is None:
             shown = table.path.relative_to(root).as_posix()
             return Refusal(
                 "photographs.table-beside",
-                f"dataset.root={root}: holds {shown}, which names images and their classes; use `{_alone(table.path)}`",
+                f"dataset.root={root}: holds {shown}, which names images and their classes; use"
+                f" `{_alone(table.path)}`",
                 key="dataset.root",
                 table=str(table.path),
             )
@@ -159,7 +184,9 @@ class NearTable(NamedTuple):
 
 def _tables(root: Path) -> list[NearTable]:
     """Tables in a folder without parts of their own; those called as a part to train on first."""
-    paths = [path for path in sorted(root.iterdir()) if path.suffix.lower() in (".csv", ".tsv", LINES)]
+    paths = [
+        path for path in sorted(root.iterdir()) if path.suffix.lower() in (".csv", ".tsv", LINES)
+    ]
     found = []
     for path in sorted(paths, key=lambda path: part_names.parsed(path.stem) is None):
         if is_hidden(path.name) or is_submission(path):
@@ -179,8 +206,8 @@ def packed(path: Path) -> Refusal | None:
         return None
     return Refusal(
         "photographs.packed",
-        f"dataset.root={path}: is an archive, which is not read; unpack it and give its folder. If classes are in .cls "
-        f"files, as of WebDataset, {TABLE}",
+        f"dataset.root={path}: is an archive, which is not read; unpack it and give its folder. If"
+        f" classes are in .cls files, as of WebDataset, {TABLE}",
         key="dataset.root",
         file=str(path),
     )

@@ -1,4 +1,6 @@
-"""Tables beside folders of images that say other classes than the folders do: parts of an archive are no classes."""
+"""Tables beside folders of images that say other classes than the
+folders do: parts of an archive are no classes.
+"""
 
 import json
 import os
@@ -10,7 +12,7 @@ from typing import Any, NamedTuple
 
 from multicard.config.pasting import override
 from multicard.messages import Refusal
-from multicard.vision.data.data_parts import AS_CLASSES, TABLE, Part, Samples, train_on
+from multicard.vision.data.data_parts import AS_CLASSES, TABLE, DataPart, PartSamples, train_on
 from multicard.vision.data.folder_contents import class_folders, holds_notes, is_hidden
 from multicard.vision.data.image_columns import KEY, LABELS, OF_CLASSES
 from multicard.vision.data.image_tables import LINES, table_parts, text_columns
@@ -24,7 +26,8 @@ SUBMISSION = "submission"  # in the name of a table whose classes are to be gues
 class LabelTable(NamedTuple):
     """A table that names images of a folder.
 
-    image: the column that does. strong, weak: columns that are called as classes are, and others whose values repeat.
+    image: the column that does. strong, weak: columns that are called as classes are, and others
+    whose values repeat.
     one_hot: columns that are classes themselves, one of which is 1 in each row.
     """
 
@@ -40,15 +43,20 @@ class LabelTable(NamedTuple):
     def label(self) -> str | None:
         """The column that holds the classes, as it seems."""
         own = [name for name in self.strong if name.strip().lower() in LABELS]
-        weak = [name for name in self.weak if name not in self.one_hot]  # one class against all others
+        # one class against all others
+        weak = [name for name in self.weak if name not in self.one_hot]
         return next(iter([*own, *self.strong, *weak]), None)
 
 
-def require_folders_are_classes(root: Path, samples: Samples, train: Part, test: Part | None) -> None:
-    """Refuse folders that are taken for classes where a table beside them gives their images other ones.
+def require_folders_are_classes(
+    root: Path, samples: PartSamples, train: DataPart, test: DataPart | None
+) -> None:
+    """Refuse folders that are taken for classes where a table
+    beside them gives their images other ones.
 
     Args:
-        root: `dataset.root`. samples: of the part to train on. test: the part to test on, if there is one.
+        root: `dataset.root`. samples: of the part to train on. test: the part to test on,
+            if there is one.
     """
     images = [image for image in samples.images if isinstance(image, Path)]
     if not images or len(images) < len(samples.images):
@@ -73,8 +81,8 @@ def require_folders_are_classes(root: Path, samples: Samples, train: Part, test:
         if _labels_images(path, images):
             raise Refusal(
                 "photographs.labels-in-json",
-                f"dataset.root={root}: {path.relative_to(root).as_posix()} names these images and their classes, as "
-                f"FiftyOne writes them, and is not read; {TABLE}",
+                f"dataset.root={root}: {path.relative_to(root).as_posix()} names these images and"
+                f" their classes, as FiftyOne writes them, and is not read; {TABLE}",
                 key="dataset.root",
                 file=str(path),
             )
@@ -86,18 +94,32 @@ def is_submission(path: Path) -> bool:
 
 
 def _files(root: Path, images: Sequence[Path], endings: Sequence[str]) -> list[Path]:
-    """The files of these endings in a folder, on the way to where its images part, and in folders of notes beside them.
+    """The files of these endings in a folder, on the way to where its images part,
+    and in folders of notes beside them.
 
     Those called train come first.
     """
     below = Path(os.path.commonpath([image.parent for image in images]))
-    places = [place for place in (*reversed(below.parents), below) if place == root or root in place.parents]
+    places = [
+        place
+        for place in (*reversed(below.parents), below)
+        if place == root or root in place.parents
+    ]
     found = list[Path]()
     for place in places:
-        beside = [each for folder in class_folders(place) if holds_notes(folder) for each in folder.iterdir()]
+        beside = [
+            each
+            for folder in class_folders(place)
+            if holds_notes(folder)
+            for each in folder.iterdir()
+        ]
         every = [*place.iterdir(), *beside]
         for path in sorted(every, key=lambda path: ("train" not in path.stem.lower(), path.name)):
-            if path.suffix.lower() in endings and not is_hidden(path.name) and not is_submission(path):
+            if (
+                path.suffix.lower() in endings
+                and not is_hidden(path.name)
+                and not is_submission(path)
+            ):
                 found.append(path)
     return found
 
@@ -110,12 +132,16 @@ def _words(name: str) -> tuple[str, ...]:
 
 
 def _labels_images(path: Path, images: Sequence[Path]) -> bool:
-    """True of a JSON object whose `labels` are by the names of these images, or by these without their endings."""
+    """True of a JSON object whose `labels` are by the names of these images,
+    or by these without their endings.
+    """
     with suppress(OSError, ValueError, RecursionError):
         held = json.loads(path.read_bytes())
         labels = held.get("labels") if isinstance(held, dict) else None
         if isinstance(labels, dict):
-            return sum(image.name in labels or image.stem in labels for image in images) >= SHARE * len(images)
+            return sum(
+                image.name in labels or image.stem in labels for image in images
+            ) >= SHARE * len(images)
     return False
 
 
@@ -127,11 +153,15 @@ def _of_images(path: Path, images: Sequence[Path], labels: Sequence[str]) -> Lab
     for image, label in zip(images, labels, strict=True):
         folders[image.name] = label
         folders[image.stem] = label
-    named = {name: [_name_of(value) in folders for value in values] for name, values in columns.items()}
+    named = {
+        name: [_name_of(value) in folders for value in values] for name, values in columns.items()
+    }
     image = max(named, key=lambda name: sum(named[name]), default=None)
     if image is None or sum(named[image]) < SHARE * min(len(images), rows):
         return None
-    strong, weak, agrees = list[str](), list[str](), set[str]()
+    strong = list[str]()
+    weak = list[str]()
+    agrees = set[str]()
     for name, values in columns.items():
         if name == image or not name.strip():
             continue
@@ -170,7 +200,9 @@ def _is_number(values: Sequence[str]) -> bool:
     return all(re.fullmatch(r"-?\d*\.?\d*", value) for value in values)
 
 
-def _other_classes(root: Path, table: LabelTable, folders: Sequence[str], as_classes: str) -> Refusal:
+def _other_classes(
+    root: Path, table: LabelTable, folders: Sequence[str], as_classes: str
+) -> Refusal:
     """The refusal of folders that are no classes by a table.
 
     Args:
@@ -185,8 +217,9 @@ def _other_classes(root: Path, table: LabelTable, folders: Sequence[str], as_cla
     columns = ", ".join(table.columns)
     return Refusal(
         "photographs.table-of-classes",
-        f"dataset.root={root}: {table.path.relative_to(root).as_posix()} (with the columns {columns}) names these "
-        f"images, and gives them other classes than their folders do ({shown}). {kept}",
+        f"dataset.root={root}: {table.path.relative_to(root).as_posix()} (with the columns"
+        f" {columns}) names these images, and gives them other classes than their folders do"
+        f" ({shown}). {kept}",
         key="dataset.root",
         table=str(table.path),
         columns=table.columns,

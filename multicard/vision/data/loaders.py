@@ -1,7 +1,8 @@
 """Loaders: a split of a data set in, an iterable of batches out.
 
-All yield the same images in the sampler's order, normalised, in the precision's transfer type, and count the bytes
-that each batch brings to the device. A loader is one entry of `LOADERS`; its code is imported where it is used.
+All yield the same images in the sampler's order, normalised, in the precision's transfer type, and
+count the bytes that each batch brings to the device. A loader is one entry of `LOADERS`;
+its code is imported where it is used.
 """
 
 from collections.abc import Callable
@@ -22,17 +23,19 @@ from multicard.config.vision import (
 from multicard.messages import Refusal, install
 
 if TYPE_CHECKING:
-    from multicard.vision.data.batch import Input, Source
+    from multicard.vision.data.batch import Input, LoaderInput
 
 
 @dataclass(frozen=True)
 class Loader:
     """One loader.
 
-    made_by: the class or function that makes an `Input` of a `Source`, as "module:name".
+    made_by: the class or function that makes an `Input` of a `LoaderInput`, as "module:name".
     options: the schema of `loader.*`.
-    refuse, check: raise a `Refusal` for what the loader cannot do, and where a library that it needs is not installed.
-    prepared: batches that are ready before the step that asks for them, of the options and the workers of a rank.
+    refuse, check: raise a `Refusal` for what the loader cannot do, and where a library that it
+    needs is not installed.
+    prepared: batches that are ready before the step that asks for them, of the options and the
+    workers of a rank.
     in_shared_memory: of these, those that worker processes keep in /dev/shm.
     """
 
@@ -43,7 +46,7 @@ class Loader:
     prepared: Callable[[Any, int], int] = lambda options, workers: 1
     in_shared_memory: Callable[[Any, int], int] = lambda options, workers: 0
 
-    def load(self, source: "Source") -> "Input":
+    def load(self, source: "LoaderInput") -> "Input":
         return resolve_name(self.made_by)(source)
 
 
@@ -51,8 +54,9 @@ def refuse_tensors(config: VisionConfig) -> None:
     if isinstance(config.dataset, ImagesConfig) and config.dataset.cache is CacheMode.process:
         raise Refusal(
             "loader.tensors",
-            f"loader={config.loader.name}: does not go with dataset.cache=process, tensors for DataLoader; use "
-            "`loader=torch`, `dataset.cache=mmap`, or `dataset.cache=none` (dali: files, as in the papers)",
+            f"loader={config.loader.name}: does not go with dataset.cache=process, tensors for"
+            " DataLoader; use `loader=torch`, `dataset.cache=mmap`, or `dataset.cache=none` (dali:"
+            " files, as in the papers)",
             key="loader",
             loader=config.loader.name,
         )
@@ -63,8 +67,8 @@ def refuse_for_device(config: VisionConfig) -> None:
     if isinstance(config.dataset, ImagesConfig) and config.dataset.cache is CacheMode.none:
         raise Refusal(
             "loader.undecoded",
-            "loader=device: moves decoded images, and dataset.cache=none has none; use `dataset.cache=mmap` or "
-            "`loader=batched`",
+            "loader=device: moves decoded images, and dataset.cache=none has none; use"
+            " `dataset.cache=mmap` or `loader=batched`",
             key="loader",
         )
 
@@ -73,7 +77,8 @@ def check_dali() -> None:
     if find_spec("nvidia") is None or find_spec("nvidia.dali") is None:
         raise Refusal(
             "loader.no-dali",
-            f"loader=dali: NVIDIA DALI is not installed; run `{install('dali')}`, or use `loader=device`",
+            f"loader=dali: NVIDIA DALI is not installed; run `{install('dali')}`, or use"
+            " `loader=device`",
             key="loader",
         )
 
@@ -85,7 +90,10 @@ def workers_ahead(options: WorkersConfig, workers: int) -> int:
 HERE = "multicard.vision.data"
 LOADERS = {
     "torch": Loader(
-        f"{HERE}.host_loader:FromHost", WorkersConfig, prepared=workers_ahead, in_shared_memory=workers_ahead
+        f"{HERE}.host_loader:FromHost",
+        WorkersConfig,
+        prepared=workers_ahead,
+        in_shared_memory=workers_ahead,
     ),
     "batched": Loader(
         f"{HERE}.batched_loader:Batched",

@@ -1,6 +1,7 @@
 """Masks: images of the shapes of objects, which lie beside the images of these and are no samples.
 
-They are known by the folder that they lie in, or by a name that is made of that of an image beside them.
+They are known by the folder that they lie in, or by a name
+that is made of that of an image beside them.
 """
 
 import re
@@ -14,14 +15,53 @@ from multicard.vision.data.data_parts import IN_A_TABLE
 from multicard.vision.data.folder_contents import class_folders, holds_images, look
 
 # Names of folders in lower case, with blanks for what divides their words
-IMAGE_FOLDERS = {"images", "image", "imgs", "img", "jpegimages", "original", "originals", "photos", "pictures", "rgb"}
-MASK_FOLDERS = {"masks", "mask", "segmentation", "segmentations", "segmentationclass", "segmentationobject", "seg"}
-MASK_FOLDERS |= {"labels", "label", "annotations", "annotation", "ground truth", "groundtruth", "gt", "trimaps"}
+IMAGE_FOLDERS = {
+    "images",
+    "image",
+    "imgs",
+    "img",
+    "jpegimages",
+    "original",
+    "originals",
+    "photos",
+    "pictures",
+    "rgb",
+}
+MASK_FOLDERS = {
+    "masks",
+    "mask",
+    "segmentation",
+    "segmentations",
+    "segmentationclass",
+    "segmentationobject",
+    "seg",
+}
+MASK_FOLDERS |= {
+    "labels",
+    "label",
+    "annotations",
+    "annotation",
+    "ground truth",
+    "groundtruth",
+    "gt",
+    "trimaps",
+}
 MASK_FOLDERS |= {"lung masks", "infection masks", "image masks"}
-MASK_WORDS = {"mask", "masks", "segmentation", "segmentations", "labels", "annotation", "annotations", "groundtruth"}
-MASK_WORDS |= {"gt", "trimaps"}  # in names of parts, as train_masks; `seg` is in others too, as seg_train
+MASK_WORDS = {
+    "mask",
+    "masks",
+    "segmentation",
+    "segmentations",
+    "labels",
+    "annotation",
+    "annotations",
+    "groundtruth",
+}
+# in names of parts, as train_masks; `seg` is in others too, as seg_train
+MASK_WORDS |= {"gt", "trimaps"}
 WORDS = "masks?|seg|segmentations?|labels?|gt|ground[ _-]?truth|annotations?|superpixels|trimap"
-BEHIND = re.compile(rf"(?P<image>.+?)[ ._-]+({WORDS})([ ._-]*\(?\d+\)?)?", re.IGNORECASE)  # cat_mask_1
+# cat_mask_1
+BEHIND = re.compile(rf"(?P<image>.+?)[ ._-]+({WORDS})([ ._-]*\(?\d+\)?)?", re.IGNORECASE)
 BEFORE = re.compile(rf"({WORDS})[ ._-]+(?P<image>.+)", re.IGNORECASE)  # mask_cat
 # How the image itself may be called beside `cat_mask` or `mask_cat`
 OF_IMAGES = ("{}", "{}_image", "{}_img", "image_{}", "img_{}")
@@ -44,7 +84,9 @@ def _words(name: str) -> str:
 
 
 def images_beside_masks(folder: Path) -> Path | None:
-    """The only folder of images in a folder that has one of their masks beside it; None of any other."""
+    """The only folder of images in a folder that has one of their masks beside it;
+    None of any other.
+    """
     folders = class_folders(folder)
     images = [each for each in folders if called_as_images(each)]
     masks = [each for each in folders if called_as_masks(each)]
@@ -57,12 +99,15 @@ def images_beside_masks(folder: Path) -> Path | None:
 def require_no_masks(folder: Path, classes: Sequence[Path]) -> None:
     """Refuse folders of images and of their masks where those of classes are to be."""
     found = [each.name for each in classes if called_as_images(each) or called_as_masks(each)]
-    if any(called_as_images(each) for each in classes) and any(called_as_masks(each) for each in classes):
+    if any(called_as_images(each) for each in classes) and any(
+        called_as_masks(each) for each in classes
+    ):
         raise _of_masks(folder, found)
 
 
 def require_no_masks_of_parts(root: Path, parts: Sequence[Path]) -> None:
-    """Refuse parts of images without classes where masks lie beside them: as train_masks/, or as parts of masks/.
+    """Refuse parts of images without classes where masks lie beside them: as train_masks/,
+    or as parts of masks/.
 
     Args:
         root: the folder in which the parts are, perhaps that of images beside one of masks.
@@ -82,8 +127,9 @@ def require_no_masks_of_parts(root: Path, parts: Sequence[Path]) -> None:
 def _of_masks(folder: Path, found: Sequence[str]) -> Refusal:
     return Refusal(
         "photographs.masks",
-        f"dataset.root={folder}: {' and '.join(found)} look like images and their masks or boxes (segmentation, or "
-        f"detection), and no classes; put the images of each class into a folder of it, {IN_A_TABLE}",
+        f"dataset.root={folder}: {' and '.join(found)} look like images and their masks or boxes"
+        " (segmentation, or detection), and no classes; put the images of each class into a folder"
+        f" of it, {IN_A_TABLE}",
         key="dataset.root",
         folder=str(folder),
         folders=[*found],
@@ -94,16 +140,19 @@ def _of_masks(folder: Path, found: Sequence[str]) -> Refusal:
 
 
 def without_masks(folder: Path, images: Sequence[Path]) -> tuple[list[Path], Counter[str]]:
-    """The images below the folder of a class that are no masks, and how many of these there are, by where they are.
+    """The images below the folder of a class that are no masks, and how many of these there are,
+    by where they are.
 
-    Folders called as masks are left out where other images lie beside them. A class may consist of masks alone.
+    Folders called as masks are left out where other images lie beside them.
+    A class may consist of masks alone.
     """
     by_folder = dict[Path, list[Path]]()
     for image in images:
         by_folder.setdefault(image.parent, []).append(image)
     names = {path: _mask_folder(path.relative_to(folder)) for path in by_folder}
     some_are_masks = 0 < sum(name is not None for name in names.values()) < len(names)
-    kept, masks = list[Path](), Counter[str]()
+    kept = list[Path]()
+    masks = Counter[str]()
     for path, inside in by_folder.items():
         name = names[path]
         if name is not None and some_are_masks:
@@ -123,10 +172,12 @@ def _mask_folder(below: Path) -> str | None:
 def _masks_by_name(images: Sequence[Path]) -> set[Path]:
     """Images of a folder called as the mask of another one in it.
 
-    Where most that are called as masks have their image, the others have lost it, and are masks too.
+    Where most that are called as masks have their image, the others have lost it,
+    and are masks too.
     """
     stems = {image.stem.lower() for image in images}
-    paired, alone = set[Path](), set[Path]()
+    paired = set[Path]()
+    alone = set[Path]()
     for image in images:
         stem = image.stem.lower()
         found = BEHIND.fullmatch(stem) or BEFORE.fullmatch(stem)
@@ -150,7 +201,9 @@ def only_folder(folder: Path) -> Path | None:
 
 
 def folder_within(folder: Path) -> Path | None:
-    """The folder in a folder that holds all of its data: the only one, or that of images beside their masks."""
+    """The folder in a folder that holds all of its data: the only one,
+    or that of images beside their masks.
+    """
     only = only_folder(folder)
     if only is not None:
         return only
@@ -159,7 +212,8 @@ def folder_within(folder: Path) -> Path | None:
 
 
 def unwrapped(folder: Path, past_masks: bool = True) -> Path:
-    """The folder itself, or the one within that holds more than a single folder: seg_train/seg_train.
+    """The folder itself, or the one within that holds more
+    than a single folder: seg_train/seg_train.
 
     Args:
         past_masks: go into folders of images that lie beside masks, too.

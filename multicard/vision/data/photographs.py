@@ -1,4 +1,6 @@
-"""`dataset=images`: photographs of any of `sample_sources`, split, and decoded as `dataset.cache` says."""
+"""`dataset=images`: photographs of any of `sample_sources`, split,
+and decoded as `dataset.cache` says.
+"""
 
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +16,7 @@ from multicard.config.pasting import override
 from multicard.config.vision import CacheMode, ImagesConfig
 from multicard.measure import memory, timing
 from multicard.messages import Message, Refusal, in_one_line, say
-from multicard.records.schema_parts import Ignored, Repeated
+from multicard.records.schema_parts import Ignored, RepeatedImages
 from multicard.records.text_table import in_bytes
 from multicard.vision.data import (
     class_folders,
@@ -26,8 +28,8 @@ from multicard.vision.data import (
     repeated_images,
     sample_sources,
 )
-from multicard.vision.data.data_parts import Part, Samples, train_and_tests, train_on
-from multicard.vision.data.splits import Data, Split, held_out
+from multicard.vision.data.data_parts import DataPart, PartSamples, train_and_tests, train_on
+from multicard.vision.data.splits import DataSplits, Split, held_out
 from multicard.vision.data.stored_images import files_of
 
 NAMED_CLASSES = 1000  # at most, in a record
@@ -36,28 +38,31 @@ SHOWN_KINDS = 8  # of what is not read, in a line
 _say_once = cache(say)  # the cells of a sweep have the same data
 
 
-def read(config: ImagesConfig, seed: int) -> Data:
-    """The images, still encoded, of the parts that are there; of one part alone `dataset.split` is held out.
-    What no classifier can be trained and tested on is refused.
+def read(config: ImagesConfig, seed: int) -> DataSplits:
+    """The images, still encoded, of the parts that are there; of one part alone `dataset.split` is
+    held out. What no classifier can be trained and tested on is refused.
     """
     root = Path(str(config.root)).expanduser()
     place = f"dataset.root={root}"
     try:
         source = sample_sources.find(root, config.parts, config.columns)
         train_part, tests = train_and_tests(source, place)
-        unlabelled = list[Part]()
+        unlabelled = list[DataPart]()
         while tests and not tests[0].has_labels:
             unlabelled.append(tests.pop(0))
         taken = [train_part, *tests[:1]]
         if root.is_dir() and config.parts is None:
             test_part = tests[0] if tests else None
             label_tables.require_folders_are_classes(root, train_part.read(), train_part, test_part)
-        _require_a_test(taken, config, root, [*(part.name for part in unlabelled), *source.unlabelled])
+        _require_a_test(
+            taken, config, root, [*(part.name for part in unlabelled), *source.unlabelled]
+        )
         samples = [part.read() for part in taken]
     except OSError as error:
         raise Refusal(
             "photographs.unreadable",
-            f"{error.filename}: cannot be read ({error.strerror}); see that you may read it, or remove it",
+            f"{error.filename}: cannot be read ({error.strerror}); see that you may read it, or"
+            " remove it",
             key="dataset.root",
             path=str(error.filename),
             why=error.strerror,
@@ -70,11 +75,17 @@ def read(config: ImagesConfig, seed: int) -> Data:
     for part in unlabelled:
         counts[f"images of {part.name}, which has no labels"] += len(part.read().images)
     ignored = [Ignored(what, number) for what, number in counts.most_common() if number]
-    train, *rest = (Split(part.images, np.array([numbers[label] for label in part.labels])) for part in samples)
+    train, *rest = (
+        Split(part.images, np.array([numbers[label] for label in part.labels])) for part in samples
+    )
     if rest:
         unused = [part.name.lower() for part in tests[1:]]
-        facts["parts"] = {"train": train_part.name.lower(), "test": tests[0].name.lower(), "unused": unused}
-        return Data(train, rest[0], len(names), facts, ignored, names)
+        facts["parts"] = {
+            "train": train_part.name.lower(),
+            "test": tests[0].name.lower(),
+            "unused": unused,
+        }
+        return DataSplits(train, rest[0], len(names), facts, ignored, names)
     assert config.split is not None
     is_test = held_out(train.labels, config.split, seed)
     for name, number in numbers.items():
@@ -84,8 +95,8 @@ def read(config: ImagesConfig, seed: int) -> Data:
         lacking = "train" if members.any() else "test"
         raise Refusal(
             "photographs.split-leaves-none",
-            f"dataset.split={config.split}: leaves {name}, of {count(len(members), 'image')}, without one to {lacking} "
-            "on; choose another share, or add images of it",
+            f"dataset.split={config.split}: leaves {name}, of {count(len(members), 'image')},"
+            f" without one to {lacking} on; choose another share, or add images of it",
             key="dataset.split",
             name=name,
             images=len(members),
@@ -93,11 +104,14 @@ def read(config: ImagesConfig, seed: int) -> Data:
         )
     whole = train_part.name.lower()
     facts["parts"] = {"train": whole, "test": f"{config.split:g} of {whole}", "unused": []}
-    held, kept = np.flatnonzero(is_test), np.flatnonzero(~is_test)
-    return Data(train.part(kept), train.part(held), len(names), facts, ignored, names)
+    held = np.flatnonzero(is_test)
+    kept = np.flatnonzero(~is_test)
+    return DataSplits(train.part(kept), train.part(held), len(names), facts, ignored, names)
 
 
-def _require_a_test(taken: list[Part], config: ImagesConfig, root: Path, unlabelled: list[str]) -> None:
+def _require_a_test(
+    taken: list[DataPart], config: ImagesConfig, root: Path, unlabelled: list[str]
+) -> None:
     """Refuse data without a part to test on, and a share of data that have one.
 
     Args:
@@ -107,7 +121,8 @@ def _require_a_test(taken: list[Part], config: ImagesConfig, root: Path, unlabel
     if tests and config.split is not None:
         raise Refusal(
             "photographs.split-already",
-            f"dataset.split={config.split}: {config.root} has {tests[0].name} to test on; use `dataset.split=null`",
+            f"dataset.split={config.split}: {config.root} has {tests[0].name} to test on; use"
+            " `dataset.split=null`",
             key="dataset.split",
             parts=[tests[0].name.lower()],
         )
@@ -118,8 +133,9 @@ def _require_a_test(taken: list[Part], config: ImagesConfig, root: Path, unlabel
     if above is not None:
         raise Refusal(
             "photographs.part-alone",
-            f"dataset.root={root}: is a part of the data in {above}, which has others to test on; use "
-            f"`{override('dataset.root', above)}`, or `dataset.split=0.2` to test on a fifth of each class of this one",
+            f"dataset.root={root}: is a part of the data in {above}, which has others to test on;"
+            f" use `{override('dataset.root', above)}`, or `dataset.split=0.2` to test on a fifth"
+            " of each class of this one",
             key="dataset.root",
             classes=classes,
             above=str(above),
@@ -128,8 +144,9 @@ def _require_a_test(taken: list[Part], config: ImagesConfig, root: Path, unlabel
         remedy = "dataset.split=0.2"
         raise Refusal(
             "photographs.test-unlabelled",
-            f"dataset.root={root}: the images of {' and '.join(unlabelled)} have no labels, so that "
-            f"nothing can be measured on them. Use `{remedy}` to test on a fifth of each class of {train.name}",
+            f"dataset.root={root}: the images of {' and '.join(unlabelled)} have no labels, so that"
+            f" nothing can be measured on them. Use `{remedy}` to test on a fifth of each class of"
+            f" {train.name}",
             key="dataset.root",
             parts=unlabelled,
             remedy=remedy,
@@ -143,7 +160,7 @@ def _require_a_test(taken: list[Part], config: ImagesConfig, root: Path, unlabel
     )
 
 
-def _require_classes(samples: list[Samples], taken: list[Part], place: str) -> None:
+def _require_classes(samples: list[PartSamples], taken: list[DataPart], place: str) -> None:
     """Refuse parts of other classes, and a single class."""
     names = samples[0].classes
     differ = sorted({*names} ^ {*samples[-1].classes})[:20]
@@ -151,8 +168,8 @@ def _require_classes(samples: list[Samples], taken: list[Part], place: str) -> N
         parts = [part.name for part in taken]
         raise Refusal(
             "photographs.other-classes",
-            f"{place}: only in one of {' and '.join(parts)}: {', '.join(differ)}; both need the same "
-            f"classes; {_one_part_alone(samples, parts)}",
+            f"{place}: only in one of {' and '.join(parts)}: {', '.join(differ)}; both need the"
+            f" same classes; {_one_part_alone(samples, parts)}",
             key="dataset.root",
             parts=[name.lower() for name in parts],
             classes=differ,
@@ -166,16 +183,21 @@ def _require_classes(samples: list[Samples], taken: list[Part], place: str) -> N
         )
 
 
-def _one_part_alone(samples: list[Samples], parts: list[str]) -> str:
-    """What to do where parts differ: use the first that has several classes alone, or add one where none has."""
+def _one_part_alone(samples: list[PartSamples], parts: list[str]) -> str:
+    """What to do where parts differ: use the first that has several classes alone,
+    or add one where none has.
+    """
     for part, name in zip(samples, parts, strict=True):
         few = any(round(FIFTH * images) == 0 for images in Counter(part.labels).values())
         if len(part.classes) > 1 and not few:
-            return f"`{train_on(name, None)}` trains on four fifths of {name} alone and tests on the others"
+            return (
+                f"`{train_on(name, None)}` trains on four fifths of {name} alone and tests on the"
+                " others"
+            )
     return "add images of the classes that are missing"
 
 
-def finish(data: Data, config: ImagesConfig) -> Data:
+def finish(data: DataSplits, config: ImagesConfig) -> DataSplits:
     """The same photographs decoded, unless they are to be decoded each time."""
     if config.cache is CacheMode.process:
         return in_process(data, config)
@@ -186,22 +208,27 @@ def finish(data: Data, config: ImagesConfig) -> Data:
     return data
 
 
-def in_process(data: Data, config: ImagesConfig) -> Data:
-    """`dataset.cache=process`: photographs as float32 tensors in the memory of each process (scenario B of 2505.22905),
-    so that a batch has only to be normalised. A broken one is refused."""
+def in_process(data: DataSplits, config: ImagesConfig) -> DataSplits:
+    """`dataset.cache=process`: photographs as float32 tensors in the memory of each process
+    (scenario B of 2505.22905), so that a batch has only to be normalised.
+    A broken one is refused.
+    """
     started_s = timing.clock_s()
     train, test = (_as_tensors(split, config.image_size) for split in (data.train, data.test))
     facts = {
         "cache": str(config.cache),
         "read_s": timing.clock_s() - started_s,
-        "process_bytes": sum(split.images.nbytes for split in (train, test) if isinstance(split.images, np.ndarray)),
+        "process_bytes": sum(
+            split.images.nbytes for split in (train, test) if isinstance(split.images, np.ndarray)
+        ),
     }
     return replace(data, train=train, test=test, facts=data.facts | facts)
 
 
 def _as_tensors(split: Split, size: int) -> Split:
-    """Images (N, S, S, 3) with values in 0..1, in memory by channels (N, 3, S, S), as torchvision's ToTensor has them,
-    read by as many threads as torch computes with."""
+    """Images (N, S, S, 3) with values in 0..1, in memory by channels (N, 3, S, S), as torchvision's
+    ToTensor has them, read by as many threads as torch computes with.
+    """
     import torch
 
     paths = split.images
@@ -209,7 +236,9 @@ def _as_tensors(split: Split, size: int) -> Split:
 
     def read_image(index: int) -> None:
         image = decoding.decode(paths[index], size)
-        np.multiply(image.transpose(2, 0, 1), np.float32(1 / 255), out=tensors[index], dtype=np.float32)
+        np.multiply(
+            image.transpose(2, 0, 1), np.float32(1 / 255), out=tensors[index], dtype=np.float32
+        )
 
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         for _ in pool.map(read_image, range(len(paths))):
@@ -218,7 +247,9 @@ def _as_tensors(split: Split, size: int) -> Split:
 
 
 def require_room(config: ImagesConfig, processes: int) -> None:
-    """Refuse a copy of the decoded photographs in each process where they do not fit into this machine's memory."""
+    """Refuse a copy of the decoded photographs in each process
+    where they do not fit into this machine's memory.
+    """
     if config.cache is not CacheMode.process:
         return
     data = read(config, seed=0)
@@ -229,9 +260,10 @@ def require_room(config: ImagesConfig, processes: int) -> None:
     if needed_bytes > available_bytes:
         raise Refusal(
             "photographs.no-room",
-            f"dataset.cache=process: {count(processes, 'rank')}, each with {images:,} images of {config.image_size} px "
-            f"as float32, need {in_bytes(needed_bytes)} of memory, and {in_bytes(available_bytes)} are available; use "
-            "fewer gpus, a smaller dataset.image_size or dataset.train_limit, or `dataset.cache=mmap`",
+            f"dataset.cache=process: {count(processes, 'rank')}, each with {images:,} images of"
+            f" {config.image_size} px as float32, need {in_bytes(needed_bytes)} of memory, and"
+            f" {in_bytes(available_bytes)} are available; use fewer gpus, a smaller"
+            " dataset.image_size or dataset.train_limit, or `dataset.cache=mmap`",
             key="dataset.cache",
             ranks=processes,
             images=images,
@@ -242,7 +274,9 @@ def require_room(config: ImagesConfig, processes: int) -> None:
 
 
 def check(config: ImagesConfig) -> None:
-    """See that both parts hold the same classes, each with an image, and that decoded ones can be stored."""
+    """See that both parts hold the same classes, each with an image,
+    and that decoded ones can be stored.
+    """
     data = read(config, seed=0)
     parts = data.facts["parts"]
     if data.ignored:
@@ -257,7 +291,8 @@ def check(config: ImagesConfig) -> None:
     if parts["unused"]:
         note = Message(
             "photographs.tests-on",
-            f"dataset.root={config.root}: tests on {parts['test']}, not on {' and '.join(parts['unused'])}",
+            f"dataset.root={config.root}: tests on {parts['test']}, not on"
+            f" {' and '.join(parts['unused'])}",
             key="dataset.root",
             part=parts["test"],
             unused=parts["unused"],
@@ -267,7 +302,7 @@ def check(config: ImagesConfig) -> None:
         decoded_cache.check(config)
 
 
-def _folders_in_classes(data: Data, config: ImagesConfig) -> dict[str, list[str]]:
+def _folders_in_classes(data: DataSplits, config: ImagesConfig) -> dict[str, list[str]]:
     root = Path(str(config.root)).expanduser()
     if not root.is_dir():  # a table says which classes there are
         return {}
@@ -284,7 +319,9 @@ def _folders_in_classes(data: Data, config: ImagesConfig) -> dict[str, list[str]
 
 def _of_several_folders(inside: dict[str, list[str]], config: ImagesConfig) -> Message:
     """That folders lie in the folder of a class, and may be meant as classes."""
-    shown = [f"{name} (with the folders {', '.join(folders[:3])})" for name, folders in inside.items()]
+    shown = [
+        f"{name} (with the folders {', '.join(folders[:3])})" for name, folders in inside.items()
+    ]
     more = f" and {len(shown) - SHOWN_KINDS} more" if len(shown) > SHOWN_KINDS else ""
     alone = Path(str(config.root)).expanduser() / next(iter(inside))
     remedy = None
@@ -294,8 +331,8 @@ def _of_several_folders(inside: dict[str, list[str]], config: ImagesConfig) -> M
     return Message(
         "photographs.folders-in-classes",
         in_one_line(
-            f"dataset.root={config.root}: trains {', '.join(shown[:SHOWN_KINDS])}{more} as one class each; if the "
-            f"folders are the classes, put all classes beside one another{use}"
+            f"dataset.root={config.root}: trains {', '.join(shown[:SHOWN_KINDS])}{more} as one"
+            f" class each; if the folders are the classes, put all classes beside one another{use}"
         ),
         key="dataset.root",
         root=str(config.root),
@@ -310,8 +347,8 @@ def _alike(groups: list[list[str]], config: ImagesConfig) -> Message:
     return Message(
         "photographs.alike-classes",
         in_one_line(
-            f"dataset.root={config.root}: trains {shown} as classes of their own, whose names differ only by case, "
-            "blanks or dashes; give them one name if they are one class"
+            f"dataset.root={config.root}: trains {shown} as classes of their own, whose names"
+            " differ only by case, blanks or dashes; give them one name if they are one class"
         ),
         key="dataset.root",
         root=str(config.root),
@@ -333,7 +370,7 @@ def _not_read(ignored: list[Ignored], config: ImagesConfig) -> Message:
     )
 
 
-def repeated(data: Data, config: ImagesConfig) -> Repeated | None:
+def repeated(data: DataSplits, config: ImagesConfig) -> RepeatedImages | None:
     """Images of these parts that are the same ones, counted and said."""
     found = repeated_images.repeated(data.train, data.test)
     if found is None or not (found.in_both or found.two_labels):
@@ -343,7 +380,11 @@ def repeated(data: Data, config: ImagesConfig) -> Repeated | None:
         said.append(f"{found.in_both:,} of {found.tested:,} test images are trained on too")
     if found.two_labels:
         said.append(f"{count(found.two_labels, 'image')} with two labels")
-    part = "" if found.compared == found.images else f" (found in {found.compared:,} of {found.images:,} images)"
+    part = (
+        ""
+        if found.compared == found.images
+        else f" (found in {found.compared:,} of {found.images:,} images)"
+    )
     note = Message(
         "photographs.repeated",
         f"dataset.root={config.root}: {', '.join(said)}, by their files or bytes{part}",

@@ -1,8 +1,11 @@
-"""Images that a data set holds more than once: those that are tested on and trained on too, or have two labels.
+"""Images that a data set holds more than once: those that are tested on and trained on too,
+or have two labels.
 
-The same image is the same file (also by links and hard links) or the same bytes. Only images of equal size are read: of
-each its first bytes, and all of those that are still equal. Where that is too much, sizes are left out, the same ones
-each time: what is found is then a part of what there is, and how many images were compared is recorded.
+The same image is the same file (also by links and hard links) or the same bytes. Only images of
+equal size are read: of each its first bytes, and all of those that are still equal. Where that is
+too much, sizes are left out, the same ones
+each time: what is found is then a part of what there is,
+and how many images were compared is recorded.
 """
 
 from collections import Counter
@@ -12,9 +15,9 @@ from hashlib import sha256
 from typing import Any
 from zlib import crc32
 
-from multicard.records.schema_parts import Repeated
+from multicard.records.schema_parts import RepeatedImages
 from multicard.vision.data.splits import Split
-from multicard.vision.data.stored_images import Encoded, Row, files_of
+from multicard.vision.data.stored_images import Encoded, StoredImage, files_of
 
 FIRST_BYTES = 4096  # of an image, which differ between nearly all that are not the same
 MOST_READ = 20_000  # images whose first bytes are read
@@ -23,14 +26,14 @@ MOST_TABLE_BYTES = 1 << 30  # of files that hold images: larger ones are not rea
 
 
 @dataclass(frozen=True)
-class Place:
+class ImagePlace:
     """Where an image is: equal where it is the same one, whatever its path; and its bytes."""
 
     where: Hashable
     size: int
 
 
-def repeated(train: Split, test: Split) -> Repeated | None:
+def repeated(train: Split, test: Split) -> RepeatedImages | None:
     """Count them; None for images that are not encoded, as those of built-in sets.
 
     An OSError is of a file that cannot be read.
@@ -50,22 +53,30 @@ def repeated(train: Split, test: Split) -> Repeated | None:
     tested = contents[len(train) :]
     for file in files_of(images):
         file.release()
-    return Repeated(sum(content in trained for content in tested), two_labels, len(tested), compared, len(images))
+    return RepeatedImages(
+        sum(content in trained for content in tested),
+        two_labels,
+        len(tested),
+        compared,
+        len(images),
+    )
 
 
-def _places(images: Sequence[Encoded]) -> list[Place | None]:
+def _places(images: Sequence[Encoded]) -> list[ImagePlace | None]:
     """Where each image is; None of those in tables that are too large, and without bytes."""
     files = files_of(images)
     too_large = sum(file.path.stat().st_size for file in files) > MOST_TABLE_BYTES
     sizes = {} if too_large else {file: _lengths(file.load()) for file in files}
-    places: list[Place | None] = []
+    places: list[ImagePlace | None] = []
     for image in images:
-        if not isinstance(image, Row):
+        if not isinstance(image, StoredImage):
             status = image.stat()
-            places.append(Place((status.st_dev, status.st_ino), status.st_size))
+            places.append(ImagePlace((status.st_dev, status.st_ino), status.st_size))
         else:
             size = None if too_large else sizes[image.file][image.index]
-            places.append(None if size is None else Place((image.file.path, image.index), size))
+            places.append(
+                None if size is None else ImagePlace((image.file.path, image.index), size)
+            )
     return places
 
 
@@ -75,9 +86,12 @@ def _lengths(column: Any) -> list[int | None]:
     return pc.call_function("binary_length", [column]).to_pylist()
 
 
-def _contents(images: Sequence[Encoded], places: Sequence[Place | None]) -> tuple[dict[Hashable, str], int]:
-    """The digests of images that are not the only ones of their size, by where they are, and how many images of the
-    data set were compared with all others."""
+def _contents(
+    images: Sequence[Encoded], places: Sequence[ImagePlace | None]
+) -> tuple[dict[Hashable, str], int]:
+    """The digests of images that are not the only ones of their size, by where they are, and how
+    many images of the data set were compared with all others.
+    """
     of_size: dict[int, dict[Hashable, Encoded]] = {}
     for image, place in zip(images, places, strict=True):
         if place is not None:
@@ -85,7 +99,9 @@ def _contents(images: Sequence[Encoded], places: Sequence[Place | None]) -> tupl
     groups = {size: group for size, group in of_size.items() if len(group) > 1 and size}
     order = sorted(groups, key=lambda size: crc32(str(size).encode()))
     digests: dict[Hashable, str] = {}
-    left_out, images_read, bytes_read = set[int](), 0, 0
+    left_out = set[int]()
+    images_read = 0
+    bytes_read = 0
     for size in order:
         group = groups[size]
         if images_read + len(group) > MOST_READ:

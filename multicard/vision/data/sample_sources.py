@@ -1,5 +1,6 @@
-"""Where the samples of `dataset=images` are: folders of classes, a table of paths and labels, or parquet or Arrow files
-that hold the images. Of each come parts by name, and of a part the encoded images and their classes.
+"""Where the samples of `dataset=images` are: folders of classes, a table of paths and labels, or
+parquet or Arrow files that hold the images. Of each come parts by name,
+and of a part the encoded images and their classes.
 
 What cannot be used is refused by its key, or its file. What is not read is counted by its kind.
 """
@@ -10,7 +11,7 @@ from pathlib import Path
 from multicard.messages import Refusal
 from multicard.vision.data import known_layouts
 from multicard.vision.data.class_folders import parts_of
-from multicard.vision.data.data_parts import FORMS, Source, chosen_parts
+from multicard.vision.data.data_parts import FORMS, FoundParts, chosen_parts
 from multicard.vision.data.image_columns import KEY, NONE_NAMED, Named
 from multicard.vision.data.image_tables import table_parts
 from multicard.vision.data.stored_parts import stored_parts
@@ -18,7 +19,7 @@ from multicard.vision.data.stored_parts import stored_parts
 TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
 
 
-def find(root: Path, chosen: Sequence[str] | None = None, named: Named = NONE_NAMED) -> Source:
+def find(root: Path, chosen: Sequence[str] | None = None, named: Named = NONE_NAMED) -> FoundParts:
     """The parts of the data at a folder or file; OSError for what cannot be read.
 
     Args:
@@ -57,7 +58,8 @@ def find(root: Path, chosen: Sequence[str] | None = None, named: Named = NONE_NA
     else:
         raise Refusal(
             "photographs.no-table",
-            f"dataset.root={root}: is neither a folder nor a .csv, .tsv, .jsonl or .parquet file; {FORMS}",
+            f"dataset.root={root}: is neither a folder nor a .csv, .tsv, .jsonl or .parquet file;"
+            f" {FORMS}",
             key="dataset.root",
             root=str(root),
         )
@@ -67,8 +69,8 @@ def find(root: Path, chosen: Sequence[str] | None = None, named: Named = NONE_NA
 def _no_columns(root: Path) -> Refusal:
     return Refusal(
         "photographs.no-table-to-name",
-        f"{KEY}: names columns, but dataset.root={root} holds folders of images; give the table in it, "
-        f"or use `{KEY}={{}}`",
+        f"{KEY}: names columns, but dataset.root={root} holds folders of images; give the table in"
+        f" it, or use `{KEY}={{}}`",
         key=KEY,
         root=str(root),
     )

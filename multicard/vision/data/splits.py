@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class Split:
-    """One part of a data set: uint8 images, grey (N, H, W) or colour (N, S, S, 3), or encoded photographs."""
+    """One part of a data set: uint8 images, grey (N, H, W) or colour (N, S, S, 3),
+    or encoded photographs.
+    """
 
     images: np.ndarray | list[Encoded]
     labels: np.ndarray  # (N,), int64
@@ -38,19 +40,25 @@ class Split:
         return float(np.bincount(self.labels).max() / len(self)) if len(self) else None
 
     def take(self, limit: int | None, seed: int) -> "Split":
-        """The first `limit` samples after a seeded shuffle; all of them, in their order, where it is None."""
+        """The first `limit` samples after a seeded shuffle; all of them, in their order,
+        where it is None.
+        """
         if limit is None or limit >= len(self):
             return self
         return self.part(np.random.default_rng(seed).permutation(len(self))[:limit])
 
     def part(self, indices: np.ndarray) -> "Split":
         """The samples of these indices."""
-        images = self.images[indices] if isinstance(self.images, np.ndarray) else [self.images[i] for i in indices]
+        images = (
+            self.images[indices]
+            if isinstance(self.images, np.ndarray)
+            else [self.images[i] for i in indices]
+        )
         return Split(images, self.labels[indices])
 
 
 @dataclass
-class Data:
+class DataSplits:
     """Both parts of a data set; `facts`, and what was `ignored`, go into the record.
 
     names: of the classes, in the order of their numbers; empty where these are their names.
@@ -70,7 +78,8 @@ class Data:
 
 def held_out(labels: np.ndarray, share: float, seed: int) -> np.ndarray:
     """Which samples are for testing (N,): the share of each class, rounded, by a seeded shuffle."""
-    shuffle, is_test = np.random.default_rng(seed), np.zeros(len(labels), dtype=bool)
+    shuffle = np.random.default_rng(seed)
+    is_test = np.zeros(len(labels), dtype=bool)
     for label in range(labels.max() + 1):
         members = shuffle.permutation(np.flatnonzero(labels == label))
         is_test[members[: round(share * len(members))]] = True
@@ -84,7 +93,7 @@ def gather(split: Split, indices: np.ndarray, image_size: int) -> np.ndarray:
     return np.stack([decoding.decode(split.images[index], image_size) for index in indices])
 
 
-class Sampler(Protocol):
+class RankSampler(Protocol):
     """The samples that a rank reads, in order."""
 
     def __len__(self) -> int: ...
@@ -96,7 +105,10 @@ class Shuffled:
     """Every sample once an epoch, in an order that follows from seed, stream and epoch."""
 
     def __init__(self, samples: int, seed: int, stream: int = 0) -> None:
-        self.samples, self.seed, self.stream, self.epoch = samples, seed, stream, 0
+        self.samples = samples
+        self.seed = seed
+        self.stream = stream
+        self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
@@ -112,19 +124,26 @@ class Shuffled:
 class Remaining:
     """The rest of an epoch of `sampler` after its first `skip` samples, which are not loaded.
 
-    It yields draws, the epoch times `samples` plus the index of a sample: augmentation follows from the draw, in any
-    process.
+    It yields draws, the epoch times `samples` plus the index of a sample: augmentation follows from
+    the draw, in any process.
     """
 
     def __init__(self, sampler: "Shuffled | DistributedSampler[int]", samples: int) -> None:
-        self.sampler, self.samples, self.epoch, self.skip = sampler, samples, 0, 0
+        self.sampler = sampler
+        self.samples = samples
+        self.epoch = 0
+        self.skip = 0
 
     def set_epoch(self, epoch: int, skip: int = 0) -> None:
         self.sampler.set_epoch(epoch)
-        self.epoch, self.skip = epoch, skip
+        self.epoch = epoch
+        self.skip = skip
 
     def __len__(self) -> int:
-        return max(0, len(self.sampler) - self.skip)  # the last step may have fewer samples than were counted for it
+        # the last step may have fewer samples than were counted for it
+        return max(0, len(self.sampler) - self.skip)
 
     def __iter__(self) -> Iterator[int]:
-        return (self.epoch * self.samples + index for index in islice(self.sampler, self.skip, None))
+        return (
+            self.epoch * self.samples + index for index in islice(self.sampler, self.skip, None)
+        )

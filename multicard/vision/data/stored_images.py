@@ -1,4 +1,6 @@
-"""Encoded images: files, and rows of files of Hugging Face's `datasets`, which hold struct<bytes, path> or bytes."""
+"""Encoded images: files, and rows of files of Hugging Face's `datasets`, which hold struct<bytes,
+path> or bytes.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,22 +15,30 @@ STREAM = ".arrow"  # ends the files of `save_to_disk`
 
 
 def opened(paths: list[Path], form: Any = "parquet") -> Any:
-    """A pyarrow `Dataset` of files, of which no row is read yet; Arrow's streams, of `save_to_disk`, are mapped."""
+    """A pyarrow `Dataset` of files, of which no row is read yet; Arrow's streams,
+    of `save_to_disk`, are mapped.
+    """
     from pyarrow import concat_tables, dataset, ipc, memory_map
 
     if paths[0].suffix == STREAM:
-        return dataset.dataset(concat_tables(ipc.open_stream(memory_map(str(path))).read_all() for path in paths))
+        return dataset.dataset(
+            concat_tables(ipc.open_stream(memory_map(str(path))).read_all() for path in paths)
+        )
     return dataset.dataset([str(path) for path in paths], format=form)
 
 
 class ImageFile:
-    """One such file and its field of images, read when the first is asked for and held once in a process.
+    """One such file and its field of images, read when the
+    first is asked for and held once in a process.
 
-    column: the field's name where `dataset.columns` chose it, as a file may have several fields of images; else "".
+    column: the field's name where `dataset.columns` chose it,
+    as a file may have several fields of images; else "".
     """
 
     def __init__(self, path: Path, field: Any, is_named: bool = False) -> None:
-        self.path, self.field, self._lock = path, field, Lock()
+        self.path = path
+        self.field = field
+        self._lock = Lock()
         self.column = field.name if is_named else ""
         self._images: Any = None
 
@@ -48,7 +58,7 @@ class ImageFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class StoredImage:
     """An image in such a file, opened as a `Path` is."""
 
     file: ImageFile
@@ -64,7 +74,7 @@ class Row:
         return BytesIO(encoded)
 
 
-Encoded = Path | Row  # an image that is still to be decoded
+Encoded = Path | StoredImage  # an image that is still to be decoded
 
 
 def path_of(image: Encoded) -> Path:
@@ -78,5 +88,9 @@ def column_of(image: Encoded) -> str:
 
 
 def files_of(images: Iterable[Any]) -> dict[ImageFile, int]:
-    """The files of `datasets` that hold these images, each with the index of the last image that it holds."""
-    return {image.file: index for index, image in enumerate(images) if isinstance(image, Row)}
+    """The files of `datasets` that hold these images,
+    each with the index of the last image that it holds.
+    """
+    return {
+        image.file: index for index, image in enumerate(images) if isinstance(image, StoredImage)
+    }

@@ -1,4 +1,6 @@
-"""Parquet and Arrow files of Hugging Face's `datasets`, which hold images: parts by the names of files or folders."""
+"""Parquet and Arrow files of Hugging Face's `datasets`,
+which hold images: parts by the names of files or folders.
+"""
 
 import json
 from collections import Counter
@@ -12,22 +14,38 @@ from multicard.config.pasting import override
 from multicard.config.shards import missing_shards
 from multicard.messages import Refusal
 from multicard.records import part_names
-from multicard.records.part_names import Kind
-from multicard.vision.data.data_parts import WHOLE, Part, Samples, Source, order_of_tests
-from multicard.vision.data.folder_contents import beside, class_folders, count_files, holds_images, look
+from multicard.records.part_names import PartKind
+from multicard.vision.data.data_parts import (
+    WHOLE,
+    DataPart,
+    FoundParts,
+    PartSamples,
+    order_of_tests,
+)
+from multicard.vision.data.folder_contents import (
+    beside,
+    class_folders,
+    count_files,
+    holds_images,
+    look,
+)
 from multicard.vision.data.image_columns import NONE_NAMED, Named, label_of
 from multicard.vision.data.image_tables import PARQUET, parts_of_rows, table_parts
 from multicard.vision.data.stored_images import STREAM
 
-ABOUT = {"state.json", "dataset_info.json", "dataset_dict.json"}  # what `datasets` writes of its files
+# what `datasets` writes of its files
+ABOUT = {"state.json", "dataset_info.json", "dataset_dict.json"}
 
 
-def stored_parts(root: Path, whole: bool = False, any_name: bool = False, named: Named = NONE_NAMED) -> Source | None:
-    """Parts by the names of files, as train-00000-of-00002.parquet, else of their folders, as train/data-*.arrow. They
-    are in the folder and those of parts, or in the only one that has some, as the hub's default/ and data/. None where
-    there is no such file.
+def stored_parts(
+    root: Path, whole: bool = False, any_name: bool = False, named: Named = NONE_NAMED
+) -> FoundParts | None:
+    """Parts by the names of files, as train-00000-of-00002.parquet, else of their folders, as
+    train/data-*.arrow. They are in the folder and those of parts, or in the only one that has some,
+    as the hub's default/ and data/. None where there is no such file.
 
-    Files of one name, or of none that is a part's, have parts by a column as a table has (`table_parts`).
+    Files of one name, or of none that is a part's,
+    have parts by a column as a table has (`table_parts`).
 
     Args:
         whole: take all files together, whatever they are called.
@@ -37,7 +55,8 @@ def stored_parts(root: Path, whole: bool = False, any_name: bool = False, named:
     Raises:
         Refusal: several folders hold data of their own, as the configurations of a data set.
     """
-    files, ignored = dict[str, list[Path]](), Counter[str]()
+    files = dict[str, list[Path]]()
+    ignored = Counter[str]()
     folders = class_folders(root)
     places = [root, *_folders_of_parts(folders)]
     for place in places:
@@ -56,10 +75,10 @@ def stored_parts(root: Path, whole: bool = False, any_name: bool = False, named:
             ignored[f"{folder.name}/"] += count_files(folder)
     every = sorted(path for paths in files.values() for path in paths)
     if whole:
-        return Source([Part(WHOLE, None, partial(_read_files, every, named))], ignored)
+        return FoundParts([DataPart(WHOLE, None, partial(_read_files, every, named))], ignored)
     if not known or (len(files) == 1 and _splits_rows(every, named)):
         found = table_parts(every, any_name=any_name, named=named)
-        return Source(found.parts, ignored + found.ignored)
+        return FoundParts(found.parts, ignored + found.ignored)
     for name in files.keys() - known:
         ignored.update(f"{path.name}, of no part" for path in files[name])
     trained = [path for name in known if _is_to_train(name) for path in files[name]]
@@ -68,15 +87,15 @@ def stored_parts(root: Path, whole: bool = False, any_name: bool = False, named:
     for name in sorted(known, key=order_of_tests):
         part = part_names.parsed(name)
         assert part is not None
-        to_test = None if part.kind is Kind.train else label
+        to_test = None if part.kind is PartKind.train else label
         read = cache(partial(_read_files, files[name], named, to_test))
-        parts.append(Part(name, part.kind, read, may_lack_labels=to_test is not None))
-    return Source(parts, ignored)
+        parts.append(DataPart(name, part.kind, read, may_lack_labels=to_test is not None))
+    return FoundParts(parts, ignored)
 
 
 def _is_to_train(name: str) -> bool:
     part = part_names.parsed(name)
-    return part is not None and part.kind is Kind.train
+    return part is not None and part.kind is PartKind.train
 
 
 def _folders_of_parts(folders: Sequence[Path]) -> list[Path]:
@@ -84,7 +103,9 @@ def _folders_of_parts(folders: Sequence[Path]) -> list[Path]:
     return [folder for folder in folders if folder.name in names]
 
 
-def _within(root: Path, folders: Sequence[Path], whole: bool, any_name: bool, named: Named) -> Source | None:
+def _within(
+    root: Path, folders: Sequence[Path], whole: bool, any_name: bool, named: Named
+) -> FoundParts | None:
     """The parts in the only folder of a folder that holds such files; None where none does."""
     filled = [folder for folder in folders if _holds_files(folder)]
     if not filled or any(holds_images(folder) for folder in folders):
@@ -95,8 +116,8 @@ def _within(root: Path, folders: Sequence[Path], whole: bool, any_name: bool, na
         remedy = override("dataset.root", filled[0])
         raise Refusal(
             "photographs.configurations",
-            f"dataset.root={root}: {shown} hold parquet or Arrow files each, as the configurations of one data set; "
-            f"name one, as `{remedy}`",
+            f"dataset.root={root}: {shown} hold parquet or Arrow files each, as the configurations"
+            f" of one data set; name one, as `{remedy}`",
             key="dataset.root",
             folders=names,
             remedy=remedy,
@@ -109,7 +130,9 @@ def _within(root: Path, folders: Sequence[Path], whole: bool, any_name: bool, na
 
 
 def _holds_files(folder: Path, levels: int = 3) -> bool:
-    """True where such files lie in a folder, or in folders in it. Those of images are not searched for others."""
+    """True where such files lie in a folder, or in folders in it.
+    Those of images are not searched for others.
+    """
     inside = look(folder)
     if inside.has_images:
         return False
@@ -121,10 +144,16 @@ def _holds_files(folder: Path, levels: int = 3) -> bool:
 def _stored_files(folder: Path) -> tuple[list[Path], Counter[str]]:
     """The files of one data set in a folder, and what else lies there, by kind.
 
-    `datasets` leaves cache-*.arrow of what was computed beside its files, which state.json lists. Without such a list,
-    files of one ending are taken, parquet before Arrow.
+    `datasets` leaves cache-*.arrow of what was computed beside its files, which state.json lists.
+    Without such a list, files of one ending are taken, parquet before Arrow.
     """
-    others = Counter({kind: count for kind, count in beside(folder).items() if kind not in (PARQUET, STREAM, ".json")})
+    others = Counter(
+        {
+            kind: count
+            for kind, count in beside(folder).items()
+            if kind not in (PARQUET, STREAM, ".json")
+        }
+    )
     found = {ending: sorted(folder.glob(f"*{ending}")) for ending in (PARQUET, STREAM, ".json")}
     others[".json"] = sum(path.name not in ABOUT for path in found.pop(".json"))
     listed = _listed_files(folder)
@@ -143,8 +172,9 @@ def _require_all_shards(folder: Path, files: list[Path]) -> None:
         more = f" and {len(missing) - 1:,} more" if missing[1:] else ""
         raise Refusal(
             "photographs.missing-shards",
-            f"dataset.root={folder}: {missing[0]}{more} is missing beside {files[0].name}; put it there, or rename the "
-            "files, without -of- and the number behind it, to use them alone",
+            f"dataset.root={folder}: {missing[0]}{more} is missing beside {files[0].name}; put it"
+            " there, or rename the files, without -of- and the number behind it, to use them"
+            " alone",
             key="dataset.root",
             folder=str(folder),
             missing=missing,
@@ -152,7 +182,9 @@ def _require_all_shards(folder: Path, files: list[Path]) -> None:
 
 
 def _listed_files(folder: Path) -> set[str]:
-    """The names of the files that the state.json of a folder lists; none where it has none, or one of others."""
+    """The names of the files that the state.json of a folder lists; none where it has none,
+    or one of others.
+    """
     with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
         listed = json.loads((folder / "state.json").read_bytes())["_data_files"]
         return {each["filename"] for each in listed}
@@ -160,7 +192,9 @@ def _listed_files(folder: Path) -> set[str]:
 
 
 def _part_of(path: Path) -> str:
-    """The part that a file is of, by its name, or else by that of its folder: as the record calls it."""
+    """The part that a file is of, by its name,
+    or else by that of its folder: as the record calls it.
+    """
     for name in (path.stem, path.parent.name):
         part = part_names.parsed(name)
         if part is not None:
@@ -168,14 +202,15 @@ def _part_of(path: Path) -> str:
     return ""
 
 
-def _read_files(paths: list[Path], named: Named, to_test: str | None = None) -> Samples:
+def _read_files(paths: list[Path], named: Named, to_test: str | None = None) -> PartSamples:
     source = table_parts(paths, by_split=False, named=named, to_test=to_test)
     (part,) = source.parts
     return part.read()._replace(ignored=source.ignored)
 
 
 def _splits_rows(paths: list[Path], named: Named) -> bool:
-    """True where a column splits the rows of these files into parts to train and to test on: `datasets` calls a file
-    of all rows train-00000-of-00001.parquet."""
+    """True where a column splits the rows of these files into parts to train and to test on:
+    `datasets` calls a file of all rows train-00000-of-00001.parquet.
+    """
     parts = [part_names.parsed(part) for part in {*parts_of_rows(paths, named)}]
     return None not in parts and len({part.kind for part in parts if part is not None}) > 1

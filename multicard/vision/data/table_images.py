@@ -1,4 +1,6 @@
-"""The files that the rows of a table name: by their paths, or by names or ids alone, in a folder beside the table."""
+"""The files that the rows of a table name: by their paths, or by names or ids alone,
+in a folder beside the table.
+"""
 
 import os
 from collections import Counter, defaultdict
@@ -14,7 +16,8 @@ NOT_NAMED = "images that no row names"
 
 
 class TableImages(NamedTuple):
-    """The file of each row, which may not be there; and the images beside them that no row names, counted.
+    """The file of each row, which may not be there; and the
+    images beside them that no row names, counted.
 
     several: by row, the images of a name that more than one has.
     """
@@ -27,8 +30,9 @@ class TableImages(NamedTuple):
 def found(folder: Path, values: Sequence[str]) -> TableImages:
     """The files of a table's values.
 
-    A value that is no path from the folder may have backslashes. A name without a folder, with or without its ending,
-    is looked for in the folders beside the table, and taken if one image there has it.
+    A value that is no path from the folder may have backslashes. A name without a folder, with or
+    without its ending, is looked for in the folders beside the table,
+    and taken if one image there has it.
 
     Args:
         folder: of the table. values: a row each.
@@ -56,7 +60,8 @@ def missing(folder: Path, several: Sequence[Path]) -> Message:
     """
     if not several:
         return Message(
-            "photographs.no-such-image", "no such file; give paths relative to the table, or leave the row out"
+            "photographs.no-such-image",
+            "no such file; give paths relative to the table, or leave the row out",
         )
     places = {image.parent.relative_to(folder).as_posix() for image in several}
     folders = train_first(sorted(places))
@@ -66,7 +71,9 @@ def missing(folder: Path, several: Sequence[Path]) -> Message:
         way = f"give paths from the folder of the table, as {folders[0]}/NAME"
     shown = " and ".join(f"{name}/" for name in folders[:5])
     return Message(
-        "photographs.image-twice", f"several images of this name are there, in {shown}; {way}", folders=folders
+        "photographs.image-twice",
+        f"several images of this name are there, in {shown}; {way}",
+        folders=folders,
     )
 
 
@@ -79,9 +86,15 @@ def _path(folder: Path, value: str) -> Path:
 
 
 def _by_name(folder: Path) -> dict[str, list[Path]]:
-    """The images in the folder of a table and the folders in it, by name, and by name without ending."""
+    """The images in the folder of a table and the folders in it, by name,
+    and by name without ending.
+    """
     named = defaultdict[str, list[Path]](list)
-    own = [path for path in sorted(folder.iterdir()) if path.name.lower().endswith(SUFFIXES) and path.is_file()]
+    own = [
+        path
+        for path in sorted(folder.iterdir())
+        if path.name.lower().endswith(SUFFIXES) and path.is_file()
+    ]
     below = [image for each in class_folders(folder) for image in images_in(each)[0]]
     for image in [*own, *below]:
         if not is_hidden(image.name):

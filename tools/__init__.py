@@ -1,0 +1,1 @@
+"""Checks of the project itself; nothing here is installed with it."""
