@@ -1,7 +1,7 @@
 """After the measured tuning: the profiled steps and the ablations of `diagnose`.
 See `multicard.observe.diagnosis`.
 
-The recipe's own loop takes these steps too, over batches that are handed to it one step at a time.
+The engine's own loop takes these steps too, over batches that it gets one step at a time.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,7 +11,6 @@ from typing import Any
 from unittest import mock
 
 import torch
-import torchtune.training
 import torchtune.utils
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
@@ -20,13 +19,14 @@ from multicard.config.base import WindowConfig
 from multicard.llm.batches import COUNTS, Batch, count, half, mapped
 from multicard.llm.collectives import without_exchange
 from multicard.llm.step_probe import MeasuredBatches, Probe
+from multicard.llm.tuning_engine import TuningEngine
 from multicard.measure import timing
 from multicard.measure.timing import Ranges
 from multicard.observe import diagnosis
 from multicard.observe.profiles.capture import Window
 
 
-def after_tuning(recipe: Any, probe: Probe) -> None:
+def after_tuning(engine: TuningEngine, probe: Probe) -> None:
     """Take the steps that `profile` and `diagnose` ask for, and write their results."""
     config = probe.config
     report = probe.report
@@ -40,10 +40,10 @@ def after_tuning(recipe: Any, probe: Probe) -> None:
     last = report.content.epochs[-1]
     step_s = last.train_s / max(1, last.steps)
     if window:
-        feed = endless(recipe._dataloader, config.epochs)
-        report.content.profile = profiled(recipe, probe, feed, window, step_s)
+        feed = endless(engine.batches, config.epochs)
+        report.content.profile = profiled(engine, probe, feed, window, step_s)
     if config.diagnose:
-        report.content.ablations = measured(recipe, probe, step_s)
+        report.content.ablations = measured(engine, probe, step_s)
     report.write()
 
 
@@ -55,19 +55,10 @@ def endless(batches: MeasuredBatches, epoch: int) -> Iterator[Batch]:
         epoch += 1
 
 
-def train_on(recipe: Any, probe: Probe, batches: Iterator[Batch]) -> None:
-    """Have the recipe train until `batches` end, unmeasured.
-
-    The distributed recipes' `train` would first hand all free memory back to the GPU, and allocate
-    it again in the
-    first steps: they keep it, as they do from one step to the next.
-    """
-    recipe.epochs_run = 0
-    recipe.total_epochs = 1
-    recipe.max_steps_per_epoch = None
-    keep = mock.patch.object(torchtune.training, "cleanup_before_training", lambda: None)
-    with keep, mock.patch.object(probe, "substitute", batches):
-        recipe.train()
+def train_on(engine: TuningEngine, probe: Probe, batches: Iterator[Batch]) -> None:
+    """Have the engine train until `batches` end, unmeasured."""
+    with mock.patch.object(probe, "substitute", batches):
+        engine.train_pass()
 
 
 def step_batches(
@@ -82,7 +73,7 @@ def step_batches(
 
 
 def profiled(
-    recipe: Any, probe: Probe, feed: Iterator[Batch], config: WindowConfig, step_s: float
+    engine: TuningEngine, probe: Probe, feed: Iterator[Batch], config: WindowConfig, step_s: float
 ) -> dict[str, object]:
     ranges = Ranges(probe.rank.device, nvtx=config.name == "nsys")
     window = Window(config, probe.rank, probe.report.folder, ranges, step_s)
@@ -96,15 +87,15 @@ def profiled(
             )
             yield batch
 
-    with named_phases(recipe, probe, ranges):
-        train_on(recipe, probe, step_batches(probe, counted(), window.boundary))
+    with named_phases(engine, probe, ranges):
+        train_on(engine, probe, step_batches(probe, counted(), window.boundary))
     ranges.close()
     return window.result()
 
 
 @contextmanager
-def named_phases(recipe: Any, probe: Probe, ranges: Ranges) -> Iterator[None]:
-    """Mark the recipe's phases for a profiler: data (it asks for a batch), h2d (copies it), forward
+def named_phases(engine: TuningEngine, probe: Probe, ranges: Ranges) -> Iterator[None]:
+    """Mark the engine's phases for a profiler: data (it asks for a batch), h2d (copies it), forward
     (calls the model, to the loss), backward (to the optimiser: clipping and the counts of tokens
     are in it) and optimizer.
     """
@@ -119,11 +110,12 @@ def named_phases(recipe: Any, probe: Probe, ranges: Ranges) -> Iterator[None]:
         ranges.open("backward")
         backward(*arguments, **keywords)
 
-    hooks = [recipe._model.register_forward_pre_hook(lambda *_: ranges.open("forward"))]
-    # none where each weight steps in the backward pass
-    optimizer = getattr(recipe, "_optimizer", None)
-    if optimizer is not None:
-        hooks.append(optimizer.register_step_pre_hook(lambda *_: ranges.open("optimizer")))
+    hooks = [engine.model.register_forward_pre_hook(lambda *_: ranges.open("forward"))]
+    if not probe.config.optimizer_in_bwd:  # where weights are updated in the backward pass
+        hooks.extend(
+            optimizer.register_step_pre_hook(lambda *_: ranges.open("optimizer"))
+            for optimizer in engine.optimizers
+        )
     with (
         mock.patch.object(torchtune.utils, "batch_to_device", marked_copy),
         mock.patch.object(torch.Tensor, "backward", marked_backward),
@@ -134,16 +126,16 @@ def named_phases(recipe: Any, probe: Probe, ranges: Ranges) -> Iterator[None]:
         hook.remove()
 
 
-def measured(recipe: Any, probe: Probe, step_s: float) -> dict[str, list[float]] | None:
+def measured(engine: TuningEngine, probe: Probe, step_s: float) -> dict[str, list[float]] | None:
     """Times of the ablations. `alone` and `core` leave out the exchange of weights and gradients,
-    not the recipe's all-reduces of counts and losses. All take the same batches in the same order:
+    not a recipe's all-reduces of counts and losses. All take the same batches in the same order:
     rows differ in length, and so do their steps.
     """
     rank = probe.rank
     per_step = probe.config.gradient_accumulation_steps
 
     def feed() -> Iterator[Batch]:
-        return endless(recipe._dataloader, probe.config.epochs)
+        return endless(engine.batches, probe.config.epochs)
 
     def on_device(batch: Batch) -> Batch:
         return mapped(batch, lambda tensor: tensor.to(rank.device))
@@ -152,7 +144,7 @@ def measured(recipe: Any, probe: Probe, step_s: float) -> dict[str, list[float]]
     resident = list(map(on_device, cached))
 
     def steps(batches: Iterator[Batch], count: int) -> float:
-        marks_s: list[float] = []  # from the recipe's first request for a batch
+        marks_s: list[float] = []  # from the engine's first request for a batch
 
         def proceed() -> bool:
             if len(marks_s) in (0, count):
@@ -160,7 +152,7 @@ def measured(recipe: Any, probe: Probe, step_s: float) -> dict[str, list[float]]
             marks_s.append(timing.clock_s())
             return len(marks_s) <= count
 
-        train_on(recipe, probe, step_batches(probe, batches, proceed))
+        train_on(engine, probe, step_batches(probe, batches, proceed))
         return marks_s[-1] - marks_s[0]
 
     def fetch(count: int) -> None:
@@ -168,7 +160,7 @@ def measured(recipe: Any, probe: Probe, step_s: float) -> dict[str, list[float]]
             on_device(batch)
 
     def alone(batches: Iterator[Batch], count: int) -> float:
-        with without_exchange(recipe._model):
+        with without_exchange(engine.model):
             return steps(batches, count)
 
     chosen: dict[str, diagnosis.Ablation] = {
@@ -179,7 +171,7 @@ def measured(recipe: Any, probe: Probe, step_s: float) -> dict[str, list[float]]
     if rank.device.type == "cuda":
         chosen["host"] = lambda count: steps(iter(cached), count)
     core = steps
-    if isinstance(recipe._model, FSDPModule | DistributedDataParallel) and rank.world_size > 1:
+    if isinstance(engine.model, FSDPModule | DistributedDataParallel) and rank.world_size > 1:
         core = alone
         chosen["alone"] = lambda count: alone(feed(), count)
         chosen["core"] = lambda count: alone(iter(resident), count)

@@ -2,12 +2,11 @@
 time nor energy of training includes it.
 
 torch.compile works when a model is called, and again for the backward pass and for another length
-of rows. The recipe's own loop therefore takes some steps on the first rows, which leave no trace.
+of rows. The engine's own loop therefore takes some steps on the first rows, which leave no trace.
 """
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
 from unittest import mock
 
 import torch
@@ -19,6 +18,7 @@ from multicard.config.llm import Engine, LlmConfig
 from multicard.llm.after_tuning import train_on
 from multicard.llm.batches import Batch, mapped
 from multicard.llm.step_probe import Probe
+from multicard.llm.tuning_engine import TuningEngine
 from multicard.measure import memory, timing
 from multicard.messages import Message
 from multicard.ranks.failures import compile_explained
@@ -34,8 +34,8 @@ def compiles(probe: Probe) -> bool:
     return bool(probe.config.compile) or (probe.config.packed and probe.rank.device.type == "cuda")
 
 
-def compile_now(recipe: Any, probe: Probe) -> float:
-    """Have the recipe compile what its steps call: the seconds that it took. All ranks call it.
+def compile_now(engine: TuningEngine, probe: Probe) -> float:
+    """Have the engine compile what its steps call: the seconds that it took. All ranks call it.
     What torch cannot compile here is refused.
     """
     device = probe.rank.device
@@ -45,24 +45,24 @@ def compile_now(recipe: Any, probe: Probe) -> float:
     with (
         compile_explained(asked),
         limited(probe.config),
-        unchanged(recipe),
+        unchanged(engine),
         torch.random.fork_rng(generators),
     ):
-        train_on(recipe, probe, iter(first_batches(recipe, probe)))
-    for parameter in recipe._model.parameters():
+        train_on(engine, probe, iter(first_batches(engine, probe)))
+    for parameter in engine.model.parameters():
         parameter.grad = None
     timing.synchronize(device)
     memory.reset_peak_memory(device)
     return timing.clock_s() - started_s
 
 
-def first_batches(recipe: Any, probe: Probe) -> list[Batch]:
+def first_batches(engine: TuningEngine, probe: Probe) -> list[Batch]:
     """Batches of the first rows, made past the loader, whose order of rows the training needs.
 
     Where lengths differ, a second one is shorter.
     """
     config = probe.config
-    loader = recipe._dataloader.loader
+    loader = engine.batches.loader
     rows = [loader.dataset[index % len(loader.dataset)] for index in range(config.batch_size)]
     if config.packed and config.engine is Engine.torchtune:
         return [probe.moved(mapped(loader.collate_fn(rows), lambda values: values))]
@@ -140,18 +140,10 @@ def limited(config: LlmConfig) -> Iterator[None]:
 
 
 @contextmanager
-def unchanged(recipe: Any) -> Iterator[None]:
-    """Keep weights, optimiser, schedule and counters of the
-    recipe as they are while it takes steps.
-    """
-    counters = ("epochs_run", "total_epochs", "max_steps_per_epoch", "global_step")
-    before = {name: value for name, value in vars(recipe).items() if name in counters}
-    # where each weight steps in the backward pass
-    wrapper = getattr(recipe, "_optim_ckpt_wrapper", None)
-    optimisers = [recipe._optimizer] if wrapper is None else list(wrapper.optim_map.values())
+def unchanged(engine: TuningEngine) -> Iterator[None]:
+    """Keep weights, optimisers and schedule of the engine as they are while it takes steps."""
     with ExitStack() as stack:
-        for stepping in (*optimisers, getattr(recipe, "_lr_scheduler", None)):
+        for stepping in (*engine.optimizers, engine.scheduler):
             if stepping is not None:
                 stack.enter_context(mock.patch.object(stepping, "step", lambda *_, **__: None))
         yield
-    vars(recipe).update(before)

@@ -59,7 +59,7 @@ class AdamW8bit(bitsandbytes.optim.AdamW8bit):  # pyright: ignore[reportPrivateI
         return part
 
 
-def share(optimizer: AdamW8bit) -> float | None:
+def share(optimizer: torch.optim.Optimizer) -> float | None:
     """Of the values that were updated, the share whose states are held in 8 bits;
     None before the first step.
     """

@@ -7,11 +7,11 @@ from multicard.config.llm_models import HfConfig
 from multicard.llm.method_options import LoraConfig
 from multicard.messages import Refusal, install
 
-# By engine the module with `prepared`, which yields its loop, ready to train, with the attributes
-# of torchtune's recipes, `check_built`, which counts what is trained, for held-out rows
-# `row_losses`, `reference` and `in_int4` (`held_out`), and `trained`,
-# which names it where `save` is asked for
-WORK = {Engine.torchtune: "multicard.llm.recipes", Engine.trl: "multicard.llm.trl.engine"}
+# By engine the module with its `prepared` (see `tuning_engine`)
+MODULES = {
+    Engine.torchtune: "multicard.llm.torchtune_engine",
+    Engine.trl: "multicard.llm.trl.engine",
+}
 TRL_METHODS = ("lora", "qlora", "full", "dpo", "qat")
 
 

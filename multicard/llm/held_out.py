@@ -7,11 +7,11 @@ collectives of FSDP. Losses are summed in float64, in the order of the rows,
 whichever rank had them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from math import ceil, isfinite
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -35,29 +35,17 @@ NO_LABELS = {
     for part, name in (("input_ids", "tokens"), ("labels", "labels"))
 }
 
-# Each row's sum of nats over its labelled tokens (rows,), in float64 on the CPU: of tokens and
-# labels (rows, S), which are not yet shifted. An engine's module has it as `row_losses`,
-# with the recipe and the probe before them.
-RowLosses = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-# Within which those are the reference model's. An engine's module has it as `reference`,
-# of the recipe.
-Reference = Callable[[], AbstractContextManager[Any]]
-# Within which the model computes as once it is quantised, by the weights that share a scale; it
-# yields the failures of `int4.computing`. An engine's module has it as `in_int4`, of the recipe.
-InInt4 = Callable[[int], AbstractContextManager[list[Exception]]]
 
-
-class Engine(NamedTuple):
-    """What an evaluation asks of an engine, whose model it calls; `beta` is DPO's,
-    None where rows are no pairs.
-    """
+class Scorer(Protocol):
+    """What an evaluation asks of an engine; `tuning_engine.TuningEngine` says what each does."""
 
     model: torch.nn.Module
-    row_losses: RowLosses
-    reference: Reference
-    in_int4: InInt4
-    pad_id: int
-    beta: float | None = None
+
+    def row_losses(self, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor: ...
+
+    def reference(self) -> AbstractContextManager[Any]: ...
+
+    def in_int4(self, groupsize: int) -> AbstractContextManager[list[Exception]]: ...
 
 
 class Evaluated(NamedTuple):
@@ -83,19 +71,25 @@ class Evaluator:
 
     Args:
         rows: with labels. Each rank tokenizes its own once.
+        pad_id: token of padding.
         traffic: counts the training's collectives, and none of these.
+        beta: DPO's; None where rows are no pairs.
     """
 
     def __init__(
         self,
         rank: Rank,
-        engine: Engine,
+        engine: Scorer,
         rows: LabelledRows,
         batch_size: int,
+        pad_id: int,
         traffic: ReceivedBytes,
+        beta: float | None = None,
     ) -> None:
         self.rank = rank
         self.engine = engine
+        self.pad_id = pad_id
+        self.beta = beta
         self.traffic = traffic
         self.numbers = rows.column("row")
         self.shares = shares(len(rows), rank.world_size, rank.rank, batch_size)
@@ -109,17 +103,16 @@ class Evaluator:
         """Score all rows, and have rank 0 write each row's loss to the folder.
         All ranks call it together.
         """
-        engine = self.engine
         losses, tokens, margins = self._scores().T
         self.content.tokens = int(tokens.sum())
-        counted = tokens if engine.beta is None else torch.ones_like(tokens)
+        counted = tokens if self.beta is None else torch.ones_like(tokens)
         self.columns = {
             "row": self.numbers,
             LOSS: losses.tolist(),
             "tokens": counted.long().tolist(),
         }
         self._write(folder)
-        if engine.beta is None:
+        if self.beta is None:
             return Evaluated(float(losses.sum() / tokens.sum()))
         return Evaluated(
             float(losses.mean()), float((margins > 0).double().mean()), float(margins.mean())
@@ -150,7 +143,7 @@ class Evaluator:
         """Write the scores of a batch into those of all rows;
         a batch without a row calls the model all the same.
         """
-        score = self._rows if self.engine.beta is None else self._pairs
+        score = self._rows if self.beta is None else self._pairs
         scores[places] = score([self.rows[place] for place in places])[: len(places)]
 
     def exchange(self, scores: torch.Tensor) -> None:
@@ -161,22 +154,20 @@ class Evaluator:
             dist.all_reduce(scores)
 
     def _rows(self, rows: Sequence[Row]) -> torch.Tensor:
-        batch = padded_collate_sft(
-            [*rows] or [NO_LABEL], self.engine.pad_id, CROSS_ENTROPY_IGNORE_IDX
-        )
+        batch = padded_collate_sft([*rows] or [NO_LABEL], self.pad_id, CROSS_ENTROPY_IGNORE_IDX)
         losses = self._losses(batch["tokens"], batch["labels"])
         return torch.stack([losses, labelled(batch["labels"]), torch.zeros_like(losses)], 1)
 
     def _pairs(self, pairs: Sequence[Row]) -> torch.Tensor:
         """DPO's loss of each pair, as in training, without label smoothing."""
         tokens, labels = padded_collate_dpo(
-            [*pairs] or [NO_LABELS], self.engine.pad_id, CROSS_ENTROPY_IGNORE_IDX
+            [*pairs] or [NO_LABELS], self.pad_id, CROSS_ENTROPY_IGNORE_IDX
         )
         own = self._losses(tokens, labels)
         with self.engine.reference():
             reference = self._losses(tokens, labels)
         chosen, rejected = (reference - own).chunk(2)  # log-probabilities are losses below 0
-        margins = (self.engine.beta or 0.0) * (chosen - rejected)
+        margins = (self.beta or 0.0) * (chosen - rejected)
         counted = torch.stack(labelled(labels).chunk(2)).sum(0)
         return torch.stack([-logsigmoid(margins), counted, margins], 1)
 

@@ -4,7 +4,7 @@ import gc
 import importlib.util
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -14,51 +14,16 @@ import torch
 import torch.distributed as dist
 from omegaconf import DictConfig
 from torch.distributed.fsdp import CPUOffloadPolicy
-from torch.nn.functional import cross_entropy, pad
 from torchtune import training
-from torchtune.data import CROSS_ENTROPY_IGNORE_IDX
 from torchtune.modules import attention_utils
-from torchtune.modules.peft import disable_adapter
 
 from multicard.config.llm import LlmConfig
-from multicard.llm import batches, int4, labelled_rows, methods, models, torchtune_config
+from multicard.llm import batches, int4, labelled_rows, methods, models
 from multicard.llm.method_options import LoraConfig
 from multicard.llm.parts import TensorPart, TrainedParts, own_name
 from multicard.llm.step_probe import MeasuredBatches, Probe
 from multicard.messages import Message, Refusal
 from multicard.records.schema_parts import TextRows
-
-LOGIT_CHUNKS = 8  # of a sequence, as torchtune's losses have by default
-
-
-@contextmanager
-def prepared(probe: Probe, cfg: dict[str, Any], run_cfg: DictConfig) -> Iterator[Any]:
-    """The recipe that the run's configuration names, set up.
-
-    Args:
-        cfg: as in torchtune.yaml, which is written anew where the warm-up differs.
-        run_cfg: with which the recipe is run.
-    """
-    config = probe.config
-    rank = probe.rank
-
-    def on_schedule(scheduler: DictConfig, steps: int) -> DictConfig:
-        warmup = torchtune_config.warmup_steps(config, steps)
-        probe.report.content.warmup_steps = warmup
-        # the number of steps was not known, or is less
-        if scheduler["num_warmup_steps"] != warmup and rank.rank == 0:
-            cfg["lr_scheduler"]["num_warmup_steps"] = warmup
-            torchtune_config.write_yaml(config, cfg, probe.report.folder)
-        scheduler["num_warmup_steps"] = warmup
-        return scheduler
-
-    module, recipe_class = load(config.recipe_name)
-    with patched(module, rank.device):
-        recipe = measured(recipe_class, probe, on_schedule)(cfg=run_cfg)
-        recipe.setup(cfg=run_cfg)
-        if rank.rank == 0:
-            recipe._metric_logger.listener = probe.log
-        yield recipe
 
 
 def load(name: str) -> tuple[ModuleType, type]:
@@ -194,66 +159,30 @@ def patched(module: ModuleType, device: torch.device) -> Iterator[None]:
         yield
 
 
-def row_losses(
-    recipe: Any, probe: Probe, tokens: torch.Tensor, labels: torch.Tensor
-) -> torch.Tensor:
-    """The engine's part of `held_out.RowLosses`. The model returns its logits (rows, S, vocabulary)
-    whole, or in chunks
-    of S. One chunk is in float32 at a time: DPO's recipe, whose logits are whole,
-    never has that of all.
-    """
-    chunks = recipe._model.num_output_chunks
-    # gathered for each: as many on every rank
-    if "output" in probe.config.custom_sharded_layers and chunks:
-        more = (0, batches.least_length(tokens.shape[1], chunks) - tokens.shape[1])
-        tokens = pad(tokens, more, value=probe.pad_id)
-        labels = pad(labels, more, value=CROSS_ENTROPY_IGNORE_IDX)
-    output = recipe._model(tokens=tokens)
-    following = pad(labels[:, 1:], (0, 1), value=CROSS_ENTROPY_IGNORE_IDX)
-    options: Any = {"ignore_index": CROSS_ENTROPY_IGNORE_IDX, "reduction": "none"}
-    losses = torch.zeros(len(tokens), dtype=torch.float64)
-    start = 0
-    for logits in output if isinstance(output, list) else output.chunk(LOGIT_CHUNKS, dim=1):
-        own = following[:, start : start + logits.shape[1]]
-        nats = cross_entropy(logits.float().flatten(0, 1), own.flatten(), **options)
-        losses += nats.view(own.shape).double().sum(1).cpu()
-        start += logits.shape[1]
-    return losses
-
-
-def reference(recipe: Any) -> AbstractContextManager[Any]:
-    """The engine's part of `held_out.Reference`: the model without adapters."""
-    return disable_adapter(recipe._model)
-
-
-def in_int4(recipe: Any, groupsize: int) -> AbstractContextManager[list[Exception]]:
-    """The engine's part of `held_out.InInt4`."""
-    return int4.computing(int4.linears(recipe._model), groupsize)
-
-
 def join_alone(backend: str) -> None:
     """A process group of one, without a network, for a distributed recipe at one rank."""
     store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
     dist.init_process_group(backend, store=store, rank=0, world_size=1)
 
 
-def check_built(recipe: Any, config: LlmConfig) -> dict[str, int]:
-    """`parameters`, `trainable_parameters`, `parameter_bytes`, and the numbers of NF4 tensors and
-    of linears that
-    simulate quantisation. RuntimeError: torchtune left
-    weights as they were that the method quantises.
+def built_figures(model: torch.nn.Module, config: LlmConfig) -> dict[str, int]:
+    """Parameters and bytes of torchtune's model, with its numbers of NF4 tensors and of linears
+    that simulate quantisation.
+
+    Raises:
+        RuntimeError: torchtune left weights as they were that the method quantises.
     """
     from torchao.dtypes.nf4tensor import NF4Tensor
     from torchao.quantization.qat.linear import Int8DynActInt4WeightQATLinear
 
     method = methods.chosen(config)
     name = config.method.name
-    parameters = list(recipe._model.parameters())
+    parameters = list(model.parameters())
     nf4 = sum(
         isinstance(getattr(parameter, "_local_tensor", parameter), NF4Tensor)
         for parameter in parameters
     )
-    linears = [module for module in recipe._model.modules() if isinstance(module, torch.nn.Linear)]
+    linears = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
     fake = sum(isinstance(module, Int8DynActInt4WeightQATLinear) for module in linears)
     if method.nf4 and not nf4:
         said = Message(
@@ -279,11 +208,11 @@ def check_built(recipe: Any, config: LlmConfig) -> dict[str, int]:
     }
 
 
-def trained(recipe: Any, config: LlmConfig) -> TrainedParts:
-    """What was trained, by the names of PEFT and transformers,
-    and with their order of a head's rows.
+def trained_parts(model: torch.nn.Module, config: LlmConfig) -> TrainedParts:
+    """What was trained, by the names of PEFT and transformers, and with their order of a head's
+    rows.
     """
-    named = {own_name(name): tensor for name, tensor in recipe._model.named_parameters()}
+    named = {own_name(name): tensor for name, tensor in model.named_parameters()}
     tied = config.model.tied
     if not methods.chosen(config).adapters:
         parts = {
@@ -292,12 +221,12 @@ def trained(recipe: Any, config: LlmConfig) -> TrainedParts:
         }
         layers = {
             own_name(name)
-            for name, part in recipe._model.named_modules()
+            for name, part in model.named_modules()
             if isinstance(part, torch.nn.Linear)
         }
         linears = frozenset(models.hugging_face_name(f"{name}.weight") for name in layers)
         return TrainedParts(
-            parts, {}, None, tied, linears=linears, groupsize=int4.groupsize(config, recipe._model)
+            parts, {}, None, tied, linears=linears, groupsize=int4.groupsize(config, model)
         )
     adapters = {name: tensor for name, tensor in named.items() if ".lora_" in name}
     parts = {

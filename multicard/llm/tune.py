@@ -1,4 +1,4 @@
-"""A rank's part of a tuning run: set up the engine's recipe, measure it and run it."""
+"""A rank's part of a tuning run: have the engine ready, run it and measure it."""
 
 import multicard.llm.before_torchtune  # noqa: F401  sets variables that the libraries below read when imported
 
@@ -10,7 +10,6 @@ import shutil
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +52,7 @@ from multicard.llm.step_probe import (
     TargetReachedError,
     TuningReport,
 )
+from multicard.llm.tuning_engine import TuningEngine
 from multicard.measure import garbage, memory
 from multicard.messages import Message
 from multicard.ranks.gates import Gate, Pausing, Probing
@@ -62,7 +62,7 @@ from multicard.records.schema_parts import SavedModel
 
 
 def tune(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> None:
-    """Run the recipe that `config` names and leave rank files and steps in `folder`.
+    """Run the engine that `config` names and leave rank files and steps in `folder`.
 
     Args:
         cfg: torchtune's configuration, as in torchtune.yaml; other engines take rows,
@@ -78,59 +78,56 @@ def tune(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> No
     probe = Probe(rank, config, report)
     traffic = ReceivedBytes()
     cache = folder / ".datasets"
-    engine = importlib.import_module(engines.WORK[config.engine])
+    module = importlib.import_module(engines.MODULES[config.engine])
+    engine: TuningEngine
     with (
         traffic.all_reduces(),
-        engine.prepared(probe, cfg, run_configuration(cfg, cache)) as recipe,
+        module.prepared(probe, cfg, run_configuration(cfg, cache)) as engine,
     ):
-        probe.steps_per_epoch = recipe._steps_per_epoch
-        if (schedule := getattr(recipe, "_lr_scheduler", None)) is not None:
-            probe.lr_now = lambda: schedule.get_last_lr()[0]
+        probe.steps_per_epoch = engine.steps_per_epoch
+        if engine.scheduler is not None:
+            probe.lr_now = lambda: engine.scheduler.get_last_lr()[0]
         if config.probe.enabled:
-            probe.probing = probing(recipe, probe)
+            probe.probing = probing(probe)
         elif torchtune_config.held_out_file(folder).exists():
-            probe.evaluator = evaluator(recipe, probe, cfg, traffic)
-        report.built(
-            engine.check_built(recipe, config) | {"vocabulary": cfg["model"]["vocab_size"]}
-        )
+            probe.evaluator = evaluator(engine, probe, cfg, traffic)
+        report.built(engine.check_built() | {"vocabulary": cfg["model"]["vocab_size"]})
         if compiling.compiles(probe):
-            report.content.compile_s = compiling.compile_now(recipe, probe)
-        traffic.watch(recipe._model)
+            report.content.compile_s = compiling.compile_now(engine, probe)
+        traffic.watch(engine.model)
         if rank.world_size > 1:
             dist.barrier()
         traffic.clear()
         graphs = compiling.graphs(probe)
         with compiling.limited(config):
-            to_its_end = train(recipe, probe)
+            to_its_end = train(engine, probe)
         report.content.late_graphs = (
             compiling.graphs(probe) - graphs if compiling.compiles(probe) else None
         )
         report.content.communication_bytes = traffic.counted()
-        report.content.eight_bit_share = eight_bit_share(recipe, config)
+        report.content.eight_bit_share = eight_bit_share(engine, config)
         report.peak()
         if probe.probing is not None:
             report.content.probe = probe.probing.result()
         report.content.profile = probe.window.close() or report.content.profile
         report.write()
         if config.save is not TuningSave.none and not probe.stopped:
-            report.content.saved = kept(
-                partial(engine.trained, recipe, config), probe, cfg, to_its_end
-            )
+            report.content.saved = kept(engine.trained, probe, cfg, to_its_end)
             report.write()
         if to_its_end and probe.evaluator is not None:
             int4_loss.measure(probe.evaluator, config, report)
         if to_its_end:
-            after_tuning.after_tuning(recipe, probe)
-    _clean_up(rank, recipe, folder, cache)
+            after_tuning.after_tuning(engine, probe)
+    _clean_up(rank, engine, folder, cache)
 
 
-def _clean_up(rank: Rank, recipe: Any, folder: Path, cache: Path) -> None:
+def _clean_up(rank: Rank, engine: TuningEngine, folder: Path, cache: Path) -> None:
     if rank.rank == 0:
         shutil.rmtree(cache, ignore_errors=True)
         run_folder.remove_empty(folder / "tune_run")  # which the engines create
     if dist.is_initialized():
         dist.barrier()  # no rank closes its store while another still needs it
-    recipe.cleanup()
+    engine.close()
     garbage.end()
 
 
@@ -146,22 +143,24 @@ def kept(
     return SavedModel(form=str(config.save), problem=str(problem))
 
 
-def train(recipe: Any, probe: Probe) -> bool:
+def train(engine: TuningEngine, probe: Probe) -> bool:
     """Measure the tuning. Returns True if it came to its end,
     neither diverged nor ended as a probe.
     """
+    # a cell of a race trains until the race stops it
+    epochs = sys.maxsize if pauses(probe.config) else probe.config.epochs
     garbage.begin()
     probe.start()
     if probe.probing is not None:
         probe.paused_s += probe.probing.begin()
     from_start = probe.window.recording
     with (
-        after_tuning.named_phases(recipe, probe, probe.window.ranges)
+        after_tuning.named_phases(engine, probe, probe.window.ranges)
         if from_start
         else nullcontext()
     ):
         try:
-            recipe.train()
+            engine.train(epochs)
         except TargetReachedError:
             return True
         except (DivergenceError, ProbeEndedError):
@@ -170,9 +169,9 @@ def train(recipe: Any, probe: Probe) -> bool:
 
 
 def evaluator(
-    recipe: Any, probe: Probe, cfg: dict[str, Any], traffic: ReceivedBytes
+    engine: TuningEngine, probe: Probe, cfg: dict[str, Any], traffic: ReceivedBytes
 ) -> held_out.Evaluator:
-    """What scores the held-out rows with the recipe's model.
+    """What scores the held-out rows with the engine's model.
     Refuses (ValueError) rows that keep no label.
     """
     config = probe.config
@@ -180,19 +179,13 @@ def evaluator(
     own = torchtune_config.held_out_rows(cfg, folder) | {"cache_dir": str(folder / ".datasets")}
     named: Any = OmegaConf.create({"tokenizer": cfg["tokenizer"], "dataset": own})
     rows = components.instantiate(named.dataset, components.instantiate(named.tokenizer))
-    module = importlib.import_module(engines.WORK[config.engine])
-    engine = held_out.Engine(
-        recipe._model,
-        partial(module.row_losses, recipe, probe),
-        partial(module.reference, recipe),
-        partial(module.in_int4, recipe),
-        probe.pad_id,
-        config.method.beta if isinstance(config.method, DpoConfig) else None,
+    beta = config.method.beta if isinstance(config.method, DpoConfig) else None
+    return held_out.Evaluator(
+        probe.rank, engine, rows, config.batch_size, probe.pad_id, traffic, beta
     )
-    return held_out.Evaluator(probe.rank, engine, rows, config.batch_size, traffic)
 
 
-def eight_bit_share(recipe: Any, config: LlmConfig) -> float | None:
+def eight_bit_share(engine: TuningEngine, config: LlmConfig) -> float | None:
     """Of the values that were updated, the share whose states have 8 bits;
     None with optimizer=adamw.
     """
@@ -200,10 +193,11 @@ def eight_bit_share(recipe: Any, config: LlmConfig) -> float | None:
         return None
     from multicard.llm import eight_bit  # it needs bitsandbytes, which comes with the extra `trl`
 
-    return eight_bit.share(recipe._optimizer)
+    (optimizer,) = engine.optimizers
+    return eight_bit.share(optimizer)
 
 
-def probing(recipe: Any, probe: Probe) -> Gate:
+def probing(probe: Probe) -> Gate:
     """The object that ends a probe, or pauses a cell of a race,
     which trains until the race stops it.
     """
@@ -213,7 +207,6 @@ def probing(recipe: Any, probe: Probe) -> Gate:
     steps = probe.steps_per_epoch
     if not pauses(config):
         return Probing(config, rank, clock, probe.board, steps)
-    recipe.total_epochs = sys.maxsize
     return Pausing(rank, clock, probe.board, probe.report.folder, steps, config.skip_steps)
 
 

@@ -17,7 +17,6 @@ from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from multicard.estimate.memory import tuning_step
@@ -37,6 +36,7 @@ from multicard.estimate.memory.simulate import crossing_channels, simulate
 from multicard.estimate.memory.tracker import Tracker
 from multicard.llm import int4, methods, recipes, torchtune_config
 from multicard.llm.no_trace import tried
+from multicard.llm.torchtune_engine import TorchtuneEngine
 from multicard.ranks.process import Rank
 from multicard.records.progress import Board
 from multicard.vision import models, optim
@@ -228,35 +228,33 @@ def evaluate(config: LlmConfig, rank: Any, folder: Path, peaks: Peaks) -> None:
     """After a step, score a batch of rows as long as the longest, as they are held out, in int4 too
     where the method is scored so; the counter counts from the scoring on.
     """
-    probe: Any = SimpleNamespace(config=config, pad_id=0)
 
-    def score(recipe: Any, row_losses: Any, in_int4: Any) -> None:
+    def score(engine: Any) -> None:
         parts = trl_step.batch(config, ROWS, rank.device, Tracker("cpu")) if by_trl else None
         plain = parts or tuning_step.batch(
             replace(config, packed=False), ROWS, rank.device, Tracker("cpu")
         )
         tokens, labels = plain if isinstance(plain, tuple) else (plain["tokens"], plain["labels"])
-        groupsize = int4.groupsize(config, recipe._model)
+        groupsize = int4.groupsize(config, engine.model)
         peaks.start()
-        with tried(recipe._model):
-            row_losses(recipe, probe, tokens, labels)
+        with tried(engine.model):
+            engine.row_losses(tokens, labels)
         if groupsize is not None:
-            with tried(recipe._model), in_int4(recipe, groupsize):
-                row_losses(recipe, probe, tokens, labels)
+            with tried(engine.model), engine.in_int4(groupsize):
+                engine.row_losses(tokens, labels)
 
     by_trl = config.engine is Engine.trl
     if by_trl:
         from multicard.estimate.memory import trl_step
-        from multicard.llm.trl import engine
 
         batch = partial(trl_step.batch, config, ROWS, rank.device, Tracker("cpu"))
         with (
             peaks.watching(tracks=False),
-            trl_step.ready(config, ROWS, rank, folder, 1, batch) as recipe,
+            trl_step.ready(config, ROWS, rank, folder, 1, batch) as engine,
         ):
-            peaks.counter.note([*recipe._model.parameters(), *recipe._model.buffers()])
-            recipe.train()
-            score(recipe, engine.row_losses, engine.in_int4)
+            peaks.counter.note([*engine.model.parameters(), *engine.model.buffers()])
+            engine.train(config.epochs)
+            score(engine)
         return
     cfg = tuning_step.recipe_configuration(config, ROWS, "cpu")
     inputs = tuning_step.preflight.Inputs([{}] * 64, None, ROWS.vocabulary)
@@ -272,7 +270,7 @@ def evaluate(config: LlmConfig, rank: Any, folder: Path, peaks: Peaks) -> None:
         recipe = tuning_step.stepping(recipe_class, config, 1, made)(cfg=cfg)
         recipe.setup(cfg=cfg)
         recipe.train()
-        score(recipe, recipes.row_losses, recipes.in_int4)
+        score(TorchtuneEngine(recipe, config, pad_id=0))
 
 
 def tune_by_trl(config: LlmConfig, rank: Any, folder: Path, peaks: Peaks) -> None:
@@ -283,13 +281,13 @@ def tune_by_trl(config: LlmConfig, rank: Any, folder: Path, peaks: Peaks) -> Non
 
     with (
         peaks.watching(tracks=False),
-        trl_step.ready(config, ROWS, rank, folder, STEPS, batch) as recipe,
+        trl_step.ready(config, ROWS, rank, folder, STEPS, batch) as engine,
     ):
         # threads have loaded them
-        peaks.counter.note([*recipe._model.parameters(), *recipe._model.buffers()])
-        peaks.counter.note(nf4_layers.scales(recipe._model))
+        peaks.counter.note([*engine.model.parameters(), *engine.model.buffers()])
+        peaks.counter.note(nf4_layers.scales(engine.model))
         peaks.start()
-        recipe.train()
+        engine.train(config.epochs)
 
 
 def real_rank(

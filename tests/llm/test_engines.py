@@ -8,7 +8,6 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -135,9 +134,9 @@ def test_one_rank_takes_the_same_steps_in_both_engines(both: Both, words: list[s
     assert (steps["data_s"] > 0).all() and (steps["step_s"] > steps["data_s"]).all()
 
 
-def test_a_third_engine_is_a_module_of_two_functions(both: Both, monkeypatch: pytest.MonkeyPatch):
+def test_a_third_engine_is_a_class_and_a_function(both: Both, monkeypatch: pytest.MonkeyPatch):
     """That of tests/helpers, in the place of TRL's."""
-    monkeypatch.setitem(engines.WORK, Engine.trl, "tests.helpers.plain_engine")
+    monkeypatch.setitem(engines.MODULES, Engine.trl, "tests.helpers.plain_engine")
     (theirs, expected), (ours, steps) = both("method=full", "epochs=2", "lr=3e-3")
     for name in ("loss", *SAME_COLUMNS):
         np.testing.assert_allclose(steps[name], expected[name], rtol=1e-5, err_msg=name)
@@ -318,10 +317,10 @@ def test_a_run_that_was_stopped_starts_again_to_the_same_losses(
 def test_another_wrapper_than_asked_for_is_an_error():
     from multicard.llm.trl import engine
 
-    recipe: Any = SimpleNamespace(_model=torch.nn.Linear(2, 2))
+    model = torch.nn.Linear(2, 2)
     with pytest.raises(RuntimeError) as caught:
-        engine.check_built(recipe, typed_llm("engine=trl", "gpus=2"))
+        engine.built_figures(model, typed_llm("engine=trl", "gpus=2"))
     assert find(str(caught.value), "llm.wrapper", asked="fsdp", wrapper=None, type="Linear")
     with pytest.raises(RuntimeError) as caught:
-        engine.check_built(recipe, typed_llm("engine=trl", "precision=bf16"))
+        engine.built_figures(model, typed_llm("engine=trl", "precision=bf16"))
     assert find(str(caught.value), "llm.trained-type", asked="bf16", types=["torch.float32"])

@@ -5,7 +5,7 @@ and several; and a training that goes on as if nothing had been measured.
 import json
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +19,7 @@ from torchtune.data import CROSS_ENTROPY_IGNORE_IDX as IGNORED
 from multicard.llm import held_out, summary
 from multicard.llm import workload as llm
 from multicard.llm.collectives import ReceivedBytes
-from multicard.llm.held_out import Engine, Evaluator, shares
+from multicard.llm.held_out import Evaluator, shares
 from multicard.llm.step_probe import Probe
 from multicard.ranks.process import Rank
 from multicard.records.rank_files import CountedEpoch, LlmReport
@@ -72,11 +72,9 @@ def counting(tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 def evaluator(row_losses: Any, lengths: list[int], batch: int = 2) -> Evaluator:
     rank = Rank(0, 0, 1, torch.device("cpu"), "gloo", 1)
-    engine = Engine(
-        torch.nn.Linear(1, 1), row_losses, nullcontext, lambda _: nullcontext(), pad_id=-1
-    )
+    engine: Any = SimpleNamespace(model=torch.nn.Linear(1, 1), row_losses=row_losses)
     rows: Any = Rows(lengths)
-    return Evaluator(rank, engine, rows, batch, ReceivedBytes())
+    return Evaluator(rank, engine, rows, batch, -1, ReceivedBytes())
 
 
 def test_every_labelled_token_weighs_as_much_as_any_other(tmp_path: Path):
@@ -96,7 +94,7 @@ def test_bytes_of_an_evaluation_are_none_of_the_trainings(tmp_path: Path):
         scored.traffic.bytes["all_gather"] += 100
         return counting(tokens, labels)
 
-    scored.engine = scored.engine._replace(row_losses=exchanging)
+    scored.engine.row_losses = exchanging
     scored.traffic.bytes["all_gather"] = 7
     scored.evaluate(tmp_path)
     assert scored.traffic.counted()["all_gather"] == 7

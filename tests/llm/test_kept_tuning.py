@@ -20,7 +20,6 @@ import pytest
 import torch
 
 import multicard
-from multicard.config.llm import LlmConfig
 from multicard.llm import kept_model, model_writer, preflight
 from multicard.llm import workload as llm
 from multicard.llm.model_writer import TensorPart, write_weights
@@ -47,12 +46,12 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
         yield
 
 
-def logits_of(recipe: Any) -> torch.Tensor:
+def logits_of(engine: Any) -> torch.Tensor:
     """What the engine's own model says after its last step, without dropout."""
-    with evaluating(recipe._model):
-        if hasattr(recipe, "_trainer"):
-            return recipe._trainer.model(input_ids=TOKENS).logits.float()
-        said = recipe._model(TOKENS)
+    with evaluating(engine.model):
+        if hasattr(engine, "trainer"):
+            return engine.trainer.model(input_ids=TOKENS).logits.float()
+        said = engine.model(TOKENS)
         return (torch.cat(said, dim=1) if isinstance(said, list) else said).float()
 
 
@@ -64,20 +63,19 @@ def tuned_and_kept(processes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """Tune with some words and keep it, on one rank in this process;
     returns the logits of the tuned model.
     """
-    from multicard.llm import recipes
-    from multicard.llm.trl import engine
+    from multicard.llm.torchtune_engine import TorchtuneEngine
+    from multicard.llm.trl.engine import TrlEngine
 
     monkeypatch.setenv("LOCAL_RANK", "0")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     found: list[torch.Tensor] = []
-    for module in (recipes, engine):
-        trained = module.trained
+    for kind in (TorchtuneEngine, TrlEngine):
 
-        def noting(recipe: Any, config: LlmConfig, trained: Any = trained) -> Any:
-            found.append(logits_of(recipe))
-            return trained(recipe, config)
+        def noting(engine: Any, trained: Any = kind.trained) -> Any:
+            found.append(logits_of(engine))
+            return trained(engine)
 
-        monkeypatch.setattr(module, "trained", noting)
+        monkeypatch.setattr(kind, "trained", noting)
 
     def run(*words: str, folder: Path = tmp_path / "run") -> torch.Tensor:
         report, _ = tuned_here(folder, "lr=3e-3", "warmup_steps=0", *words)
@@ -464,14 +462,14 @@ def test_a_disk_that_fills_up_under_two_ranks_leaves_the_run_and_nothing_else(
 def test_what_cannot_be_named_leaves_the_run(
     processes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    from multicard.llm import recipes
+    from multicard.llm.torchtune_engine import TorchtuneEngine
 
     monkeypatch.setenv("LOCAL_RANK", "0")
 
     def fails(*_: Any) -> Any:
         raise KeyError("layers.0.experts")
 
-    monkeypatch.setattr(recipes, "trained", fails)
+    monkeypatch.setattr(TorchtuneEngine, "trained", fails)
     report, steps = tuned_here(tmp_path / "run", "save=adapter")
     assert report.saved is not None and report.saved.folder is None and len(steps["loss"]) == 3
     assert find(str(report.saved.problem), "save.failed-tuned", form="adapter")

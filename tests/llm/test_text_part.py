@@ -124,27 +124,25 @@ def parts_of(model: torch.nn.Module) -> tuple[set[str], set[str]]:
 def test_the_text_part_is_tuned_and_the_rest_is_frozen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, words: list[str]
 ):
-    from multicard.llm.trl import engine
+    from multicard.llm.trl.engine import TrlEngine
 
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    folder, recipes = written(tmp_path / "model", kind), list[Any]()
-    check = engine.check_built
+    folder, engines = written(tmp_path / "model", kind), list[Any]()
+    check = TrlEngine.check_built
     monkeypatch.setattr(
-        engine,
-        "check_built",
-        lambda recipe, config: recipes.append(recipe) or check(recipe, config),
+        TrlEngine, "check_built", lambda engine: engines.append(engine) or check(engine)
     )
     own = words_of(folder, "model.weights=own", "lr=1e-2", "warmup_steps=0", *words)
     report, steps = tuned_here(tmp_path / "run", *own)
     assert steps["loss"][2] != steps["loss"][0] and np.isfinite(steps["loss"]).all()
-    trained, others = parts_of(recipes[0]._model)
+    trained, others = parts_of(engines[0].model)
     assert trained and others and not trained & others
     text = 2 * (64 * (64 + 32 + 32 + 64) + 3 * 64 * 128) + 300 * 64
     assert report.sizes is not None and report.sizes.weights == text
     if words == ["method=full"]:
         assert report.trainable_parameters == sum(
             weight.numel()
-            for name, weight in recipes[0]._model.named_parameters()
+            for name, weight in engines[0].model.named_parameters()
             if name not in others
         )
 

@@ -14,6 +14,7 @@ import torchtune.training
 from multicard.config.placement import Placement
 from multicard.llm import after_tuning, preflight, recipes
 from multicard.llm import workload as llm
+from multicard.llm.torchtune_engine import TorchtuneEngine
 from multicard.observe import diagnosis
 from multicard.ranks.process import Rank
 from multicard.run import controller as run
@@ -313,9 +314,11 @@ def test_steps_after_the_run_keep_the_memory(name: str, monkeypatch: pytest.Monk
         with pytest.raises(AttributeError, match="_optimizer"):
             recipe_class.train(recipe)
 
-    recipe = SimpleNamespace(_is_rank_zero=True)
+    recipe = SimpleNamespace(_is_rank_zero=True, _model=None, _dataloader=None, _steps_per_epoch=1)
     train_until_the_optimiser(recipe)
     assert tidied == [name] and module.training is torchtune.training
     recipe.train = lambda: train_until_the_optimiser(recipe)
-    after_tuning.train_on(recipe, SimpleNamespace(substitute=None), iter([]))  # pyright: ignore[reportArgumentType]
+    probe: Any = SimpleNamespace(substitute=None)
+    engine = TorchtuneEngine(recipe, typed_llm(), pad_id=0)
+    after_tuning.train_on(engine, probe, iter([]))
     assert tidied == [name]

@@ -84,16 +84,16 @@ def run(
         tracker,
         ready(
             config, facts, rank, Path(folder), 1, lambda: batch(config, facts, device, tracker)
-        ) as recipe,
+        ) as tuning,
     ):
-        tracker.note_model(recipe._model)
-        tracker.note(nf4_layers.scales(recipe._model), "weights")
+        tracker.note_model(tuning.model)
+        tracker.note(nf4_layers.scales(tuning.model), "weights")
         if isinstance(config.model, HfConfig):
-            tracker.sizes = sizes_of.of_model(recipe._trainer.model)
-        recipe._model.register_forward_pre_hook(lambda *_: setattr(tracker, "is_forward", True))
-        tracker.make_states(recipe._optimizer)
+            tracker.sizes = sizes_of.of_model(tuning.trainer.model)
+        tuning.model.register_forward_pre_hook(lambda *_: setattr(tracker, "is_forward", True))
+        tracker.make_states(*tuning.optimizers)
         tracker.restart_peak()
-        recipe.train()
+        tuning.train(config.epochs)
 
 
 @contextmanager
@@ -104,8 +104,8 @@ def ready(
     folder: Path,
     steps: int,
     batch: Callable[[], Batch],
-) -> Iterator[engine.Recipe]:
-    """The engine's recipe for a few steps on equal batches, which nobody measures."""
+) -> Iterator[engine.TrlEngine]:
+    """The engine for a few steps on equal batches, which nobody measures."""
     per_step = config.gradient_accumulation_steps
     loader = tuning_step.EqualBatches(batch, steps * per_step)
     inputs = preflight.Inputs(
@@ -121,9 +121,9 @@ def ready(
     probe.log = probe.end_epoch = lambda *_: None
     with (
         mock.patch.object(engine, "loader", lambda *_: loader),
-        engine.prepared(probe, cfg, OmegaConf.create()) as recipe,
+        engine.prepared(probe, cfg, OmegaConf.create()) as tuning,
     ):
-        yield recipe
+        yield tuning
 
 
 def batch(config: LlmConfig, facts: TextFacts, device: torch.device, tracker: Tracker) -> Batch:

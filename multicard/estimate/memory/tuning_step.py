@@ -28,6 +28,7 @@ from multicard.estimate.memory.facts import TextFacts
 from multicard.estimate.memory.tracker import Tracker
 from multicard.llm import batches, int4, methods, preflight, recipes, torchtune_config
 from multicard.llm.no_trace import tried
+from multicard.llm.torchtune_engine import TorchtuneEngine
 
 HERE = "multicard.estimate.memory.tuning_step"
 
@@ -107,19 +108,23 @@ def run(
     ):
         recipe = _dry(recipe_class, config, facts, tracker, mesh)(cfg=cfg)
         recipe.setup(cfg=cfg)
-        model = recipe._model
-        recipes.check_built(recipe, config)
-        model.register_forward_pre_hook(lambda *_: setattr(tracker, "is_forward", True))
+        engine = TorchtuneEngine(recipe, config, pad_id=0)
+        engine.check_built()
+        engine.model.register_forward_pre_hook(lambda *_: setattr(tracker, "is_forward", True))
         if not config.optimizer_in_bwd:
-            tracker.make_states(recipe._optimizer)
+            tracker.make_states(*engine.optimizers)
         tracker.restart_peak()
         recipe.train()
         if facts.evaluates:
-            evaluate(recipe, config, facts, device, tracker)
+            evaluate(engine, config, facts, device, tracker)
 
 
 def evaluate(
-    recipe: Any, config: LlmConfig, facts: TextFacts, device: torch.device, tracker: Tracker
+    engine: TorchtuneEngine,
+    config: LlmConfig,
+    facts: TextFacts,
+    device: torch.device,
+    tracker: Tracker,
 ) -> None:
     """Score a batch of the longest rows as held-out ones are, and in int4 where the method's are:
     at times of more memory than a step, as where
@@ -128,13 +133,12 @@ def evaluate(
     tracker.is_forward = False
     made = batch(replace(config, packed=False), facts, device, tracker)
     tokens, labels = made if isinstance(made, tuple) else (made["tokens"], made["labels"])
-    probe: Any = SimpleNamespace(config=config, pad_id=0)
-    groupsize = int4.groupsize(config, recipe._model)
-    with tried(recipe._model):
-        recipes.row_losses(recipe, probe, tokens, labels)
+    groupsize = int4.groupsize(config, engine.model)
+    with tried(engine.model):
+        engine.row_losses(tokens, labels)
     if groupsize is not None:
-        with tried(recipe._model), recipes.in_int4(recipe, groupsize) as failures:
-            recipes.row_losses(recipe, probe, tokens, labels)
+        with tried(engine.model), engine.in_int4(groupsize) as failures:
+            engine.row_losses(tokens, labels)
         if failures:  # not of the run, whose layers have values
             raise failures[0]
 

@@ -1,5 +1,4 @@
-"""`engine=trl`: TRL's SFTTrainer and DPOTrainer, with the attributes
-of torchtune's recipes by which runs are measured.
+"""`engine=trl`: TRL's SFTTrainer and DPOTrainer.
 
 Rows, tokens, batches and their order, random weights and adapters are those of `engine=torchtune`;
 the engines differ in the model's code, the loop, sharding and the loss alone.
@@ -14,7 +13,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import multicard.llm.before_torchtune  # noqa: F401  sets variables that the libraries below read when imported
 
 # isort: split
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
@@ -32,7 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 from torchtune import config as components
 from torchtune.data import CROSS_ENTROPY_IGNORE_IDX, padded_collate_dpo, padded_collate_sft
-from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer  # pyright: ignore[reportPrivateImportUsage]  # pyright: ignore[reportPrivateImportUsage]
+from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer  # pyright: ignore[reportPrivateImportUsage]
 
 from multicard.config.llm import Kernels, LlmConfig, Sharding
 from multicard.config.llm_models import HfConfig
@@ -153,46 +152,77 @@ def trainer_class(base: type, probe: Probe, feed: Feed) -> type:
     return MeasuredTrainer
 
 
-class Recipe:
-    """A trainer that is ready, with what torchtune's recipes have."""
+class TrlEngine:
+    """A trainer that is ready. See `tuning_engine.TuningEngine`."""
 
     def __init__(self, trainer: Any, probe: Probe, feed: Feed) -> None:
-        self._trainer = trainer
+        self.trainer = trainer
         self._probe = probe
-        self._dataloader = feed
-        self._model = trainer.model_wrapped
-        self._optimizer = trainer.optimizer.optimizer
-        self._lr_scheduler = trainer.lr_scheduler
-        self._steps_per_epoch = feed.steps
-        self.epochs_run = 0
-        self.total_epochs = probe.config.epochs
-        self.max_steps_per_epoch: int | None = feed.steps
+        self._config = probe.config
+        self.model: torch.nn.Module = trainer.model_wrapped
+        self.optimizers: Sequence[torch.optim.Optimizer] = [trainer.optimizer.optimizer]
+        self.scheduler: Any = trainer.lr_scheduler
+        self.batches = feed
+        self.steps_per_epoch = feed.steps
 
-    def train(self) -> None:
-        """Train as the trainer does, epoch by epoch."""
-        trainer = self._trainer
-        steps = self.max_steps_per_epoch or FOREVER
+    def train(self, epochs: int) -> None:
+        self._train(epochs, self.steps_per_epoch)
+
+    def train_pass(self) -> None:
+        self._train(1, FOREVER)
+
+    def _train(self, epochs: int, steps: int) -> None:
+        """Train as the trainer does, epoch by epoch, each of at most so many steps."""
+        trainer = self.trainer
         trainer.state.global_step = trainer._globalstep_last_logged = 0
         # its own count would end the training after steps that were not measured
         trainer.state.max_steps = FOREVER
         per_epoch = {
-            "steps_in_epoch": steps * self._dataloader.per_step,
+            "steps_in_epoch": steps * self.batches.per_step,
             "num_update_steps_per_epoch": steps,
         }
         trainer.control.should_training_stop = False
-        for epoch in range(self.epochs_run, self.total_epochs):
+        for epoch in range(epochs):
             handler = trainer.callback_handler
             trainer.control = handler.on_epoch_begin(trainer.args, trainer.state, trainer.control)
             trainer._run_epoch(**trainer.arguments | per_epoch | {"epoch": epoch})
             self._probe.end_epoch()
 
-    def cleanup(self) -> None:
-        """Nothing to close."""
+    def check_built(self) -> dict[str, Any]:
+        figures = built_figures(self.model, self._config)
+        figures["sizes"] = sizes.of_model(self.trainer.model)
+        figures["attention_used"] = self.trainer.model.config._attn_implementation
+        return figures
+
+    def row_losses(self, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """See `TuningEngine`: by the head of TRL's loss, whose logits are never whole."""
+        model = self.model
+        if isinstance(model, DistributedDataParallel):
+            # DDP would wait for the ranks in its forward pass, to broadcast buffers
+            model = model.module
+        mask = (tokens != self._probe.pad_id).long()
+        padded = {"input_ids": tokens.clamp(min=0), "attention_mask": mask}
+        with self.trainer.accelerator.autocast():  # of bf16_mixed alone
+            output = model(**padded, labels=labels, fused_lm_head=True, use_cache=False)
+        return -output.log_probs.double().sum(1).cpu()
+
+    def reference(self) -> AbstractContextManager[Any]:
+        """See `TuningEngine`: the model without its adapters."""
+        return self.trainer.model.disable_adapter()
+
+    def in_int4(self, groupsize: int) -> AbstractContextManager[list[Exception]]:
+        return models.in_int4(self.trainer.model, groupsize)
+
+    def trained(self) -> TrainedParts:
+        return trained_parts(self.trainer.model, self._config)
+
+    def close(self) -> None:
+        """Nothing to release: the process ends."""
 
 
 @contextmanager
-def prepared(probe: Probe, cfg: dict[str, Any], run_cfg: DictConfig) -> Iterator[Recipe]:
-    """The recipe, ready to train: its model on the device, sharded or copied as `sharding` says."""
+def prepared(probe: Probe, cfg: dict[str, Any], run_cfg: DictConfig) -> Iterator[TrlEngine]:
+    """The trainer, ready to train, its model on the device, sharded or copied by `sharding`."""
     config = probe.config
     rank = probe.rank
     # or accelerate sets torch's threads to others
@@ -255,7 +285,7 @@ def prepared(probe: Probe, cfg: dict[str, Any], run_cfg: DictConfig) -> Iterator
     models.quantise_output(trainer.model)
     if isinstance(config.model, HfConfig):
         checks.check_rows(trainer.model_wrapped, config)
-    yield Recipe(trainer, probe, feed)
+    yield TrlEngine(trainer, probe, feed)
 
 
 def shard(trainer: Any) -> None:
@@ -321,37 +351,12 @@ def arguments(config: LlmConfig, rank: Rank, steps: int, folder: Path) -> Any:
     return args
 
 
-def row_losses(
-    recipe: Recipe, probe: Probe, tokens: torch.Tensor, labels: torch.Tensor
-) -> torch.Tensor:
-    """The engine's part of `held_out.RowLosses`, by the head of TRL's loss,
-    whose logits are never whole.
+def built_figures(model: torch.nn.Module, config: LlmConfig) -> dict[str, Any]:
+    """Parameters and bytes of the model, with what `models.counts` counts.
+
+    Raises:
+        RuntimeError: another wrapper, type or method than asked for runs in truth.
     """
-    model = recipe._model
-    if isinstance(model, DistributedDataParallel):
-        # DDP would wait for the ranks in its forward pass, to broadcast buffers
-        model = model.module
-    padded = {"input_ids": tokens.clamp(min=0), "attention_mask": (tokens != probe.pad_id).long()}
-    with recipe._trainer.accelerator.autocast():  # of bf16_mixed alone
-        output = model(**padded, labels=labels, fused_lm_head=True, use_cache=False)
-    return -output.log_probs.double().sum(1).cpu()
-
-
-def reference(recipe: Recipe) -> AbstractContextManager[Any]:
-    """The engine's part of `held_out.Reference`: the model without adapters."""
-    return recipe._trainer.model.disable_adapter()
-
-
-def in_int4(recipe: Recipe, groupsize: int) -> AbstractContextManager[list[Exception]]:
-    """The engine's part of `held_out.InInt4`."""
-    return models.in_int4(recipe._trainer.model, groupsize)
-
-
-def check_built(recipe: Recipe, config: LlmConfig) -> dict[str, Any]:
-    """As `recipes.check_built`. RuntimeError: another wrapper,
-    type or method than asked for runs in truth.
-    """
-    model: torch.nn.Module = recipe._model
     is_on_host = config.offloads and all(
         parameter.device.type == "cpu" for parameter in model.parameters()
     )
@@ -385,15 +390,12 @@ def check_built(recipe: Recipe, config: LlmConfig) -> dict[str, Any]:
         "parameters": sum(parameter.numel() for parameter in parameters) + counts.pop("hidden"),
         "trainable_parameters": sum(parameter.numel() for parameter in trained),
         "parameter_bytes": sum(parameter.nbytes for parameter in parameters),
-        "sizes": sizes.of_model(recipe._trainer.model),
-        "attention_used": recipe._trainer.model.config._attn_implementation,
         **counts,
     }
 
 
-def trained(recipe: Recipe, config: LlmConfig) -> TrainedParts:
+def trained_parts(model: Any, config: LlmConfig) -> TrainedParts:
     """What was trained, by PEFT's and transformers' own names."""
-    model: Any = recipe._trainer.model
     reader = text_part.reader_of(model.config).__name__
     tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
     named = {own_name(name): tensor for name, tensor in model.named_parameters()}

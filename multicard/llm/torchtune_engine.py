@@ -1,0 +1,132 @@
+"""`engine=torchtune`: one of torchtune's recipes.
+
+Private names of recipes stand here and in `recipes`.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+import torchtune.training
+from omegaconf import DictConfig
+from torch.nn.functional import cross_entropy, pad
+from torchtune.data import CROSS_ENTROPY_IGNORE_IDX
+from torchtune.modules.peft import disable_adapter
+
+from multicard.config.llm import LlmConfig
+from multicard.llm import batches, int4, recipes, torchtune_config
+from multicard.llm.parts import TrainedParts
+from multicard.llm.step_probe import MeasuredBatches, Probe
+
+LOGIT_CHUNKS = 8  # of a sequence, as torchtune's losses have by default
+# of a recipe: which epochs and steps it takes, and how many it has taken
+COUNTERS = ("epochs_run", "total_epochs", "max_steps_per_epoch", "global_step")
+
+
+class TorchtuneEngine:
+    """A recipe that is set up. See `tuning_engine.TuningEngine`."""
+
+    def __init__(self, recipe: Any, config: LlmConfig, pad_id: int) -> None:
+        self._recipe = recipe
+        self._config = config
+        self._pad_id = pad_id
+        self.model: torch.nn.Module = recipe._model
+        self.scheduler: Any = getattr(recipe, "_lr_scheduler", None)
+        self.batches: MeasuredBatches = recipe._dataloader
+        self.steps_per_epoch: int = recipe._steps_per_epoch
+
+    @property
+    def optimizers(self) -> Sequence[torch.optim.Optimizer]:
+        if self._config.optimizer_in_bwd:
+            return [*self._recipe._optim_ckpt_wrapper.optim_map.values()]
+        return [self._recipe._optimizer]
+
+    def train(self, epochs: int) -> None:
+        self._recipe.total_epochs = epochs
+        self._recipe.train()
+
+    def train_pass(self) -> None:
+        """See `TuningEngine`. The distributed recipes' `train` would first hand all free memory
+        back to the GPU, and allocate it again in the first steps. It is kept, as from one step of
+        a training to the next.
+        """
+        recipe = self._recipe
+        before = {name: value for name, value in vars(recipe).items() if name in COUNTERS}
+        recipe.epochs_run = 0
+        recipe.total_epochs = 1
+        recipe.max_steps_per_epoch = None
+        with mock.patch.object(torchtune.training, "cleanup_before_training", lambda: None):
+            recipe.train()
+        vars(recipe).update(before)
+
+    def check_built(self) -> dict[str, Any]:
+        return recipes.built_figures(self.model, self._config)
+
+    def row_losses(self, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """See `TuningEngine`. The model returns its logits (rows, S, vocabulary) whole, or in
+        chunks of S. One chunk is in float32 at a time: DPO's recipe, whose logits are whole, never
+        has that of all.
+        """
+        model: Any = self.model
+        chunks = model.num_output_chunks
+        # gathered for each: as many on every rank
+        if "output" in self._config.custom_sharded_layers and chunks:
+            more = (0, batches.least_length(tokens.shape[1], chunks) - tokens.shape[1])
+            tokens = pad(tokens, more, value=self._pad_id)
+            labels = pad(labels, more, value=CROSS_ENTROPY_IGNORE_IDX)
+        output = model(tokens=tokens)
+        following = pad(labels[:, 1:], (0, 1), value=CROSS_ENTROPY_IGNORE_IDX)
+        options: Any = {"ignore_index": CROSS_ENTROPY_IGNORE_IDX, "reduction": "none"}
+        losses = torch.zeros(len(tokens), dtype=torch.float64)
+        start = 0
+        for logits in output if isinstance(output, list) else output.chunk(LOGIT_CHUNKS, dim=1):
+            own = following[:, start : start + logits.shape[1]]
+            nats = cross_entropy(logits.float().flatten(0, 1), own.flatten(), **options)
+            losses += nats.view(own.shape).double().sum(1).cpu()
+            start += logits.shape[1]
+        return losses
+
+    def reference(self) -> AbstractContextManager[Any]:
+        """See `TuningEngine`: the model without its adapters."""
+        return disable_adapter(self.model)
+
+    def in_int4(self, groupsize: int) -> AbstractContextManager[list[Exception]]:
+        return int4.computing(int4.linears(self.model), groupsize)
+
+    def trained(self) -> TrainedParts:
+        return recipes.trained_parts(self.model, self._config)
+
+    def close(self) -> None:
+        self._recipe.cleanup()
+
+
+@contextmanager
+def prepared(probe: Probe, cfg: dict[str, Any], run_cfg: DictConfig) -> Iterator[TorchtuneEngine]:
+    """The recipe that the run's configuration names, set up.
+
+    Args:
+        cfg: as in torchtune.yaml, which is written anew where the warm-up differs.
+        run_cfg: with which the recipe is run.
+    """
+    config = probe.config
+    rank = probe.rank
+
+    def on_schedule(scheduler: DictConfig, steps: int) -> DictConfig:
+        warmup = torchtune_config.warmup_steps(config, steps)
+        probe.report.content.warmup_steps = warmup
+        # the number of steps was not known, or is less
+        if scheduler["num_warmup_steps"] != warmup and rank.rank == 0:
+            cfg["lr_scheduler"]["num_warmup_steps"] = warmup
+            torchtune_config.write_yaml(config, cfg, probe.report.folder)
+        scheduler["num_warmup_steps"] = warmup
+        return scheduler
+
+    module, recipe_class = recipes.load(config.recipe_name)
+    with recipes.patched(module, rank.device):
+        recipe: Any = recipes.measured(recipe_class, probe, on_schedule)(cfg=run_cfg)
+        recipe.setup(cfg=run_cfg)
+        if rank.rank == 0:
+            recipe._metric_logger.listener = probe.log
+        yield TorchtuneEngine(recipe, config, probe.pad_id)
