@@ -272,8 +272,9 @@ def shown(place: Circumstances, steps: Sequence[Step]) -> int:
     """Print the table, write page and file, and name what failed and what is left;
     the exit code.
     """
-    records = [drive.record_of(place, step) for step in steps]
-    for line in ["", *page.table(place, steps, terminal_width())]:
+    evidence = page.collected(place, steps)
+    records = evidence.records
+    for line in ["", *page.table(evidence, terminal_width())]:
         say(line)
     for record in records:
         if record.status == drive.FAILED:
@@ -290,8 +291,8 @@ def shown(place: Circumstances, steps: Sequence[Step]) -> int:
         say(Message("evidence.left", said, steps=left))
     for line in page.write_shared(place):
         say(line)
-    path = page.write(place, steps, f"Evidence: {os.path.relpath(place.out)}")
-    summary = page.summary(place, steps)
+    path = page.write(evidence, f"Evidence: {os.path.relpath(place.out)}")
+    summary = page.summary(evidence)
     say(Message("evidence.written", f"{path}: {summary}", file=str(path), summary=summary))
     return 1 if any(record.status == drive.FAILED for record in records) else 0
 

@@ -46,7 +46,8 @@ class StepRecord(msgspec.Struct):
     """What became of a step.
 
     status: RUNNING in a file: it was left by a call that was killed. why: it did not end ok.
-    repeats: how often it has been measured. seconds: of all attempts.
+    repeats: how often it has been measured. seconds: of all attempts. measured_s: of those that
+    measured it.
     """
 
     step: str
@@ -56,6 +57,7 @@ class StepRecord(msgspec.Struct):
     attempts: int = 0
     repeats: int = 0
     seconds: float = 0.0
+    measured_s: float = 0.0
     started_at: str = ""
     command: str = ""
     code: int | None = None
@@ -111,7 +113,7 @@ def undone(place: Circumstances, steps: Sequence[Step]) -> list[Step]:
 def estimate_s(place: Circumstances, step: Step) -> float:
     """Seconds that a step will take: as long as it took, where it has ended before."""
     record = record_of(place, step)
-    return record.seconds / record.repeats if record.repeats else step.estimate_s(place)
+    return record.measured_s / record.repeats if record.measured_s else step.estimate_s(place)
 
 
 def take_all(
@@ -123,16 +125,14 @@ def take_all(
     ends_s = clock_s() + 60 * minutes - GRACE_S
     for step in undone(place, steps):
         progress.ended(step, take_once(place, step, ends_s - clock_s(), progress))
-    while place.is_cuda:
-        step = least_repeated(place, steps, ends_s - clock_s())
-        if step is None:
-            return
+    repeatable = [*steps] if place.is_cuda else []
+    while step := least_repeated(place, repeatable, ends_s - clock_s()):
         repeat = record_of(place, step).repeats + 1
         progress.began(step, repeat)
         record = take(place, step, repeat, ends_s - clock_s(), progress.tick)
         progress.ended(step, record)
         if record.repeats < repeat:  # it failed, as it would again
-            return
+            repeatable.remove(step)
 
 
 def take_once(
@@ -174,7 +174,6 @@ def take(
     """Run a step for `limit_s` seconds at most. Its record is written however that ends."""
     command = step.command(place, repeat)
     record = record_of(place, step)
-    before_s = record.seconds
     was_ok = record.status == OK
     record.attempts += 1
     record.started_at = timestamp()
@@ -190,11 +189,13 @@ def take(
             code = run_command(command, output, limit_s, tick)
     finally:  # also where this process is told to stop
         record.code = code
-        record.seconds = before_s + clock_s() - started_s
+        lasted_s = clock_s() - started_s
+        record.seconds += lasted_s
         record.tail = log.read_text(errors="replace").splitlines()[-TAIL:]
         record.status, record.why = outcome(place, step, code)
         if record.status == OK:
             record.repeats = repeat
+            record.measured_s += lasted_s
         elif was_ok:  # its repetition failed: what was measured before counts
             record.status = OK
             record.why = ""

@@ -15,15 +15,15 @@ from .place import Circumstances
 LARGE = 40e9  # bytes of a GPU's memory, from which the papers' batches of 500 px in fp64 fit
 
 
-def needs_gpu(place: Circumstances) -> str:
+def a_gpu(place: Circumstances) -> str:
     return "" if place.is_cuda else Message("evidence.needs-gpu", "it needs a GPU")
 
 
-def needs_several(place: Circumstances) -> str:
+def several_gpus(place: Circumstances) -> str:
     return "" if place.gpus > 1 else Message("evidence.needs-several", "it needs two GPUs")
 
 
-def needs_memory(place: Circumstances) -> str:
+def memory_for_fp64(place: Circumstances) -> str:
     """Of the papers' batches in fp64, on the device and in the shared memory of the loader's
     workers, which hold two each beside the one in use.
     """
@@ -44,23 +44,23 @@ def needs_memory(place: Circumstances) -> str:
     )
 
 
-def needs_llama3_8b(place: Circumstances) -> str:
+def llama3_8b(place: Circumstances) -> str:
     if not place.is_cuda or place.model == "llama3_8b":
         return ""
     return Message("evidence.needs-8b", "Llama3-8B needs a GPU of 70 GB")
 
 
-def needs_tests(place: Circumstances) -> str:
+def tests_of_gpus(place: Circumstances) -> str:
     if not place.is_cuda:
-        return needs_gpu(place)
+        return a_gpu(place)
     if not find_spec("pytest"):
         return Message("evidence.needs-pytest", "pytest is not installed: `pip install pytest`")
     return "" if gpu_tests() else Message("evidence.needs-tests", "the tests are not installed")
 
 
-def needs_liger(place: Circumstances) -> str:
+def liger(place: Circumstances) -> str:
     is_there = find_spec("trl") and find_spec("liger_kernel")
-    return needs_gpu(place) or (
+    return a_gpu(place) or (
         "" if is_there else Message("evidence.needs-liger", "TRL or Liger is not installed")
     )
 

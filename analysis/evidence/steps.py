@@ -291,7 +291,7 @@ STEPS: Sequence[Step] = [
         ),
         ComparedRates("gpus", 1, "faster than one GPU", "images_per_s").read,
         each(START_S + 15),
-        skip=needs.needs_several,
+        skip=needs.several_gpus,
     ),
     Step(
         "tests",
@@ -299,7 +299,7 @@ STEPS: Sequence[Step] = [
         tests,
         findings.of_tests,
         lambda place: 90.0,
-        skip=needs.needs_tests,
+        skip=needs.tests_of_gpus,
         repeats=False,
     ),
     Step(
@@ -308,7 +308,7 @@ STEPS: Sequence[Step] = [
         tuning("shardings", lambda place: LORA | text(place) | shardings(place)),
         ComparedRates("sharding", "fsdp", "faster than fsdp", "tokens_per_s", by=["engine"]).read,
         lambda place: 2 * (START_S + 40),
-        skip=needs.needs_several,
+        skip=needs.several_gpus,
     ),
     Step(
         "strategies",
@@ -316,7 +316,7 @@ STEPS: Sequence[Step] = [
         vision("strategies", lambda place: LOADED | strategies(place) | images(6400)),
         ComparedRates("strategy", "ddp", "faster than ddp", "images_per_s").read,
         lambda place: 4 * (START_S + 15),
-        skip=needs.needs_several,
+        skip=needs.several_gpus,
     ),
     Step(
         "table2",
@@ -334,7 +334,7 @@ STEPS: Sequence[Step] = [
             extrapolated,
         ),
         lambda place: (3 * START_S + 96) * (2 if place.gpus > 1 else 1),
-        skip=needs.needs_memory,
+        skip=needs.memory_for_fp64,
     ),
     Step(
         "table5",
@@ -344,7 +344,7 @@ STEPS: Sequence[Step] = [
             "pin_memory", False, "faster than pageable memory", "tokens_per_s", by=["gpus"]
         ).read,
         lambda place: 2 * (START_S + 60.0) * (2 if place.gpus > 1 else 1),
-        skip=needs.needs_llama3_8b,
+        skip=needs.llama3_8b,
     ),
     Step(
         "attention",
@@ -357,7 +357,7 @@ STEPS: Sequence[Step] = [
             findings.slow_steps,
         ),
         lambda place: len(engines()) * (START_S + 25),
-        skip=needs.needs_gpu,
+        skip=needs.a_gpu,
         repeats=False,
     ),
     Step(
@@ -390,7 +390,7 @@ STEPS: Sequence[Step] = [
         ),
         ComparedRates("gpus", 1, "faster than one GPU", "tokens_per_s").read,
         each(START_S + 90),
-        skip=needs.needs_several,
+        skip=needs.several_gpus,
     ),
     Step(
         "qlora",
@@ -405,7 +405,7 @@ STEPS: Sequence[Step] = [
         tuning("liger", lambda place: FAST_LORA | {"engine": "trl", "kernels": "torch,liger"}),
         ComparedRates("kernels", "torch", "faster than without", "tokens_per_s").read,
         lambda place: 2 * (START_S + 75),
-        skip=needs.needs_liger,
+        skip=needs.liger,
     ),
     Step(
         "kernels",
@@ -424,7 +424,7 @@ STEPS: Sequence[Step] = [
         ),
         ComparedRates("model.depthwise", "convolution", "faster than cuDNN's", "images_per_s").read,
         lambda place: 2 * (START_S + COMPILE_S + 10),
-        skip=needs.needs_gpu,
+        skip=needs.a_gpu,
     ),
     Step(
         "diagnosis",
@@ -440,7 +440,7 @@ STEPS: Sequence[Step] = [
         vision("memory", lambda place: TOO_LARGE | images(8192, epochs=1)),
         findings.of_memory,
         lambda place: START_S + 30,
-        skip=needs.needs_gpu,
+        skip=needs.a_gpu,
         repeats=False,
     ),
     Step(
@@ -449,7 +449,7 @@ STEPS: Sequence[Step] = [
         vision("whole", lambda place: FAST | {"epochs": 20}),
         findings.whole,
         lambda place: 600.0,
-        skip=needs.needs_gpu,
+        skip=needs.a_gpu,
         repeats=False,
     ),
 ]

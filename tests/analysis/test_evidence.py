@@ -117,18 +117,23 @@ def test_time_that_is_left_repeats_what_was_measured_the_least(tmp_path: Path):
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_repetition_that_fails_leaves_what_was_measured(tmp_path: Path):
+def test_a_repetition_that_fails_leaves_what_was_measured_and_the_others(tmp_path: Path):
     file = tmp_path / "ran"
     code = (
         f"from pathlib import Path; f = Path({str(file)!r}); assert not f.exists(); f.touch();"
         " print(1)"
     )
     once = step("once", code)
+    often = step("often", "print(1)")
     place = gpus(tmp_path / "out")
     place.out.mkdir()
-    drive.take_all(place, [once], 10, SILENT)
+    drive.take_all(place, [once, often], 10, SILENT)
     record = drive.record_of(place, once)
     assert (record.status, record.repeats, record.attempts) == ("ok", 1, 2)
+    assert 0 < record.measured_s < record.seconds
+    assert drive.estimate_s(place, once) == record.measured_s
+    # the others are repeated all the same
+    assert drive.record_of(place, often).repeats == drive.MOST_REPEATS
 
 
 @pytest.mark.usefixtures("processes")
