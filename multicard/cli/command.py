@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from multicard import workloads
-from multicard.cli import command_line
+from multicard.cli import command_line, site_defaults
 from multicard.config import hydra_config
 from multicard.messages import Message, drop, say
 from multicard.ranks import interruption
@@ -53,13 +53,16 @@ def execute(
     workloads.register()
     interruption.answer(_keyboard_interrupt)
     try:
-        # where Hydra reads them
-        words = command.words = sys.argv[1:] = command_line.switched(sys.argv[1:], workload)
-        overrides = command_line.overrides(words)
+        words = command.words = command_line.switched(sys.argv[1:], workload)
+        of_site = site_defaults.words_of_site(words, workload)
+        sys.argv[1:] = [*words, *of_site]  # where Hydra reads them
+        overrides = command_line.overrides(sys.argv[1:])
         command_line.check(overrides, workload)
         if {"-h", "--help"} & {*words}:
             say(help_text(workload, usage or "", command_line.first_values(overrides)))
             return 0
+        if of_site:
+            say(site_defaults.notice(of_site), error=True)
         name = workload.entry.removesuffix(".py")
         hydra.main(version_base="1.3", config_path=str(workloads.CONF), config_name=name)(
             HydraTask(command).measure

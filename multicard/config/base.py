@@ -139,13 +139,15 @@ class TrackerConfig:
     mode: TrackerMode = key(
         TrackerMode.offline,
         "offline writes a W&B run to the run folder, online sends it, disabled does neither",
-        Role.beside | Role.once,
+        Role.beside | Role.once | Role.site,
     )
-    project: str = key("multicard", "W&B project", Role.beside | Role.once)
+    project: str = key("multicard", "W&B project", Role.beside | Role.once | Role.site)
     entity: Optional[str] = key(
-        None, "W&B user or team; null is the default of the account", Role.beside | Role.once
+        None,
+        "W&B user or team; null is the default of the account",
+        Role.beside | Role.once | Role.site,
     )
-    tags: list[str] = key(list, "W&B tags", Role.beside | Role.once)
+    tags: list[str] = key(list, "W&B tags", Role.beside | Role.once | Role.site)
 
     def __post_init__(self) -> None:
         for name, value in (("tracker.project", self.project), ("tracker.entity", self.entity)):

@@ -61,25 +61,36 @@ class JobConfig:
         Role.identity | Role.speed,
     )
     cpus_per_gpu: int = key(
-        2, "submitit launchers: cores for each GPU or CPU rank", Role.beside | Role.planned, least=1
+        2,
+        "submitit launchers: cores for each GPU or CPU rank",
+        Role.beside | Role.planned | Role.site,
+        least=1,
     )
     memory_gb: Optional[int] = key(
-        None, "SLURM: memory of a node, in GB; null is the site's default", Role.beside, least=1
+        None,
+        "SLURM: memory of a node, in GB; null is the site's default",
+        Role.beside | Role.site,
+        least=1,
     )
-    time_min: int = key(60, "SLURM: time limit of a job, in minutes", Role.beside, least=1)
+    time_min: int = key(
+        60, "SLURM: time limit of a job, in minutes", Role.beside | Role.site, least=1
+    )
     max_requeues: int = key(
-        3, "SLURM: how often a stopped job is put back into the queue", Role.beside, least=0
+        3,
+        "SLURM: how often a stopped job is put back into the queue",
+        Role.beside | Role.site,
+        least=0,
     )
     exclusive: Optional[bool] = key(
         None,
         "submitit launchers: true gives each run its machine or nodes alone; null is true here,"
         " false on SLURM",
-        Role.beside | Role.planned,
+        Role.beside | Role.planned | Role.site,
     )
     max_jobs: Optional[int] = key(
         None,
         "submitit_local: cells of the sweep at a time, at most; null is as many as fit the machine",
-        Role.beside | Role.one_value,
+        Role.beside | Role.one_value | Role.site,
         least=1,
     )
     code: Code = key(

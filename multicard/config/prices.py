@@ -22,7 +22,7 @@ class PriceConfig:
     gpu_hour: Optional[float] = key(
         None,
         "price of a GPU for an hour, in any currency; null: of ~/.config/multicard/prices.yaml",
-        Role.beside,
+        Role.beside | Role.site,
         above=0,
     )
 

@@ -54,6 +54,7 @@ class Role(Flag):
     to train.
     one_value: takes one value for all cells of a sweep.
     planned: a plan sets it for its jobs.
+    site: a site may set it for all of its users.
 
     How it is shown:
 
@@ -90,6 +91,7 @@ class Role(Flag):
     trial = auto()
     one_value = auto()
     planned = auto()
+    site = auto()
 
     titled = auto()
     defining = auto()
@@ -135,6 +137,7 @@ IMPLIED = {
 EXCLUDED = {
     Role.beside: OF_MEASUREMENTS,
     Role.repetition: Role.learning | Role.speed | Role.work,
+    Role.site: Role.identity,
     Role.place: Role.work,
 }
 

@@ -1,0 +1,143 @@
+"""Defaults of a site, from one file, so that no user types an account or a partition.
+
+The file is a YAML mapping of keys to values, as
+
+    hydra.launcher.account: project42
+    hydra.launcher.partition: gpu
+    time_min: 120
+
+It may set Hydra's launcher and keys that change nothing of what is measured. What is typed wins.
+"""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra.core.override_parser.types import Quote, QuotedString
+
+from multicard import workloads
+from multicard.config import schema
+from multicard.config.roles import Role
+from multicard.messages import Message, Refusal
+from multicard.run.workload import Workload
+
+VARIABLE = "MULTICARD_SITE"
+FILES = (Path("~/.config/multicard/site.yaml"), Path("/etc/multicard/site.yaml"))
+LAUNCHER = "hydra/launcher"
+OF_LAUNCHER = "hydra.launcher."
+SLURM = "submitit_slurm"
+
+
+def file_of_site() -> Path | None:
+    """The file that holds here: that of the variable, the user's own, or the machine's."""
+    named = os.environ.get(VARIABLE)
+    if named is not None:
+        return Path(named) if named else None
+    for file in FILES:
+        path = file.expanduser()
+        if path.is_file():
+            return path
+    return None
+
+
+def words_of_site(typed: Sequence[str], workload: Workload) -> list[str]:
+    """The words of the site's file that this command does not set itself.
+
+    Args:
+        typed: the words of the command, as Hydra is to read them.
+
+    Raises:
+        Refusal: the file cannot be read, or sets a key that it cannot set.
+    """
+    file = file_of_site()
+    if file is None:
+        return []
+    values = _read_values(file)
+    given = {word.lstrip("+").partition("=")[0] for word in typed}
+    chosen = values.get(LAUNCHER)
+    for word in typed:
+        if word.startswith(f"{LAUNCHER}="):
+            chosen = word.partition("=")[2]
+    known = workloads.known_keys(workload)
+    words = []
+    for key, value in values.items():
+        _check_key(key, file)
+        if key in given:
+            continue
+        applies = chosen == SLURM if key.startswith(OF_LAUNCHER) else key in known
+        if applies or key == LAUNCHER:
+            words.append(f"{key}={_as_word(value)}")
+    return words
+
+
+def notice(words: Sequence[str]) -> Message:
+    """What the site's file sets for a command, for whoever typed it."""
+    return Message(
+        "site.defaults",
+        f"defaults of this site ({file_of_site()}): {' '.join(words)}",
+        file=str(file_of_site()),
+        words=[*words],
+    )
+
+
+def _read_values(file: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeError, yaml.YAMLError) as error:
+        reason = str(error).splitlines()[0]
+        raise Refusal(
+            "site.unread",
+            f"{file}: the defaults of this site cannot be read ({reason}); correct the file, or"
+            f" leave it out with `export {VARIABLE}=`",
+            file=str(file),
+            reason=reason,
+        ) from None
+    if content is None:
+        return {}
+    if not isinstance(content, Mapping):
+        raise Refusal(
+            "site.no-mapping",
+            f"{file}: holds no keys and values, as `time_min: 120`; correct the file, or leave it"
+            f" out with `export {VARIABLE}=`",
+            file=str(file),
+        )
+    return dict(_flat(content, ""))
+
+
+def _flat(content: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    """Keys with dots, of nested mappings too; a mapping that is the value of a key stays one."""
+    for name, value in content.items():
+        key = f"{prefix}{name}"
+        is_value = key.startswith(OF_LAUNCHER) or not isinstance(value, Mapping)
+        if is_value:
+            yield key, value
+        else:
+            yield from _flat(value, f"{key}.")
+
+
+def _check_key(key: str, file: Path) -> None:
+    if key == LAUNCHER or key.startswith(OF_LAUNCHER) or key in schema.keys(Role.site):
+        return
+    raise Refusal(
+        "site.key",
+        f"{file}: {key} is nothing that a site sets for all; name it in the command. It may set"
+        f" {LAUNCHER}, {OF_LAUNCHER}account and the like, and {', '.join(schema.keys(Role.site))}",
+        key=key,
+        file=str(file),
+    )
+
+
+def _as_word(value: Any) -> str:
+    """The value as Hydra reads it in a command."""
+    if isinstance(value, Mapping):
+        parts = [f"{name}: {_as_word(each)}" for name, each in value.items()]
+        return f"{{{', '.join(parts)}}}"
+    if isinstance(value, list):
+        return f"[{','.join(map(_as_word, value))}]"
+    if isinstance(value, str):
+        return QuotedString(value, Quote.double).with_quotes()
+    return (
+        "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    )
