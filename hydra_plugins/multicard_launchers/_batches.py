@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Sequence
 
-from hydra.core.utils import configure_log, run_job, setup_globals
+from hydra.core.utils import configure_log, setup_globals
 from hydra.types import HydraContext
 from omegaconf import DictConfig
 
@@ -16,9 +16,10 @@ from multicard.sweep import auto, cells, executor, predicted, slurm_submit, slur
 from multicard.sweep.again import Again
 from multicard.sweep.cells import Cell, Sweep
 from multicard.sweep.command import Command, Conclusion
-from multicard.sweep.executor import Pace, SameFailureError, Streak
+from multicard.sweep.drive import Drive, Pace
+from multicard.sweep.in_process import InProcess
 from multicard.sweep.order import Turn
-from multicard.sweep.task import run
+from multicard.sweep.streak import SameFailureError, Streak
 from multicard.sweep.until_sure import UntilSure
 
 
@@ -217,29 +218,10 @@ class SweepBatches:
             sweep.finish()
 
     def _measure_in_turn(self, sweep: Sweep) -> None:
-        """Measure the cells that are left in this process; Ctrl-C ends it once the cell that ran
-        has its record, and a SameFailureError where the cells
-        that are left would fail as those before.
-        """
-        left = sweep.left
+        """Measure the cells that are left in this process, one after the other."""
         sweep.say_start()
-        pace = Pace(len(left), has_bar=sys.stderr.isatty())
-        for index, cell in enumerate(left, 1):
-            done = run_job(
-                hydra_context=self.context,
-                task_function=lambda _, cell=cell: run(self.command, cell, left_s=pace.left_s),
-                config=cell.composed,
-                job_dir_key="hydra.sweep.dir",
-                job_subdir_key="hydra.sweep.subdir",
-            )
-            _ = done.return_value  # raises what the task raised: a defect, never a run's end
-            assert cell.result is not None
-            if cell.result.status == "interrupted" or cell.result.stopped:
-                raise KeyboardInterrupt
-            pace.say_progress([cell])
-            self.streak.add(cell)
-            if self.streak.ends(left[index:]):
-                raise self.streak.error()
+        pace = Pace(len(sweep.left), has_bar=sys.stderr.isatty())
+        Drive(InProcess(self.command, self.context, sweep, pace), pace, self.streak).run()
 
 
 def _stopped(reason: str) -> Message:

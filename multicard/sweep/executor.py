@@ -2,12 +2,9 @@
 which no other command takes meanwhile.
 
 Sweeps, races and plans decide which cell starts next; the executor starts and ends processes.
-`Pace` estimates the time left; `Streak` stops a sweep after several failures of one cause.
-Sweeps on SLURM use both too.
 """
 
 import os
-import re
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -16,21 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from omegaconf import OmegaConf
 
-from multicard.config import schema
 from multicard.config.job import count
 from multicard.config.placement import require_nodes
-from multicard.config.roles import Role
 from multicard.machine.shares import MachineShare, MachineShares
-from multicard.measure.memory import SHARED_MEMORY
-from multicard.measure.timing import clock_s, in_hours, pause
+from multicard.measure.timing import pause
 from multicard.messages import Message, say
 from multicard.ranks.failures import Failure
 from multicard.records import ownership, run_folder
 from multicard.records.run_folder import RecordedRun
 from multicard.run import outcome
 from multicard.sweep.cells import Cell, Sweep
+from multicard.sweep.drive import Drive, Pace
 from multicard.sweep.job import (
     STARTS_JOBS,
     CellJob,
@@ -40,16 +34,11 @@ from multicard.sweep.job import (
     submission,
     terminal_blocked,
 )
+from multicard.sweep.streak import SameFailureError, Streak
 
 POLL_S = 0.2
-SAY_EVERY_S = 60.0  # lines about how far a sweep is
 NO_LIMIT_MIN = 60 * 24 * 365
 
-IN_A_ROW = 3  # failures of one cause that end a sweep
-EVERYWHERE = ("disk", "tracker", "record")  # kinds of failure that are no cell's own
-# codes of refusals for a folder that cannot be written to
-UNWRITABLE = ("folder.unwritable", "job.log-unwritable")
-OTHER_CODE = "job.other-code"  # code of the refusal of a job whose code was changed
 # code of the failure of a process that ended without a record: it was killed
 NO_RECORD = "cell.no-record"
 
@@ -184,142 +173,60 @@ def ending_on_error(executor: Executor) -> Iterator[None]:
         raise
 
 
-class Pace:
-    """Estimates when a sweep ends, from its cells that have ended so far; what it says may stand in
-    the bar of the cell that runs.
-    """
-
-    def __init__(self, total: int, has_bar: bool = False) -> None:
-        self.total = total
-        self.ended = 0
-        self.has_bar = has_bar
-        self.started_s = self.ended_s = self.said_s = clock_s()
-
-    def left_s(self) -> float | None:
-        """Seconds until all cells have ended; None before the first has."""
-        if not self.ended:
-            return None
-        cells_s = (self.ended_s - self.started_s) / self.ended * (self.total - self.ended)
-        return max(cells_s - (clock_s() - self.ended_s), 0.0)
-
-    def say_progress(self, ended: Sequence[Cell]) -> None:
-        """Count cells that ended, and say now and then how many have and when the rest will, where
-        some are left.
-        Refused cells are left out: they take no time.
-        """
-        measured = sum(
-            cell.result is not None and cell.result.status != "refused" for cell in ended
-        )
-        self.ended += measured
-        self.total -= len(ended) - measured
-        if not measured:
-            return
-        self.ended_s = clock_s()
-        left_s = self.left_s()
-        if left_s and not self.has_bar and self.ended_s - self.said_s >= SAY_EVERY_S:
-            self.said_s = self.ended_s
-            elapsed = in_hours(self.ended_s - self.started_s)
-            message = Message(
-                "sweep.pace",
-                f"{self.ended} of {count(self.total, 'cell')} ended in {elapsed}; about"
-                f" {in_hours(left_s)} left",
-                ended=self.ended,
-                cells=self.total,
-                left_s=left_s,
-            )
-            say(f"  {message}")
-
-
-class SameFailureError(Exception):
-    """Cells in a row have failed for one cause, which the message says."""
-
-    def __str__(self) -> str:
-        return self.args[0]
-
-
-class Streak:
-    """The cells that have ended last, as long as they failed for one cause that the next ones have
-    too: the disk is full, the data is gone. What a cell's own settings may cause does not count:
-    running out of memory, of its host's too, or of open files, too few rows for a step, diverging,
-    an exception of the model.
-    """
-
-    def __init__(self) -> None:
-        self.cause = ""
-        self.cells = list[Cell]()
-
-    def add(self, ended: Cell) -> None:
-        cause = cause_of(ended)
-        self.cells = [*(self.cells if cause == self.cause else []), ended] if cause else []
-        self.cause = cause
-
-    def ends(self, left: Sequence[Cell]) -> bool:
-        """True where there are cells left that would fail likewise."""
-        return len(self.cells) >= IN_A_ROW and bool(left) and would_fail_too(left, *self.cells)
-
-    def error(self) -> SameFailureError:
-        result = self.cells[-1].result
-        assert result is not None and result.record.cause is not None
-        cause = result.record.cause
-        message = Message(
-            "sweep.same-failure",
-            f"{len(self.cells)} cells in a row failed for one cause: {cause.message}",
-            cells=len(self.cells),
-            cause=cause.code,
-            key=cause.key,
-            reason=cause.message,
-        )
-        return SameFailureError(message)
-
-
-def would_fail_too(left: Sequence[Cell], *failed: Cell) -> bool:
-    """True where cells would fail for the cause that others have failed for: where data is gone,
-    those that read it.
-    """
-    cause = cause_of(failed[0])
-    return bool(cause) and (
-        not cause.startswith("data") or {*map(_data, left)} <= {*map(_data, failed)}
-    )
-
-
-def cause_of(cell: Cell) -> str:
-    """The cause that all failures of a kind share; empty where a cell did not fail, or may have
-    failed for its own settings.
-    """
-    cause = cell.result and cell.result.record.cause
-    if cause is None:
-        return ""
-    is_shared_memory = cause.code == "disk.full" and cause.facts.get("path", "").startswith(
-        str(SHARED_MEMORY)
-    )
-    if cause.kind in EVERYWHERE and not is_shared_memory:
-        return cause.kind
-    if cause.kind != "refused":
-        return ""
-    if cause.code in UNWRITABLE:
-        return "disk"
-    if cause.code == OTHER_CODE:
-        return "code"
-    # a refusal without a code begins with its key
-    key = cause.key or re.split("[=:]", cause.message)[0]
-    return f"data, {key}" if key in schema.keys(Role.input) else ""
-
-
 def left_no_record(cause: Failure) -> bool:
     """True where a cell's process ended without a record: it was killed."""
     return cause.code == NO_RECORD
 
 
-def _data(cell: Cell) -> tuple[str, ...]:
-    """Values of the keys that say which data the cell reads."""
-    return tuple(
-        str(OmegaConf.select(cell.cfg, key)) for key in ("dataset.name", *schema.keys(Role.input))
-    )
+class Processes:
+    """Cells that processes measure, as many at a time as fit, in the sweep's order where that
+    leaves nothing idle. See `drive.Backend`.
+    """
+
+    def __init__(self, executor: Executor, cells: Sequence[Cell]) -> None:
+        self.executor = executor
+        self._waiting = [*cells]
+        self._most = len(cells)
+
+    def is_busy(self) -> bool:
+        return bool(self._waiting or self.executor.running)
+
+    def waiting(self) -> list[Cell]:
+        return self._waiting
+
+    def start(self) -> None:
+        for cell in [*self._waiting]:
+            if len(self.executor.running) >= (cell.config.max_jobs or self._most):
+                continue
+            share = self.executor.machine.take(cell.config)
+            if share is None:
+                continue
+            self._waiting.remove(cell)
+            self.executor.start(cell, share)
+            where = count(len(share.cpus), "core")
+            if share.gpus is not None:
+                where = f"GPUs {','.join(share.gpus)}"
+            message = Message("cell.started", f"started on {where}", where=where)
+            say(f"{cell.title}{message}")
+
+    def collect(self) -> list[Cell]:
+        pause(POLL_S)
+        ended = self.executor.collect_ended()
+        if any(cell.result and cell.result.status == "interrupted" for cell in ended):
+            raise KeyboardInterrupt  # Ctrl-C can reach the cells and not this process
+        return ended
+
+    def give_up(self, why: SameFailureError) -> int:
+        given_up = len(self._waiting)
+        self._waiting.clear()
+        return given_up
 
 
 def run_all(sweep: Sweep, streak: Streak | None = None) -> None:
-    """Measure the cells that are left, as many at a time as fit, in the sweep's order where that
-    leaves nothing idle; `streak` is of cells that have ended before.
+    """Measure the cells that are left in processes of this machine.
+
+    Args:
+        streak: of cells that have ended before.
 
     Raises:
         KeyboardInterrupt: on Ctrl-C, once the running cells have ended.
@@ -331,38 +238,10 @@ def run_all(sweep: Sweep, streak: Streak | None = None) -> None:
         except ValueError as error:
             sweep.refuse(cell, str(error))
     sweep.record_refused()
-    waiting = sweep.left
-    if not waiting:
+    left = sweep.left
+    if not left:
         return
     sweep.say_start()
-    most = len(waiting)
-    executor = Executor(waiting[0].folder.parent)
-    pace = Pace(most)
-    streak, stopped = streak or Streak(), None
+    executor = Executor(left[0].folder.parent)
     with ending_on_error(executor):
-        while waiting or executor.running:
-            for cell in [*waiting]:
-                full = len(executor.running) >= (cell.config.max_jobs or most)
-                share = None if full else executor.machine.take(cell.config)
-                if share is not None:
-                    waiting.remove(cell)
-                    executor.start(cell, share)
-                    where = (
-                        count(len(share.cpus), "core")
-                        if share.gpus is None
-                        else f"GPUs {','.join(share.gpus)}"
-                    )
-                    message = Message("cell.started", f"started on {where}", where=where)
-                    say(f"{cell.title}{message}")
-            pause(POLL_S)
-            ended = executor.collect_ended()
-            for cell in ended:
-                streak.add(cell)
-            if any(cell.result and cell.result.status == "interrupted" for cell in ended):
-                raise KeyboardInterrupt  # Ctrl-C can reach the cells and not this process
-            pace.say_progress(ended)
-            if streak.ends(waiting):
-                stopped = streak.error()
-                waiting = []
-    if stopped is not None:
-        raise stopped
+        Drive(Processes(executor, left), Pace(len(left)), streak or Streak()).run()

@@ -15,8 +15,9 @@ from multicard.ranks.process import LOG_LINES
 from multicard.records import ownership, run_folder
 from multicard.run import outcome
 from multicard.sweep.cells import Cell, Sweep
-from multicard.sweep.executor import Pace, SameFailureError, Streak
+from multicard.sweep.drive import Drive, Pace
 from multicard.sweep.job import SUBMITTED
+from multicard.sweep.streak import SameFailureError, Streak
 
 # between two looks at the queue: longer while nothing happens
 SHORTEST_POLL_S = 1.0
@@ -44,38 +45,62 @@ def wait(sweep: Sweep, jobs: dict[int, str], streak: Streak) -> None:
         SameFailureError: the cells that are left would fail as those before;
             their jobs are cancelled.
     """
-    queue = Queue(sweep.cells, jobs, streak)
-    while queue.jobs:
+    queue = Queue(sweep.cells, jobs)
+    drive = Drive(queue, Pace(len(jobs)), streak)
+    goes_on = True
+    while goes_on:
         try:
-            _watch(queue)
+            drive.run()
+            return
         except KeyboardInterrupt as interrupted:
             interruption.answer_again()  # at the question, and when it goes on waiting
-            if not _cancel(sweep, queue, asks=str(interrupted) in ("", "SIGINT")):
-                return
-    if queue.stopped is not None:
-        raise queue.stopped
+            goes_on = _cancel(sweep, queue, asks=str(interrupted) in ("", "SIGINT"))
 
 
 class Queue:
-    """The jobs of a sweep that have not ended yet, by their cell's number."""
+    """The jobs of a sweep that have not ended yet, by their cell's number. See `drive.Backend`."""
 
-    def __init__(self, cells: list[Cell], jobs: dict[int, str], streak: Streak) -> None:
+    def __init__(self, cells: list[Cell], jobs: dict[int, str]) -> None:
         self.cells = cells
         self.jobs = dict(jobs)
         self.states: dict[str, State] = {}
-        self.stopped: SameFailureError | None = None
         self.missing_since_s: dict[str, float] = {}  # of jobs that are not in the queue
         self.stuck: set[str] = set()
         # jobs that have left the queue, and of which nobody says how they ended
         self.unknown: set[str] = set()
-        self.pace = Pace(len(jobs))
-        self.streak = streak
+        self._changed_s: float | None = None  # when a job was last seen to end; None: never looked
+
+    def is_busy(self) -> bool:
+        return bool(self.jobs)
+
+    def waiting(self) -> list[Cell]:
+        return [cell for cell in self.cells if cell.number in self.jobs]
+
+    def start(self) -> None:
+        """Nothing: SLURM starts the jobs."""
+
+    def collect(self) -> list[Cell]:
+        if self._changed_s is None:
+            self._changed_s = clock_s()
+        else:
+            idle_s = clock_s() - self._changed_s
+            pause(min(max(idle_s / 10, SHORTEST_POLL_S), LONGEST_POLL_S))
+        ended = self.poll()
+        for cell in ended:
+            assert cell.result is not None
+            say(outcome.line(cell.result, cell.title))
+        if ended:
+            self._changed_s = clock_s()
+        for reason, jobs in self.newly_stuck().items():
+            names = " ".join(slurm.ranges(jobs))
+            say(_why_stuck(names, reason), error=True)
+        return ended
 
     def poll(self) -> list[Cell]:
         """Ask SLURM once about all jobs. Returns the cells whose jobs have ended, or let go of
         their folder, since the last call.
         """
-        waiting = [cell for cell in self.cells if cell.number in self.jobs]
+        waiting = self.waiting()
         try:
             self.states = slurm.queued(list(self.jobs.values()))
         except slurm.SilentError:  # a job that cannot be seen now has not left the queue for that
@@ -108,12 +133,10 @@ class Queue:
             reason: [job for job in new if new[job] == reason] for reason in sorted({*new.values()})
         }
 
-    def stop(self) -> None:
-        """Cancel the jobs that have not begun; what runs goes on."""
-        stopped = self.stopped = self.streak.error()
+    def give_up(self, why: SameFailureError) -> int:
         queued = self._not_begun()
         if not queued:
-            return
+            return 0
         # some may have begun by now
         slurm.ask("scancel", "--state=PENDING", *slurm.ranges([*queued.values()]))
         unended = {*queued.values()}
@@ -125,11 +148,10 @@ class Queue:
             if job not in unended and (run is None or run.record.job != job):
                 del self.jobs[number]
         cancelled = len(queued.keys() - self.jobs.keys())
-        self.pace.total -= cancelled
         message = Message(
             "job.cancelled-rest",
-            f"{stopped}; cancelled: {count(cancelled, 'job')} of {len(queued)} that had not begun",
-            reason=str(stopped),
+            f"{why}; cancelled: {count(cancelled, 'job')} of {len(queued)} that had not begun",
+            reason=str(why),
             cancelled=cancelled,
             queued=len(queued),
         )
@@ -142,6 +164,7 @@ class Queue:
                 jobs=names,
             )
             say(message, error=True)
+        return cancelled
 
     def _not_begun(self) -> dict[int, str]:
         states = self.states
@@ -241,28 +264,6 @@ def judge(job: str, state: State, folder: Path) -> tuple[str, Failure]:
     return status, Failure(
         "slurm", message, host=state.nodes, ran_out=ran_out, log=str(log), log_tail=tail
     )
-
-
-def _watch(queue: Queue) -> None:
-    """Poll until all jobs have ended."""
-    changed_s = clock_s()
-    while queue.jobs:
-        ended = queue.poll()
-        for cell in ended:
-            assert cell.result is not None
-            say(outcome.line(cell.result, cell.title))
-            queue.streak.add(cell)
-        if queue.stopped is None and queue.streak.ends(
-            [cell for cell in queue.cells if cell.number in queue.jobs]
-        ):
-            queue.stop()
-        for reason, jobs in queue.newly_stuck().items():
-            names = " ".join(slurm.ranges(jobs))
-            say(_why_stuck(names, reason), error=True)
-        queue.pace.say_progress(ended)
-        changed_s = clock_s() if ended else changed_s
-        if queue.jobs:
-            pause(min(max((clock_s() - changed_s) / 10, SHORTEST_POLL_S), LONGEST_POLL_S))
 
 
 def _why_stuck(names: str, reason: str) -> Message:

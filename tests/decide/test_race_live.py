@@ -35,7 +35,8 @@ from multicard.records.journal import JournalError
 from multicard.records.schema_parts import PredictedInterval, Prediction
 from multicard.records.trained_weights import ApartBy
 from multicard.sweep.cells import Cell
-from multicard.sweep.executor import NO_RECORD, Executor, Running, SameFailureError
+from multicard.sweep.executor import NO_RECORD, Executor, Running
+from multicard.sweep.streak import SameFailureError
 from multicard.vision.workload import WORKLOAD
 from tests.conftest import SMALL, Called, composed, typed
 from tests.helpers import records

@@ -27,8 +27,9 @@ from multicard.records import run_folder
 from multicard.run import outcome
 from multicard.sweep import executor
 from multicard.sweep.cells import Cell, Sweep
-from multicard.sweep.executor import Executor, Running, Streak, cause_of
+from multicard.sweep.executor import Executor, Running
 from multicard.sweep.job import STARTS_JOBS, CellJob
+from multicard.sweep.streak import SameFailureError, Streak, cause_of
 from multicard.vision.workload import WORKLOAD
 from tests.conftest import SMALL, Called, command, composed, typed, warm_up
 from tests.helpers import cells, records
@@ -75,7 +76,7 @@ def test_max_jobs_bounds_the_cells_at_a_time_and_a_full_disk_ends_them(
         assert (len(beside), max(beside)) == (6, most)
     ends(monkeypatch, Failure("disk", failures.unwritable(Path("/x"))))
     cells = cells_of(tmp_path / "full", 6, "exclusive=false", "max_jobs=1")
-    with pytest.raises(executor.SameFailureError) as stopped:
+    with pytest.raises(SameFailureError) as stopped:
         executor.run_all(cells)
     assert says(
         str(stopped.value),

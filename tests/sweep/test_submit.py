@@ -17,8 +17,9 @@ from multicard.ranks.failures import Failure
 from multicard.records import ownership, run_folder
 from multicard.run import attempts, controller, preemption
 from multicard.sweep import slurm_submit, slurm_wait
-from multicard.sweep.executor import SameFailureError, Streak
+from multicard.sweep.drive import Drive, Pace
 from multicard.sweep.job import SlurmJob
+from multicard.sweep.streak import SameFailureError, Streak
 from multicard.vision.workload import WORKLOAD
 from tests.conftest import Called, composed, typed
 from tests.helpers import cells, records
@@ -359,7 +360,9 @@ def test_why_a_job_does_not_begin_is_said_once_where_waiting_alone_does_not_help
         slurm_wait, "pause", lambda _: pytest.fail("waits on") if next(looks) == 3 else None
     )
     with pytest.raises(pytest.fail.Exception, match="waits on"):
-        slurm_wait._watch(slurm_wait.Queue([cells.cell(0, tmp_path / "cell")], {0: "7"}, Streak()))
+        Drive(
+            slurm_wait.Queue([cells.cell(0, tmp_path / "cell")], {0: "7"}), Pace(1), Streak()
+        ).run()
     said = Told(REASONS[reason], facts={"job": "7", "reason": reason})
     assert told(capsys.readouterr().err) == ([said] if REASONS[reason] else [])
 
@@ -374,7 +377,7 @@ def test_a_cell_has_ended_once_its_job_has_tidied_up_or_is_gone(
     queued = {"4_0": State("RUNNING", "", "", "")}
     monkeypatch.setattr(slurm, "queued", lambda _: dict(queued))
     cell = cells.cell(0, tmp_path)
-    queue = slurm_wait.Queue([cell], {0: "4_0"}, Streak())
+    queue = slurm_wait.Queue([cell], {0: "4_0"})
     ownership.claim(tmp_path, "4_0")
     records.put(tmp_path, records.vision(job="4_0"))
     assert queue.poll() == []
@@ -412,7 +415,7 @@ def test_jobs_that_slurm_holds_are_named_once_with_what_releases_them(
     monkeypatch.setattr(run_folder, "read", lambda _: None)
     held_cells = [cells.cell(number) for number in range(2)]
     with pytest.raises(KeyboardInterrupt):
-        slurm_wait._watch(slurm_wait.Queue(held_cells, {0: "4_0", 1: "4_1"}, Streak()))
+        Drive(slurm_wait.Queue(held_cells, {0: "4_0", 1: "4_1"}), Pace(2), Streak()).run()
     said = [message for message in told(capsys.readouterr().err) if message.code == "job.held"]
     assert [message.facts["job"] for message in said] == ["4_[1]", "4_[0]", "4_[0]"]
     assert {message.facts["reason"] for message in said} == {"launch failed requeued held"}
@@ -424,7 +427,7 @@ def test_a_job_of_whose_end_nobody_knows_is_named_once(
     monkeypatch.setattr(slurm, "queued", lambda _: {})
     monkeypatch.setattr(slurm, "ended", lambda _: {})
     monkeypatch.setattr(run_folder, "read", lambda _: None)
-    queue = slurm_wait.Queue([cells.cell(0)], {0: "4_0"}, Streak())
+    queue = slurm_wait.Queue([cells.cell(0)], {0: "4_0"})
     for now_s in (0.0, 30.0, 61.0, 122.0):
         monkeypatch.setattr(slurm_wait, "clock_s", lambda now_s=now_s: now_s)
         assert queue.poll() == []

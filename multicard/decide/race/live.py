@@ -37,13 +37,8 @@ from multicard.records.run_folder import RecordedRun
 from multicard.records.schema import AnyRecord, ScriptRecord, VisionRecord
 from multicard.records.schema_parts import Limit
 from multicard.sweep.cells import Cell
-from multicard.sweep.executor import (
-    Executor,
-    SameFailureError,
-    ending_on_error,
-    left_no_record,
-    would_fail_too,
-)
+from multicard.sweep.executor import Executor, ending_on_error, left_no_record
+from multicard.sweep.streak import SameFailureError, would_fail_too
 
 FOLDER = ".race"  # of a sweep: the journals of its races
 FINAL_RUNS = 3  # of each finalist
