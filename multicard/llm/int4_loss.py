@@ -20,7 +20,7 @@ from multicard.config.llm import LlmConfig
 from multicard.llm import int4, int4_missing
 from multicard.llm.held_out import Evaluator
 from multicard.llm.no_trace import tried
-from multicard.llm.step_probe import TuningReport
+from multicard.llm.tuning_report import TuningReport
 from multicard.measure import timing
 from multicard.ranks.process import max_over_ranks
 from multicard.records.schema_parts import InInt4Loss

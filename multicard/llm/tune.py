@@ -50,9 +50,9 @@ from multicard.llm.step_probe import (
     Probe,
     ProbeEndedError,
     TargetReachedError,
-    TuningReport,
 )
 from multicard.llm.tuning_engine import TuningEngine
+from multicard.llm.tuning_report import TuningReport
 from multicard.measure import garbage, memory
 from multicard.messages import Message
 from multicard.ranks.gates import Gate, Pausing, Probing
@@ -90,7 +90,7 @@ def tune(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> No
         if config.probe.enabled:
             probe.probing = probing(probe)
         elif torchtune_config.held_out_file(folder).exists():
-            probe.evaluator = evaluator(engine, probe, cfg, traffic)
+            probe.held_out.evaluator = evaluator(engine, probe, cfg, traffic)
         report.built(engine.check_built() | {"vocabulary": cfg["model"]["vocab_size"]})
         if compiling.compiles(probe):
             report.content.compile_s = compiling.compile_now(engine, probe)
@@ -114,8 +114,8 @@ def tune(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> No
         if config.save is not TuningSave.none and not probe.stopped:
             report.content.saved = kept(engine.trained, probe, cfg, to_its_end)
             report.write()
-        if to_its_end and probe.evaluator is not None:
-            int4_loss.measure(probe.evaluator, config, report)
+        if to_its_end and probe.held_out.evaluator is not None:
+            int4_loss.measure(probe.held_out.evaluator, config, report)
         if to_its_end:
             after_tuning.after_tuning(engine, probe)
     _clean_up(rank, engine, folder, cache)

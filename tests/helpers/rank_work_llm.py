@@ -16,7 +16,8 @@ from torchao.dtypes.nf4tensor import NF4Tensor
 
 from multicard.config.llm import LlmConfig
 from multicard.llm import after_tuning, compiling, held_out, int4, model_writer, recipes, tune
-from multicard.llm.step_probe import Probe, TuningReport
+from multicard.llm.step_probe import Probe
+from multicard.llm.tuning_report import TuningReport
 from multicard.observe import diagnosis
 from multicard.ranks.process import Rank
 from tests.helpers import traces

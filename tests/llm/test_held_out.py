@@ -285,7 +285,7 @@ def test_no_later_step_knows_of_an_evaluation(
     monkeypatch.setattr(
         Probe,
         "end_epoch",
-        lambda self: (plain.append(self.evaluator.engine.model), end_epoch(self))[1],
+        lambda self: (plain.append(self.held_out.evaluator.engine.model), end_epoch(self))[1],
     )  # pyright: ignore[reportOptionalMemberAccess]
     without = alone(*usual)
     np.testing.assert_array_equal(measured.steps["loss"], without.steps["loss"])

@@ -37,8 +37,9 @@ from multicard.config.llm import Kernels, LlmConfig, Sharding
 from multicard.config.llm_models import HfConfig
 from multicard.llm import batches, eight_bit, int4, methods, recipes, torchtune_config
 from multicard.llm.batches import Batch
+from multicard.llm.epoch_marks import LOGGED
 from multicard.llm.parts import TensorPart, TrainedParts, own_name
-from multicard.llm.step_probe import LOGGED, MeasuredBatches, Probe
+from multicard.llm.step_probe import MeasuredBatches, Probe
 from multicard.llm.trl import checks, models, sizes, text_part
 from multicard.messages import Message
 from multicard.ranks.process import Rank
