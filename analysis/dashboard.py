@@ -87,10 +87,11 @@ def summary_keys(column: str, kinds: Sequence[str] = ALL) -> list[str]:
     raises ValueError without any.
     """
     figure = FIGURES.get(column)
-    found = (
-        [] if figure is None else [key for kind in kinds for key in figure.summary_keys_of(kind)]
-    )
-    if not found:
+    keys = list[str]()
+    if figure is not None:
+        for kind in kinds:
+            keys.extend(figure.summary_keys_of(kind))
+    if not keys:
         runs = " or ".join(kinds)
         raise Refusal(
             "dashboard.no-figure",
@@ -98,7 +99,7 @@ def summary_keys(column: str, kinds: Sequence[str] = ALL) -> list[str]:
             column=column,
             kinds=[*kinds],
         )
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(keys))
 
 
 def _title(column: str) -> str:
@@ -129,7 +130,8 @@ def points(y: str, x: str, kind: str) -> wr.ScatterPlot:
     """A figure of a kind of run against another, or against GPUs:
     ideal scaling is straight on logarithmic axes.
     """
-    (y_key,), scales = summary_keys(y, [kind]), x == "gpus" or None
+    (y_key,) = summary_keys(y, [kind])
+    scales = x == "gpus" or None
     words = "GPUs" if scales else _title(x)[:1].lower() + _title(x)[1:]
     x_axis = wr.Config(x) if scales else wr.SummaryMetric(*summary_keys(x, [kind]))
     both = f"{_title(y)} against {words}"

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -163,11 +163,12 @@ class Panel:
 
     @property
     def command(self) -> str:
-        return self.experiment.command + " scale=smoke" * (("scale", "smoke") in self.setting)
+        command = self.experiment.command
+        return f"{command} scale=smoke" if ("scale", "smoke") in self.setting else command
 
     @property
     def runs(self) -> list[Run]:
-        return [run for runs in self.cells.values() for run in runs]
+        return list(chain.from_iterable(self.cells.values()))
 
     def values(self, column: str) -> list[Any]:
         """The measured values of a swept column, the paper's values in their order first."""
@@ -232,17 +233,18 @@ def load(name: str) -> Experiment:
             **params,
         }
     swept = {key: values for key, values in params.items() if len(values) > 1}
-    groups = [
-        entry for content in contents for entry in content["defaults"] if isinstance(entry, dict)
-    ]
-    options = {
-        key.removeprefix("override /"): option for entry in groups for key, option in entry.items()
-    }
+    groups = []
+    for content in contents:
+        groups.extend(entry for entry in content["defaults"] if isinstance(entry, dict))
+    options = {}
+    for entry in groups:
+        for key, option in entry.items():
+            options[key.removeprefix("override /")] = option
     chosen = {group: option for group, option in options.items() if group not in swept}
     kind = next(name for name, kind in KINDS.items() if kind.entry == own["entry"])
     excluded = tuple(own.get("exclude", ()))
     view = msgspec.convert(own["view"], View)
-    values = [(key, value) for content in contents for key, value in flat(content).items()]
+    values = chain.from_iterable(flat(content).items() for content in contents)
     fixed = {
         key: value for key, value in values if key.partition(".")[0] not in ("defaults", "hydra")
     }
@@ -257,7 +259,10 @@ def _texts(path: Path) -> list[str]:
     shared = [
         entry for entry in msgspec.yaml.decode(text).get("defaults", ()) if isinstance(entry, str)
     ]
-    return [*(part for entry in shared for part in _texts(path.parent / f"{entry}.yaml")), text]
+    parts = []
+    for entry in shared:
+        parts.extend(_texts(path.parent / f"{entry}.yaml"))
+    return [*parts, text]
 
 
 def panels(
@@ -281,7 +286,7 @@ def panels(
         return []
     settings = grouping.settings(own)
     columns = {key: grouping.meant(key, settings) for key in experiment.swept}
-    swept = {name for names in columns.values() for name in names} | {grouping.RECIPE}
+    swept = {grouping.RECIPE}.union(*columns.values())
     swept |= {grouping.PROFILER} if grouping.TRACED in experiment.swept else set()
     mixed = [DATA] if DATA in settings and grouping.have_data(experiment.swept) else []
     keys = [name for name in settings if name not in {*swept, *mixed}]
@@ -289,7 +294,7 @@ def panels(
     if not mix:
         groups = grouping.split(groups, list(experiment.swept), mixed)
     for option, names in columns.items():
-        others = {name for key in columns if key != option for name in columns[key]}
+        others = set[str]().union(*(columns[key] for key in columns if key != option))
         own_keys = [name for name in names if name.startswith(f"{option}.") and name not in others]
         groups = grouping.split_options(groups, option, own_keys)
     candidates = [_panel(experiment, setting, runs, repeated) for setting, runs in groups.items()]

@@ -145,7 +145,9 @@ def how_well_measured(*settings: RankedSetting) -> Iterator[Message]:
     do on rows that they were not trained on.
     """
     kind = settings[0].runs[0]["kind"]
-    runs = [run for setting in settings for run in setting.runs]
+    runs = []
+    for setting in settings:
+        runs.extend(setting.runs)
     if (
         kind == ScriptRecord.kind
         and settings[0].accuracy is None

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
+from itertools import chain
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,7 +78,7 @@ class ShownOutput:
 
     def to_arrow(self) -> pa.Table:
         """The values, typed; null where there is none."""
-        names = self._output.columns or dict.fromkeys(name for row in self._rows for name in row)
+        names = self._output.columns or dict.fromkeys(chain.from_iterable(self._rows))
         return sql.as_arrow(self._rows, [*names])
 
     def to_pandas(self) -> "pd.DataFrame":

@@ -38,7 +38,7 @@ def with_word(command: str, word: str, sweeps: bool) -> str:
         one for one in shlex.split(command) if one.partition("=")[0] != word.partition("=")[0]
     ]
     place = next((at for at, one in enumerate(words) if "=" in one), len(words))  # behind the entry
-    flags = ["-m"] * (sweeps and "-m" not in words)
+    flags = ["-m"] if sweeps and "-m" not in words else []
     return shlex.join([start, *words[:place], *flags, *words[place:], word])
 
 

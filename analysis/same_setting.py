@@ -103,13 +103,15 @@ def _metrics_beside(panel: Panel, measure: str) -> dict[Cell, PrintedFigure]:
     """
     if differences(panel) or not profile_metrics.from_start(panel.runs):
         return {}
-    return {
-        cell: figure
-        for figure in printed.figures(panel.experiment.name, measure)
-        for cell in panel.cells
-        if figure.cell.items() <= dict(cell).items()
-        and dict(cell).keys() - figure.cell.keys() <= ALIKE.get(figure.note, frozenset())
-    }
+    by_cell = {}
+    for figure in printed.figures(panel.experiment.name, measure):
+        alike = ALIKE.get(figure.note, frozenset())
+        for cell in panel.cells:
+            own = dict(cell)
+            is_within = figure.cell.items() <= own.items()
+            if is_within and own.keys() - figure.cell.keys() <= alike:
+                by_cell[cell] = figure
+    return by_cell
 
 
 def notes(panel: Panel, shown: Sequence[PrintedFigure]) -> list[Message]:

@@ -16,6 +16,7 @@ lie in the 90 % interval.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
@@ -66,8 +67,9 @@ def world(
 ) -> list[StepObservation]:
     """Runs of settings whose steps differ by so much from run to run, and take a second."""
     marks, busy = (LOADED.sign, BUSY) if beside else ("", 0.0)
-    return [
-        StepObservation(
+    observations = []
+    for setting, _ in product(range(settings), range(runs)):
+        observation = StepObservation(
             {"device": '"cpu"', "gpus": "1", "batch_size": str(8 * (setting + 1))},
             math.exp(random.normal(0, sd)),
             0.0,
@@ -77,9 +79,8 @@ def world(
             marks,
             busy,
         )
-        for setting in range(settings)
-        for _ in range(runs)
-    ]
+        observations.append(observation)
+    return observations
 
 
 def interval(seen: Sequence[StepObservation], beside: bool) -> PredictedInterval | None:
@@ -111,9 +112,7 @@ def every(worlds: int, seed: int) -> list[Coverage]:
     random = np.random.default_rng(seed)
     return [
         coverage(random, worlds, settings, runs, differ, beside)
-        for beside in (True, False)
-        for settings, runs in REPEATED
-        for differ in TIMES
+        for beside, (settings, runs), differ in product((True, False), REPEATED, TIMES)
     ]
 
 

@@ -77,7 +77,9 @@ def layers_of(name: str, size: int) -> list[Layer]:
 
     def note(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         assert isinstance(module, DepthwiseTriton)
-        side, (kernel, _), (stride, _) = inputs[0].shape[-1], module.kernel_size, module.stride
+        side = inputs[0].shape[-1]
+        kernel, _ = module.kernel_size
+        stride, _ = module.stride
         layer = Layer(module.in_channels, side, kernel, stride)
         found[layer] = found.get(layer, 0) + 1
 

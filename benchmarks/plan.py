@@ -9,6 +9,7 @@ import math
 import random
 import statistics
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 
 from benchmarks import machine, parser
@@ -54,7 +55,7 @@ def reached(limit_s: float, seeds: int) -> list[str]:
     """
     plans = list[Plan]()
     slowest_s = 0.0
-    for number, seed in ((number, seed) for number in (8, 16, 24) for seed in range(seeds)):
+    for number, seed in product((8, 16, 24), range(seeds)):
         began_s = clock_s()
         plans.append(planned(made_jobs(number, seed), limit_s))
         slowest_s = max(slowest_s, clock_s() - began_s)

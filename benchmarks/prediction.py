@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import product
+from itertools import chain, product
 from typing import NamedTuple
 
 import numpy as np
@@ -84,12 +84,10 @@ def papers_totals() -> list[Outcome]:
     series: dict[tuple[str, ...], dict[int, StepObservation]] = defaultdict(dict)
     for row in published.paper_totals():
         series[row.series][row.gpus] = _of_papers(row)
-    return [
-        outcome
-        for of in series.values()
-        for gpus in (3, 4)
-        for outcome in _predicted([of[1], of[2]], of[gpus])
-    ]
+    outcomes = []
+    for of, gpus in product(series.values(), (3, 4)):
+        outcomes.extend(_predicted([of[1], of[2]], of[gpus]))
+    return outcomes
 
 
 def _of_papers(row: PaperTotal) -> StepObservation:
@@ -155,7 +153,8 @@ def _of_the_same_kind(row: Series, rows: Sequence[Series]) -> list[StepObservati
     near = [other for other in alike if _kind(other)[0] == has_hbm]
     if not any(other.precision in HALF for other in near):
         near = alike
-    return [seen for other in near for seen in published.row_observations(other, other.sample_s)]
+    seen = (published.row_observations(other, other.sample_s) for other in near)
+    return list(chain.from_iterable(seen))
 
 
 def _here(row: Series, times_s: Mapping[int, float]) -> dict[int, StepObservation]:
@@ -187,13 +186,11 @@ def _papers_with_probe() -> list[Outcome]:
     """Table 2: fp32 and fp16 on 2 to 4 GPUs, by fp64 on all and by themselves on one."""
     rows = [row for row in published.paper_totals() if row.series[0] == "table2"]
     seen = {(row.series[1], row.gpus): _of_papers(row) for row in rows}
-    return [
-        outcome
-        for precision, gpus in product(("fp32", "fp16"), (2, 3, 4))
-        for outcome in _predicted(
-            [seen["fp64", 1], seen["fp64", gpus], seen[precision, 1]], seen[precision, gpus]
-        )
-    ]
+    outcomes = []
+    for precision, gpus in product(("fp32", "fp16"), (2, 3, 4)):
+        known = [seen["fp64", 1], seen["fp64", gpus], seen[precision, 1]]
+        outcomes.extend(_predicted(known, seen[precision, gpus]))
+    return outcomes
 
 
 # ---- the fit of growth with GPUs
@@ -228,7 +225,7 @@ def fit(rows: Sequence[Case]) -> Growth:
     weights = np.array([1 / same.count(name) for name in same]) / (
         FIT_NOISE + NOISE_SLOPE * np.abs(growth_2)
     )
-    points = np.array([(t, s, c) for t in THRESHOLDS for s in SLOPES for c in CONSTANTS])
+    points = np.array([*product(THRESHOLDS, SLOPES, CONSTANTS)])
     limit, gain, base = points.T[:, :, None]
     predicted = np.log1p(
         np.maximum(growth_2, FASTER_LIMIT) + gain * np.maximum(growth_2 - limit, 0.0) + base
@@ -289,12 +286,11 @@ class LineCase(NamedTuple):
 
 
 def line_cases(rows: Sequence[Series]) -> list[LineCase]:
-    return [
-        LineCase(known, wanted, row)
-        for known, wanted in LINES
-        for row in rows
-        if {*known, wanted} <= row.rates.keys()
-    ]
+    cases = []
+    for (known, wanted), row in product(LINES, rows):
+        if {*known, wanted} <= row.rates.keys():
+            cases.append(LineCase(known, wanted, row))
+    return cases
 
 
 def needed_extension(case: LineCase) -> float:
@@ -348,7 +344,8 @@ class Reached(NamedTuple):
 
 def scaling_reached() -> Reached:
     outcomes = scaling_far(lambda_fp16())
-    (median, mean), inside = errors(outcomes), covered(outcomes)
+    median, mean = errors(outcomes)
+    inside = covered(outcomes)
     # half of an interval
     width = float(np.median([math.log(outcome.high / outcome.low) / 2 for outcome in outcomes]))
     figures = {
@@ -403,7 +400,7 @@ def papers_reached() -> Reached:
 
 def precision_reached(what: str, to_beat: str, goal: float, probed: bool) -> Reached:
     by_source = precisions(probed)
-    pooled = [outcome for outcomes in by_source.values() for outcome in outcomes]
+    pooled = list(chain.from_iterable(by_source.values()))
     median = errors(pooled)[0]
     inside = covered(pooled)
     medians = {source: errors(own)[0] for source, own in by_source.items()}

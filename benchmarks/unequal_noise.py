@@ -21,6 +21,7 @@ power 90 % at five.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
@@ -112,9 +113,7 @@ def every(worlds: int, seed: int) -> list[Shares]:
     random = np.random.default_rng(seed)
     return [
         shares(random, worlds, settings, noisy, runs, heavy)
-        for settings, noisy in WORLDS
-        for heavy in (False, True)
-        for runs in REPETITIONS
+        for (settings, noisy), heavy, runs in product(WORLDS, (False, True), REPETITIONS)
     ]
 
 

@@ -19,6 +19,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from io import BytesIO, StringIO
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
@@ -111,7 +112,8 @@ def _keep(multirun: Path) -> None:
         kept = RECORDS / sweep
         hydra = yaml.safe_load((measured / rerun_commands.SWEEP).read_text())["hydra"]
         shutil.rmtree(kept, ignore_errors=True)
-        for path in sorted(path for name in KEPT for path in measured.glob(f"*/{name}")):
+        records = chain.from_iterable(measured.glob(f"*/{name}") for name in KEPT)
+        for path in sorted(records):
             (kept / path.parent.name).mkdir(parents=True, exist_ok=True)
             text = json.dumps(json.loads(path.read_text()), separators=(",", ":"))
             text = text.replace(f'"{platform.node()}"', '"node1"')

@@ -76,7 +76,9 @@ def _defaults(workload: Workload) -> dict[str, str | None]:
     entries = (
         entry for entry in OmegaConf.load(_file(workload)).defaults if not isinstance(entry, str)
     )
-    pairs = [pair for entry in entries for pair in entry.items()]
+    pairs = []
+    for entry in entries:
+        pairs.extend(entry.items())
     return {str(group): option for group, option in pairs if "/" not in str(group)}
 
 
@@ -107,11 +109,8 @@ def known_keys(workload: Workload) -> dict[str, set[Any]]:
     """
     types: dict[str, set[Any]] = {name: set() for name in groups(workload)}
     schemas: list[tuple[str, type]] = [("", workload.schema)]
-    schemas += [
-        (f"{group}.", schema)
-        for group, options in workload.options.items()
-        for schema in options.values()
-    ]
+    for group, options in workload.options.items():
+        schemas.extend((f"{group}.", schema) for schema in options.values())
     while schemas:
         prefix, schema = schemas.pop()
         for field in fields(schema):

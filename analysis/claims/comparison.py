@@ -71,9 +71,10 @@ class Readings:
         if run.folder not in self._versions:
             machine = run.environment()
             driver = machine.gpus[0].driver if machine.gpus else None
-            self._versions[run.folder] = (
-                f"torch {machine.packages.get('torch')}" + f", driver {driver}" * bool(driver)
-            )
+            versions = f"torch {machine.packages.get('torch')}"
+            if driver:
+                versions += f", driver {driver}"
+            self._versions[run.folder] = versions
         return self._versions[run.folder]
 
     def training(self, run: Run) -> VisionRecord:
@@ -173,7 +174,8 @@ class Sides:
     @property
     def basis(self) -> str:
         counts = {len(self.top), len(self.bottom)} - {0}
-        return f"{' and '.join(map(str, sorted(counts)))} run{'s' * (max(counts) > 1)}"
+        runs = "runs" if max(counts) > 1 else "run"
+        return f"{' and '.join(map(str, sorted(counts)))} {runs}"
 
 
 # the interval of a measured ratio at a confidence

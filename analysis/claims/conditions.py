@@ -11,6 +11,7 @@ What is counted (bytes, samples, memory) is so whatever was learned, and has no 
 
 import math
 from collections.abc import Collection, Sequence
+from itertools import chain
 from typing import Literal
 
 from multicard.messages import Message
@@ -45,20 +46,24 @@ def doubts(
         by_design: what the sides have otherwise by design.
         repeated: how runs of one setting differ.
     """
-    forbidden = {what for measure in measures for what in measure.forbidden}
+    forbidden = set()
+    for measure in measures:
+        forbidden.update(measure.forbidden)
     is_timed = Forbids.rate in forbidden
     sides = comparison.sides
     if not forbidden or not sides:
         return []
     found: list[Message] = []
     if "learning" not in by_design:
-        found += [doubt for side in sides for doubt in _unlearned(side, readings, repeated)]
+        for side in sides:
+            found.extend(_unlearned(side, readings, repeated))
     if "work" not in by_design and any(measure.of_whole_runs for measure in measures):
         found += _other_work(sides)
     if "cores" not in by_design and is_timed:
         found += _other_share(sides)
     if is_timed:
-        found += [doubt for side in sides for doubt in _impossible(side, readings)]
+        for side in sides:
+            found.extend(_impossible(side, readings))
     if any(measure.of_profile for measure in measures):
         found += _other_profiler(sides, readings)
     return found
@@ -161,7 +166,9 @@ def _other_work(sides: Sequence[ComparedCell]) -> list[Message]:
     """Samples that were trained on, each time that one was, and those of an evaluation."""
     found = []
     for column, of_what in (("samples_trained", "trained on"), ("test_samples", "evaluated")):
-        amounts = [run[column] for side in sides for run in side.runs]
+        amounts = []
+        for side in sides:
+            amounts.extend(run[column] for run in side.runs)
         known = [amount for amount in amounts if amount is not None]
         if known and min(known) < max(known) * (1 - LEFT_OUT):
             least = min(known)
@@ -173,7 +180,7 @@ def _other_work(sides: Sequence[ComparedCell]) -> list[Message]:
 
 def _other_share(sides: Sequence[ComparedCell]) -> list[Message]:
     """Cores of a node, threads, and other runs of the sweep beside it."""
-    runs = [run for side in sides for run in side.runs]
+    runs = list(chain.from_iterable(side.runs for side in sides))
     found = []
     for what in ("cores", "threads"):
         known = [run for run in runs if run[what] is not None]
@@ -218,7 +225,9 @@ def _impossible(side: ComparedCell, readings: Readings) -> list[Message]:
 
 
 def _other_profiler(sides: Sequence[ComparedCell], readings: Readings) -> list[Message]:
-    profiles = [readings.record(run).profile for side in sides for run in side.runs]
+    profiles = []
+    for side in sides:
+        profiles.extend(readings.record(run).profile for run in side.runs)
     sources = sorted(
         {f"{one.source} {one.window or 'after'}" for one in profiles if one and one.source}
     )

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from multicard.config.job import count
@@ -40,14 +41,20 @@ def table(verdicts: Sequence[ClaimVerdict], limit: int | None) -> list[str]:
     judged = [verdict for verdict in verdicts if verdict.verdict != UNMEASURED]
     rest = [verdict for verdict in verdicts if verdict.verdict == UNMEASURED]
     for title, of_section in sections(judged):
-        rows = [row for verdict in of_section for row in (_row(verdict), [""] * len(HEADINGS))]
+        rows = []
+        for verdict in of_section:
+            rows.extend((_row(verdict), [""] * len(HEADINGS)))
         lines += [title, "", *text_table.text(HEADINGS, rows, width, wrap=True)]
     if rest:
-        names = [
-            verdict.claim.name + f" ({verdict.why})" * (verdict.why != NO_RUNS) for verdict in rest
-        ]
+        names = map(_unmeasured, rest)
         lines += text_table.folded([clean(f"not measured: {'; '.join(names)}")], width, "")
     return [*lines, "", *_notes(verdicts, width)]
+
+
+def _unmeasured(verdict: ClaimVerdict) -> str:
+    """The name of a claim that was not measured, with the reason where there are runs."""
+    name = verdict.claim.name
+    return name if verdict.why == NO_RUNS else f"{name} ({verdict.why})"
 
 
 def _width(limit: int | None) -> int:
@@ -160,9 +167,8 @@ def _explained(verdicts: Sequence[ClaimVerdict]) -> Sequence[str]:
         said = "exceeds: more than the papers print as a range, or as an up-to"
         lines.append(Message("claim.exceeds", said))
     if any(
-        figure.estimate is not None and figure.low is None
+        any(figure.estimate is not None and figure.low is None for figure in verdict.figures)
         for verdict in verdicts
-        for figure in verdict.figures
     ):
         said = f"figures without brackets: nothing was repeated on the machine: {REMEDY}"
         lines.append(Message("claim.unrepeated", said, remedy=REMEDY))
@@ -172,13 +178,14 @@ def _explained(verdicts: Sequence[ClaimVerdict]) -> Sequence[str]:
 def meanings(verdicts: Sequence[ClaimVerdict]) -> list[tuple[str, str]]:
     """The signs behind these verdicts and their figures, with what they mean."""
     found = list[tuple[str, str]]()
-    unlike = dict.fromkeys(choice for verdict in verdicts for choice in verdict.unlike)
+    unlike = dict.fromkeys(chain.from_iterable(verdict.unlike for verdict in verdicts))
     if unlike:
         said = f"the papers had otherwise: {first_few(list(unlike), MOST_UNLIKE)}"
         found.append((UNLIKE, Message("claim.unlike", said, unlike=[*unlike])))
-    if any(figure.doubtful for verdict in verdicts for figure in verdict.figures):
+    if any(any(figure.doubtful for figure in verdict.figures) for verdict in verdicts):
         found.append((DOUBTFUL, DOUBTFUL_MEANING))
-    return [*found, *limits.meanings(limit for verdict in verdicts for limit in verdict.limits)]
+    of_runs = limits.meanings(chain.from_iterable(verdict.limits for verdict in verdicts))
+    return [*found, *of_runs]
 
 
 def _row(verdict: ClaimVerdict) -> list[str]:
@@ -249,22 +256,28 @@ def fields(verdict: ClaimVerdict) -> dict[str, list[str]]:
     lines = [f"{same}:"] if same else []
     for figure, label in zip(figures, labels(figures), strict=True):
         basis = "; ".join(part for part in (figure.basis, figure.why) if part)
-        lines.append(
-            f"{label}: {figure.text}, {figure.verdict}"
-            + f" ({basis})" * bool(basis)
-            + BEYOND * figure.beyond
-        )
+        line = f"{label}: {figure.text}, {figure.verdict}"
+        if basis:
+            line += f" ({basis})"
+        if figure.beyond:
+            line += BEYOND
+        lines.append(line)
+    says = f"{claim.says} ({claim.source})"
+    if claim.note:
+        says += f"; {claim.note}"
+    others = []
+    for other in verdict.others:
+        line = f"{other.apart or other.setting}: {other.verdict}"
+        if other.marks:
+            line += f" [{other.marks}]"
+        others.append(line)
     return {
-        "says": [f"{claim.says} ({claim.source})" + f"; {claim.note}" * bool(claim.note)],
+        "says": [says],
         "paper": [claim.printed] if claim.printed else [],
         "holds if": [claim.test],
         "measured": [_measured(verdict) if figures else verdict.why],
         "figures": lines,
-        "others": [
-            f"{other.apart or other.setting}: {other.verdict}"
-            + f" [{other.marks}]" * bool(other.marks)
-            for other in verdict.others
-        ],
+        "others": others,
     }
 
 

@@ -10,7 +10,7 @@ import math
 import operator
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations, pairwise, permutations, product
+from itertools import chain, combinations, pairwise, permutations, product
 from typing import Any, Literal
 
 import msgspec
@@ -85,7 +85,7 @@ class Rule(
             for cell in cells
         )
         is_measured = all(side.runs for side in sides)
-        runs = tuple(run for side in sides for run in side.runs) if is_measured else ()
+        runs = tuple(chain.from_iterable(side.runs for side in sides)) if is_measured else ()
         beyond = not all(map(panel.experiment.prints, cells))
         about = {"runs": runs, "sides": sides, "beyond": beyond} | more
         where_label = grouping.short_label(where)
@@ -120,11 +120,12 @@ class Rule(
         limits = (("above", over), ("below", under), ("at most", upto))
         bounds = " and ".join(f"{side} {limit:g}" for side, limit in limits if limit is not None)
         bounds = f"{bounds} {UNITS[self.unit].name}" if bounds else ""
-        parts = (
-            [f"{word}{f' times {factor:g}' * (factor != 1)} ({bounds})" if word else bounds]
-            if bounds
-            else []
-        )
+        parts = list[str]()
+        if bounds and word:
+            times = f" times {factor:g}" if factor != 1 else ""
+            parts.append(f"{word}{times} ({bounds})")
+        elif bounds:
+            parts.append(bounds)
         parts += [kind.replace("_", " ")] if kind != "contrast" else []
         parts += [f"{key} {_in_words(value, key)}" for key, value in rule.items() if key != "unit"]
         parts += [f"where {_in_words(only)}"] if only else []
@@ -148,20 +149,19 @@ class Contrast(Rule, frozen=True, kw_only=True, tag="contrast"):
     pairs: list[tuple[Any, Any]]
 
     def comparisons(self, panel: Panel) -> list[RuleComparison]:
-        pairs: Sequence[tuple[Any, Any]] = self.pairs
+        pairs = self.pairs
         if len(self.axes) == 1:
-            pairs = [
-                ([top], [bottom])
-                for pair in self.pairs
-                for top, bottom in _pairs(panel, self.axes[0], pair)
-            ]
+            of_axis = chain.from_iterable(_pairs(panel, self.axes[0], pair) for pair in pairs)
+            pairs = [([top], [bottom]) for top, bottom in of_axis]
         sides = [tuple(dict(zip(self.axes, side, strict=True)) for side in pair) for pair in pairs]
-        return [
-            self._compared(panel, cell, top, bottom)
-            for top, bottom in sides
-            for cell in _cells(panel, self.axes, self.only)
-            if all(panel.experiment.has((*cell, *side.items())) for side in (top, bottom))
-        ]
+        comparisons = []
+        for top, bottom in sides:
+            comparisons.extend(
+                self._compared(panel, cell, top, bottom)
+                for cell in _cells(panel, self.axes, self.only)
+                if all(panel.experiment.has((*cell, *side.items())) for side in (top, bottom))
+            )
+        return comparisons
 
     def _compared(
         self, panel: Panel, cell: Cell, top: Mapping[str, Any], bottom: Mapping[str, Any]
@@ -196,7 +196,7 @@ class GainFalls(Rule, frozen=True, kw_only=True, tag="gain_falls"):
     def comparisons(self, panel: Panel) -> list[RuleComparison]:
         steps = _pairs(panel, "gpus", ("next_fewer", "*"))
         cells = _cells(panel, [self.axis, "gpus"], self.only)
-        return [self._compared(panel, cell, *step) for cell in cells for step in steps]
+        return [self._compared(panel, cell, *step) for cell, step in product(cells, steps)]
 
     def _compared(self, panel: Panel, cell: Cell, few: int, many: int) -> RuleComparison:
         sides = [
@@ -226,14 +226,12 @@ class EachCell(Rule, frozen=True, kw_only=True, tag="each_cell"):
     what: str
 
     def comparisons(self, panel: Panel) -> list[RuleComparison]:
-        return [
-            self.comparison(
-                panel, self.what, cell, [dict(cell)], interval=_measured(self.measure, runs, ())
-            )
-            for cell in _cells(panel, [], self.only)
-            if panel.experiment.has(cell)
-            for runs in [_ok_runs(panel, dict(cell))]
-        ]
+        cells = _cells(panel, [], self.only)
+        return [self._of_cell(panel, cell) for cell in cells if panel.experiment.has(cell)]
+
+    def _of_cell(self, panel: Panel, cell: Cell) -> RuleComparison:
+        interval = _measured(self.measure, _ok_runs(panel, dict(cell)), ())
+        return self.comparison(panel, self.what, cell, [dict(cell)], interval=interval)
 
 
 class BestOf(Rule, frozen=True, kw_only=True, tag="best_of"):
@@ -263,7 +261,8 @@ class BestOf(Rule, frozen=True, kw_only=True, tag="best_of"):
         if not len(groups) == len(measured) > 1:
             return self.comparison(panel, f"{self.axis}: best against worst", cell, cells, runs=())
         measured.sort(key=operator.itemgetter(0))
-        (_, best, least), (_, worst, most) = measured[0], measured[-1]
+        _, best, least = measured[0]
+        _, worst, most = measured[-1]
         what = f"{self.axis}: {grouping.typed(best)} against {grouping.typed(worst)}"
         interval = _measured(self.measure, most, least)
         pairs = math.comb(len(measured), 2)
@@ -340,7 +339,7 @@ class Ends(Rule, frozen=True, kw_only=True, tag="ends"):
         return [self._compared(panel, cell) for cell in self.cells]
 
     def _compared(self, panel: Panel, cell: dict[str, Any]) -> RuleComparison:
-        runs = [run for group in _groups(panel, cell) for run in group]
+        runs = list(chain.from_iterable(_groups(panel, cell)))
         statuses = set(map(self._end, runs))
         refuted = statuses <= {"ok", "oom"} and len(statuses) == 1
         verdict = HOLDS if statuses == {self.status} else FAILS if refuted else UNDECIDED
@@ -366,11 +365,9 @@ class Ends(Rule, frozen=True, kw_only=True, tag="ends"):
         """The memory of machines that do not have within a tenth as much as the papers'."""
         theirs = printed.papers().memory_gib[self.memory]
         machines = [run.environment() for run in runs]
-        parts = [
-            part
-            for one in machines
-            for part in (one.gpus[:1] if self.memory == "gpu" else [one.cpu]) or [None]
-        ]
+        parts = []
+        for one in machines:
+            parts.extend((one.gpus[:1] if self.memory == "gpu" else [one.cpu]) or [None])
         sizes = {round(((part and part.memory_bytes) or 0) / 2**30) for part in parts}
         return [
             Message(
@@ -478,9 +475,9 @@ def _in_words(value: Any, key: str = "") -> str:
     if isinstance(value, dict):
         return " and ".join(f"{name} {_in_words(one)}" for name, one in value.items())
     if isinstance(value, list | tuple):
-        return (" against " if key == "pair" else ", ").join(
-            _in_words(one, "pair" * (key == "pairs")) for one in value
-        )
+        between = " against " if key == "pair" else ", "
+        key_of_one = "pair" if key == "pairs" else ""
+        return between.join(_in_words(one, key_of_one) for one in value)
     return grouping.typed(value)
 
 
@@ -516,6 +513,6 @@ def _ok_runs(panel: Panel, wanted: Mapping[str, Any]) -> tuple[Run, ...]:
     """The runs of cells that ended ok; none where another ran out of
     memory or diverged: these are the lucky ones.
     """
-    runs = [run for runs in _groups(panel, wanted) for run in runs]
+    runs = list(chain.from_iterable(_groups(panel, wanted)))
     lucky = any(run["status"] in UNLUCKY for run in runs)
     return () if lucky else tuple(run for run in runs if run["status"] == "ok")

@@ -19,6 +19,7 @@ paper's, its GPU, the one with the most comparisons, and the newest.
 import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -91,9 +92,8 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def test(self) -> str:
-        return "; ".join(rule.text for rule in self.rules) + " (in one cell)" * (
-            self.needs == "one"
-        )
+        rules = "; ".join(rule.text for rule in self.rules)
+        return f"{rules} (in one cell)" if self.needs == "one" else rules
 
     @property
     def cited(self) -> dict[str, str]:
@@ -135,7 +135,7 @@ def _bounds(rule: dict[str, Any]) -> dict[str, Any]:
     return limits | ({"unit": word["unit"]} if word.get("unit") else {})
 
 
-CLAIMS = tuple(claim for file in FILES for claim in load_claims(file.read_bytes()))
+CLAIMS = tuple(chain.from_iterable(load_claims(file.read_bytes()) for file in FILES))
 
 
 def named(names: Sequence[str]) -> list[Claim]:
@@ -263,24 +263,21 @@ class _Candidate:
     def __init__(self, claim: Claim, panel: Panel, readings: Readings) -> None:
         self.claim = claim
         self.panel = panel
-        comparisons = [
-            (part, one) for part, rule in enumerate(claim.rules) for one in rule.comparisons(panel)
-        ]
+        comparisons = []
+        for part, rule in enumerate(claim.rules):
+            comparisons.extend((part, one) for one in rule.comparisons(panel))
         self.measured = [(part, comparison) for part, comparison in comparisons if comparison.runs]
         self.beyond = all(comparison.beyond for _, comparison in self.measured)
         self.asked = [
             comparison for _, comparison in comparisons if self.beyond or not comparison.beyond
         ]
-        self.runs: list[Run] = list(
-            {id(run): run for _, one in self.measured for run in one.runs}.values()
-        )
+        runs = chain.from_iterable(one.runs for _, one in self.measured)
+        self.runs: list[Run] = list({id(run): run for run in runs}.values())
         differences = same_setting.differences(panel)
-        apart = [
-            text
-            for rule in claim.rules
-            if isinstance(rule, Ends)
-            for text in rule.unlike(self.runs)
-        ]
+        apart = list[str]()
+        for rule in claim.rules:
+            if isinstance(rule, Ends):
+                apart.extend(rule.unlike(self.runs))
         if self.beyond:
             apart.append(Message("claim.beyond", "cells beyond the papers'"))
         apart += [limit.says for limit in self._forbidding()]
@@ -296,8 +293,8 @@ class _Candidate:
     def _forbidding(self) -> list[Limit]:
         """What forbids to judge this claim by these runs; not what the claim itself is about."""
         forbidden = {Forbids.verdict}.union(*(rule.forbidden for rule in self.claim.rules))
-        about = {axis for rule in self.claim.rules for axis in rule.axes}
-        if all(measure.of_profile for rule in self.claim.rules for measure in rule.measures):
+        about = set(chain.from_iterable(rule.axes for rule in self.claim.rules))
+        if all(all(measure.of_profile for measure in rule.measures) for rule in self.claim.rules):
             about.add(limits.PROFILED.column)
         found = limits.forbidding(limits.in_order(grouping.limits_of(self.runs)), *forbidden)
         return [limit for limit in found if limits.column(limit.code) not in about]
@@ -377,10 +374,10 @@ def judge(
     apart = [
         [run for run in runs if bool(run["oversubscribed"]) is shared] for shared in (False, True)
     ]
-    panels_by_experiment = {
-        name: [panel for part in apart for panel in panels(load(name), part, mix)]
-        for name in dict.fromkeys(claim.experiment for claim in claims)
-    }
+    panels_by_experiment = dict[str, list[Panel]]()
+    for name in dict.fromkeys(claim.experiment for claim in claims):
+        by_part = [panels(load(name), part, mix) for part in apart]
+        panels_by_experiment[name] = list(chain.from_iterable(by_part))
     readings = Readings(apart[0] or runs)
     return [_judge(claim, panels_by_experiment[claim.experiment], readings) for claim in claims]
 
@@ -481,7 +478,7 @@ def _undecided(figures: Sequence[ClaimFigure]) -> Message:
     """Which comparisons decide nothing, and what helps where they have no interval."""
     named = labels(figures)
     said = f"undecided: {first_few(named, MAX_NAMED)}"
-    doubts = list(dict.fromkeys(doubt for figure in figures for doubt in figure.doubts))
+    doubts = list(dict.fromkeys(chain.from_iterable(figure.doubts for figure in figures)))
     if doubts:
         shown = first_few(doubts, MAX_NAMED)
         return Message(
@@ -514,15 +511,18 @@ def labels(figures: Sequence[ClaimFigure] | Sequence[RuleComparison]) -> list[st
 
 
 def _lost_cells(panel: Panel) -> tuple[str, ...]:
-    return tuple(
-        clean(
-            f"{grouping.label(cell, [key for key, _ in cell])} {' and '.join(sorted({*bad}))}"
-            + f" ({len(bad)} of {count(len(runs), 'run')})" * (len(bad) < len(runs))
-        )
-        for cell, runs in panel.cells.items()
-        if (bad := [run["status"] for run in runs if run["status"] != "ok"])
-        and (len(bad) == len(runs) or {*bad} & {*UNLUCKY})
-    )
+    lost = []
+    for cell, runs in panel.cells.items():
+        bad = [run["status"] for run in runs if run["status"] != "ok"]
+        if not bad:
+            continue
+        label = grouping.label(cell, [key for key, _ in cell])
+        ended = f"{label} {' and '.join(sorted({*bad}))}"
+        if len(bad) == len(runs):
+            lost.append(clean(ended))
+        elif {*bad} & {*UNLUCKY}:
+            lost.append(clean(f"{ended} ({len(bad)} of {count(len(runs), 'run')})"))
+    return tuple(lost)
 
 
 def _setting(experiment: Experiment, runs: Sequence[Run]) -> str:

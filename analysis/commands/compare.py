@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import combinations
+from itertools import chain, combinations
 from typing import Any
 
 import numpy as np
@@ -140,11 +140,12 @@ def compare(
         raise Refusal("compare.no-other", said, missing=b is a)
     groups = _by_value(a, by)
     judge = partial(_judged, RepeatedRuns(a), mix, margin)
-    return [
-        replace(compared, sides=(side_a, side_b))
-        for side_a, side_b in combinations(groups, 2)
-        for compared in _pair(groups[side_a], groups[side_b], by, common, judge, (side_a, side_b))
-    ]
+    compared = list[CellComparison]()
+    for sides in combinations(groups, 2):
+        side_a, side_b = sides
+        cells = _pair(groups[side_a], groups[side_b], by, common, judge, sides)
+        compared.extend(replace(cell, sides=sides) for cell in cells)
+    return compared
 
 
 def _by_value(runs: Sequence[Run], by: Sequence[str]) -> dict[str, list[Run]]:
@@ -200,6 +201,14 @@ def _setting(name: str, runs: Sequence[Run]) -> str:
     return known(name, settings, "--by")
 
 
+def _columns_of(runs: Sequence[Run]) -> set[str]:
+    """The columns that any of the runs has; the data only where it is known."""
+    columns = set[str]()
+    for run in runs:
+        columns.update(name for name in run.columns if name != DATA or run[name])
+    return columns
+
+
 def _pair(
     a: Sequence[Run],
     b: Sequence[Run],
@@ -209,12 +218,12 @@ def _pair(
     sides: Sides = ("A", "B"),
 ) -> list[CellComparison]:
     names = grouping.settings([*a, *b])
-    compared_keys = {key for name in by for key in grouping.meant(_setting(name, [*a, *b]), names)}
+    compared_keys = set()
+    for name in by:
+        compared_keys.update(grouping.meant(_setting(name, [*a, *b]), names))
     compared_keys |= {DATA} if grouping.have_data(compared_keys) else set()
-    in_a, in_b = (
-        {name for run in runs for name in run.columns if name != DATA or run[name]}
-        for runs in (a, b)
-    )
+    in_a = _columns_of(a)
+    in_b = _columns_of(b)
     keys = [
         "kind",
         *(name for name in names if name not in compared_keys and name in in_a and name in in_b),
@@ -373,7 +382,8 @@ def differing_circumstances(compared: Sequence[CellComparison]) -> list[str]:
     lines = list[str]()
     pairs = grouping.grouped(compared, lambda cell: cell.sides)
     for sides, cells in pairs.items():
-        a, b = ([run for cell in cells for run in getattr(cell, side)] for side in "ab")
+        a = list(chain.from_iterable(cell.a for cell in cells))
+        b = list(chain.from_iterable(cell.b for cell in cells))
         for line in differences(a, b):
             if len(pairs) > 1:
                 said = f"A {sides[0]}, B {sides[1]}: {line}"
@@ -395,7 +405,10 @@ def output(
     once = ("A", "B") if len(sides) == 1 else ()  # said above the table
     below = ["", _counts(compared), *_explanations(compared, margin)]
     below += [f"warning: {line}" for line in differing_circumstances(compared)]
-    below += grouping.legend(run for cell in compared for run in (*cell.a, *cell.b))
+    runs = []
+    for cell in compared:
+        runs.extend((*cell.a, *cell.b))
+    below += grouping.legend(runs)
     shown = table(
         [column for column in columns if column.heading not in once], [*about, *above], below
     )
@@ -514,12 +527,13 @@ def _explanations(compared: Sequence[CellComparison], margin: float) -> list[str
         explained.append(Message("compare.single-runs", said))
     machines = next((cell.machines for cell in with_step if cell.machines is not None), None)
     if machines is not None:
-        explained += machines.described(
-            [run for cell in with_step for run in (cell.a[0], cell.b[0])]
-        )
+        firsts = list[Run]()
+        for cell in with_step:
+            firsts.extend((cell.a[0], cell.b[0]))
+        explained += machines.described(firsts)
     sides = {
-        "A": [run for cell in with_step for run in cell.a],
-        "B": [run for cell in with_step for run in cell.b],
+        "A": list(chain.from_iterable(cell.a for cell in with_step)),
+        "B": list(chain.from_iterable(cell.b for cell in with_step)),
     }
     for side, runs in sides.items():  # runs of compared cells that are in no mean
         unended = Counter(clean(run["status"]) for run in runs if run["status"] != "ok")

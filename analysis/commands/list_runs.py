@@ -52,7 +52,9 @@ def output(
         ]
 
     def lines(limit: int | None) -> list[str]:
-        printed = [line for table in shown_tables(limit) for line in (*table.lines(limit), "")]
+        printed = []
+        for table in shown_tables(limit):
+            printed.extend((*table.lines(limit), ""))
         several = chosen is None and len({run["kind"] for run in runs}) > 1
         return [
             *(printed if several else printed[:-1]),

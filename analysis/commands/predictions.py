@@ -16,6 +16,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -322,7 +323,7 @@ def output(runs: Sequence[Run], folders: Sequence[Path]) -> Output:
         return own | {"figures": rows, "left_out": compared.left_out}
 
     def lines(width: int | None) -> list[str]:
-        return [line for table in shown for line in table.lines(width)]
+        return list(chain.from_iterable(each.lines(width) for each in shown))
 
     return Output(
         lines,

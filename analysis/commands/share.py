@@ -55,12 +55,10 @@ def export(runs: Sequence[Run], out: Path) -> list[str]:
     write_text(
         out, msgspec.json.format(msgspec.json.encode(SharedFile(1, LICENCE, rows))).decode() + "\n"
     )
-    texts = {
-        value
-        for row in rows
-        for value in (row.hardware, *row.settings.values())
-        if isinstance(value, str)
-    }
+    texts = set[str]()
+    for row in rows:
+        values = (row.hardware, *row.settings.values())
+        texts.update(value for value in values if isinstance(value, str))
     shared = sum(max(figure.n for figure in row.figures.values()) for row in rows)
     written = (
         f"{out}: {count(len(rows), 'row')} of {shared} of {count(len(runs), 'run')}, under"

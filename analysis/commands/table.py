@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -100,12 +101,17 @@ def output(tables: Sequence[ExperimentTable], others: int = 0) -> Output:
     Args:
         others: how many settings with fewer of the cells are left out.
     """
-    rows = [{"panel": table.title} | row for table in tables for row in table.rows]
-    names = dict.fromkeys(name for row in rows for name in row)
+    rows = []
+    for table in tables:
+        rows.extend({"panel": table.title} | row for row in table.rows)
+    names = dict.fromkeys(chain.from_iterable(rows))
     filled = [name for name in names if any(row.get(name) is not None for row in rows)]
 
     def lines(width: int | None) -> list[str]:
-        return [line for table in tables for line in (*table.shown.lines(width), "")][:-1]
+        printed = []
+        for table in tables:
+            printed.extend((*table.shown.lines(width), ""))
+        return printed[:-1]
 
     columns = filled if len(tables) > 1 else filled[1:]
     notes = []
@@ -147,7 +153,7 @@ def _of_measures(panel: Panel) -> ExperimentTable:
         PAPER if name.startswith(f"{PAPER} ") else name.removeprefix("dataset.") for name in names
     ]
     texts = [[_text(name, row) for name in names] for row in rows]
-    figures = [figure for by_cell in papers.values() for figure in by_cell.values()]
+    figures = list(chain.from_iterable(by_cell.values() for by_cell in papers.values()))
     return ExperimentTable(_title(panel), headings, texts, rows, _notes(panel, rows, figures))
 
 
@@ -358,7 +364,9 @@ def _meanings(rows: Sequence[Mapping[str, Any]], experiment: Experiment) -> list
     if any(row["runs"] is not None for row in rows):
         said = "runs: how many runs of the cell ended ok and count for its first figure"
         notes.append(Message("table.runs", said))
-    if any(row.get(f"{measure}{BOUNDS[0]}") is not None for row in rows for measure in measures):
+    if any(
+        any(row.get(f"{measure}{BOUNDS[0]}") is not None for measure in measures) for row in rows
+    ):
         said = (
             "±: half of the 95 % interval of the figure, in which is how all repeated runs differ"
         )

@@ -126,9 +126,10 @@ def words_of(options: argparse.Namespace) -> list[str]:
         "--data": options.data,
         "--gpus": options.gpus,
     }
-    words = [
-        str(word) for flag, value in named.items() if value is not None for word in (flag, value)
-    ]
+    words = []
+    for flag, value in named.items():
+        if value is not None:
+            words.extend((flag, str(value)))
     return [*words, *(["--only", *options.only] if options.only else [])]
 
 

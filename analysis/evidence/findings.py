@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -369,6 +370,6 @@ def joined(*reads: Read) -> Read:
     """The findings of several readers, one after the other."""
 
     def read(folder: Path, log: str) -> list[Finding]:
-        return [finding for each in reads for finding in each(folder, log)]
+        return list(chain.from_iterable(each(folder, log) for each in reads))
 
     return read

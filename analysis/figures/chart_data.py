@@ -7,6 +7,7 @@ the others are rows without a mean.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from operator import itemgetter
 from typing import Any
 
@@ -47,9 +48,8 @@ def measured(panel: Panel, measure: str) -> list[Row]:
         interval = panel.repeated.figure(ok, measure)
         if interval is not None:
             spread = ok[0]["step_std_s"] if measure == "step_s" and len(ok) == 1 else None
-            signs = "".join(
-                dict.fromkeys(sign for run in ok for sign in run["marks"] if sign not in common)
-            )
+            marks = chain.from_iterable(run["marks"] for run in ok)
+            signs = "".join(dict.fromkeys(sign for sign in marks if sign not in common))
             about = {"status": "ok", "signs": signs} | answers_of(ok, measure)
             rows.append(place | _mean(interval, len(ok), spread) | about)
         rows += [place | {"status": status, "n": n} for status, n in unended(runs)]
@@ -71,7 +71,7 @@ def averaged(
         place = {"measure": measure, **axis_values(cell, panel.experiment.view.x)}
         ok = grouping.ok_runs(runs)
         groups = grouping.by_seed(ok if of_seeds else grouping.undisturbed(ok), of_seeds)
-        values = [pair for same in groups for pair in values_of(same[0])]
+        values = list(chain.from_iterable(values_of(same[0]) for same in groups))
         rows += [place | row for row in means_by(x, values, least=1 + of_seeds)]
     return rows
 
@@ -163,9 +163,9 @@ def axis_limits(rows: Sequence[Row], measure: str) -> tuple[float, float]:
     looks small on it.
     """
     most = CUT * max((row["mean"] for row in rows if row.get("mean") is not None), default=0.5)
-    bounds = [
-        row[end] for row in rows for end in ("mean", "low", "high") if row.get(end) is not None
-    ]
+    bounds = []
+    for row in rows:
+        bounds.extend(row[end] for end in ("mean", "low", "high") if row.get(end) is not None)
     ends = [min(bound, most) for bound in bounds] or [0.0, 1.0]
     if measure != ACCURACY:
         return 0.0, 1.05 * max(ends) or 1.0

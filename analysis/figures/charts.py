@@ -112,7 +112,10 @@ def heading(*lines: str) -> str:
     """The heading of a chart from its lines, which are broken
     where they are longer than a chart is wide.
     """
-    return LINE.join(part for line in lines for part in textwrap.wrap(line, MOST_LETTERS))
+    parts = []
+    for line in lines:
+        parts.extend(textwrap.wrap(line, MOST_LETTERS))
+    return LINE.join(parts)
 
 
 def facets(

@@ -3,6 +3,7 @@ and their files.
 """
 
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 from multicard.config.job import count
@@ -62,7 +63,7 @@ def experiment_figures(experiment: Experiment, panels: Sequence[Panel]) -> list[
         by_panel += [drawn] if drawn else []
     has_timelines = experiment.view.timelines and panels
     of_runs = timelines(panels[0].runs, f"{experiment.name}-{TIMELINES}") if has_timelines else []
-    return [*(figure for drawn in by_panel for figure in drawn), *of_runs]
+    return [*chain.from_iterable(by_panel), *of_runs]
 
 
 def write(
@@ -92,7 +93,7 @@ def write(
     return [
         *lines,
         *unmeasured,
-        *limits.legend(limit for figure in figures for limit in figure.limits),
+        *limits.legend(chain.from_iterable(figure.limits for figure in figures)),
     ]
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain, product
 from typing import Any
 
 import altair as alt
@@ -150,7 +151,7 @@ class WhatMatters:
                 with_level = [
                     one for one in self.ranking.settings if dict(one.cell).get(best.axis) == level
                 ]
-                sides.append([run for one in with_level for run in one.counted])
+                sides.append(list(chain.from_iterable(one.counted for one in with_level)))
                 names.append(f"{self._names[best.axis]}={grouping.typed(level)}")
             said |= dict.fromkeys(circumstances.doubts(sides[0], sides[1], names))
             unequal = grouping.unequal_samples(sides[0], sides[1])
@@ -210,28 +211,25 @@ class WhatMatters:
         )
         units = {TIME: math.exp, ACCURACY: (100.0).__mul__, HELD_OUT: _percent_less}
         unit = units[self.measure]
-        rows = [
-            {
-                "change": self.change(best),
-                "gain": self.gain(best),
-                "pairs": best.blocks,
-                "told": best.gain.is_told,
-            }
-            | {"mean": shown.estimate, "low": shown.low, "high": shown.high, "base": unit(0.0)}
-            | {
-                "at": f"{self.change(best)}{LINE}{self.gain(best)}".replace(" (", f"{LINE}("),
-                "series": "+" if best.gain.estimate > 0 else "-",
-            }
-            for best, *_ in self.by_axis
-            for shown in [best.gain.mapped(unit)]
-        ]
+        rows = []
+        for best, *_ in self.by_axis:
+            shown = best.gain.mapped(unit)
+            rows.append(
+                {
+                    "change": self.change(best),
+                    "gain": self.gain(best),
+                    "pairs": best.blocks,
+                    "told": best.gain.is_told,
+                }
+                | {"mean": shown.estimate, "low": shown.low, "high": shown.high, "base": unit(0.0)}
+                | {
+                    "at": f"{self.change(best)}{LINE}{self.gain(best)}".replace(" (", f"{LINE}("),
+                    "series": "+" if best.gain.estimate > 0 else "-",
+                }
+            )
         most = max(abs(best.gain.estimate) for best, *_ in self.by_axis)
-        ends = [
-            end
-            for best, *_ in self.by_axis
-            for end in (best.gain.low, best.gain.high)
-            if end is not None
-        ]
+        bounds = chain.from_iterable((best.gain.low, best.gain.high) for best, *_ in self.by_axis)
+        ends = [bound for bound in bounds if bound is not None]
         reach = 1.1 * max(most, min(2 * most, max(map(abs, ends), default=0.0)))
         reach = max(reach, LEAST_REACH * SAME[self.measure])
         kind = "log" if self.measure == TIME else "linear"
@@ -277,8 +275,8 @@ def what_matters(rankings: Sequence[Ranking]) -> list[WhatMatters]:
     """The effects in each work, in their order, on time and on what it learned;
     none where none differ in one axis.
     """
-    found = (WhatMatters(ranking, measure) for ranking in rankings for measure in AXES)
-    return [one for one in found if one.by_axis]
+    every = (WhatMatters(ranking, measure) for ranking, measure in product(rankings, AXES))
+    return [one for one in every if one.by_axis]
 
 
 def effects_alone(runs: Sequence[Run]) -> list[Chart]:

@@ -139,9 +139,9 @@ class Layout:
             captions.common_settings(panel.runs, self.by),
         ]
         printed = dict.fromkeys(row["printed"] for row in rows if row["of"] == PAPER)
-        beside = [
-            figure for measure in printed for figure in same_setting.beside(panel, measure).values()
-        ]
+        beside = []
+        for measure in printed:
+            beside.extend(same_setting.beside(panel, measure).values())
         below = [*dict.fromkeys(notes)]
         is_timed = bool(what) or experiment.view.form != "curves"
         left_out = chart_data.disturbed_notes(panel, measures) if is_timed else []
@@ -240,7 +240,9 @@ def _notes(panel: Panel, rows: Sequence[Row], form: str) -> list[str]:
 
 def loss_gaps(runs: Sequence[Run]) -> list[str]:
     """A line where a loss was not finite, which leaves a gap in a curve."""
-    epochs = [epoch for run in grouping.ok_runs(runs) for epoch in run.record().epochs]
+    epochs = []
+    for run in grouping.ok_runs(runs):
+        epochs.extend(run.record().epochs)
     gaps = sum(epoch.train_loss is None for epoch in epochs)
     if not gaps:
         return []

@@ -9,7 +9,7 @@ as many settings as can be told apart in it; the others are figures of their own
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any
 
 import altair as alt
@@ -84,7 +84,7 @@ class SettingGroup:
 
     @property
     def runs(self) -> list[Run]:
-        return [run for runs in self.settings.values() for run in runs]
+        return list(chain.from_iterable(self.settings.values()))
 
     @property
     def kind(self) -> RunKind:
@@ -105,13 +105,12 @@ class SettingGroup:
             timed: the runs behind each time that it shows, of which disturbed ones are left out;
                 None without times.
         """
-        groups = [self.runs] if timed is None else [*timed]
-        left_out = [] if timed is None else grouping.disturbed_notes(groups)
-        counted = (
-            self.runs
-            if timed is None
-            else [run for own in groups for run in grouping.undisturbed(own)]
-        )
+        counted = self.runs
+        left_out = []
+        if timed is not None:
+            groups = [*timed]
+            left_out = grouping.disturbed_notes(groups)
+            counted = list(chain.from_iterable(grouping.undisturbed(own) for own in groups))
         _, legend = captions.marks(counted)
         above = [captions.in_short(self.runs), captions.common_settings(self.runs, self.by)]
         below = [*notes]
@@ -205,9 +204,9 @@ def losses(runs: Sequence[Run]) -> list[Chart]:
             rows += held_out
         else:
             title = "Training loss and test accuracy by epoch"
-            rows = [
-                row for one in CURVES for row in _curve_rows(group, one, x, details.epoch_values)
-            ]
+            rows = []
+            for one in CURVES:
+                rows.extend(_curve_rows(group, one, x, details.epoch_values))
         if not rows:
             continue
         notes = [*chart_data.means_notes(rows), *loss_gaps(group.runs)]
@@ -236,9 +235,10 @@ def _curve_rows(
         # the others show nothing of how curves differ
         firsts = [same[0] for same in grouping.by_seed(own)]
         about = {"measure": measure, SERIES: label} | chart_data.answers_of(own, measure)
-        for row in chart_data.means_by(
-            x, [pair for run in firsts for pair in values_of(run, measure)], least=2
-        ):
+        pairs = []
+        for run in firsts:
+            pairs.extend(values_of(run, measure))
+        for row in chart_data.means_by(x, pairs, least=2):
             yield about | row
 
 
@@ -248,7 +248,9 @@ def phases(runs: Sequence[Run]) -> list[Chart]:
     """
     figures = []
     for group in groups(runs, MOST_BARS):
-        rows = [row for label, own in group.settings.items() for row in _phase_rows(label, own)]
+        rows = []
+        for label, own in group.settings.items():
+            rows.extend(_phase_rows(label, own))
         if not rows:
             continue
         longest_s = max(
@@ -296,7 +298,9 @@ def efficiency(runs: Sequence[Run]) -> list[Chart]:
     for group in groups(
         runs, MOST_SERIES, schema.keys(Role.ranks), lambda own: len(times_s(own)) > 1
     ):
-        rows = [row for label, own in group.settings.items() for row in _speedup_rows(label, own)]
+        rows = list[Row]()
+        for label, own in group.settings.items():
+            rows.extend(_speedup_rows(label, own))
         ranks = captions.column("gpus", group.runs)
         notes: list[str] = [
             Message("figure.speedups-are-ratios", "Ratios of means; thin grey: the ideal")
@@ -314,7 +318,7 @@ def efficiency(runs: Sequence[Run]) -> list[Chart]:
                 Message("figure.settings-without-speedup", left_out, settings=group.left_out)
             )
         name = numbered("efficiency", len(figures))
-        timed = (runs for own in by_ranks for runs in own)
+        timed = chain.from_iterable(by_ranks)
         title = f"What more {ranks} are worth"
         figures.append(group.line_figure(name, rows, RANKS, title, notes, ranks, timed))
     return figures

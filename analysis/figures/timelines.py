@@ -45,7 +45,9 @@ def timelines(runs: Sequence[Run], name: str = "timelines") -> list[Chart]:
     ]
     figures = []
     for group in groups(sampled, MOST_RUNS):
-        rows = [row for label, own in group.settings.items() for row in _rows(own[0], label)]
+        rows = []
+        for label, own in group.settings.items():
+            rows.extend(_rows(own[0], label))
         if not rows:
             continue
         if len(group.settings) > 1:

@@ -106,7 +106,9 @@ class Chart:
         """The signs of its title and its points, with what they mean; runs that are left out,
         without a sign.
         """
-        at_points = {sign for row in self.rows for sign in row.get("signs") or ""}
+        at_points = set()
+        for row in self.rows:
+            at_points.update(row.get("signs") or "")
         doubtful = [(DOUBTFUL, DOUBTFUL_MEANING)] if DOUBTFUL in at_points else []
         return [*doubtful, *limits.meanings(self.limits), *(("", line) for line in self.left_out)]
 
@@ -195,11 +197,10 @@ ON_WHITE = theme("light") | {"background": "white"}
 
 def _wrapped(lines: Sequence[str], letters: int) -> list[str]:
     """Lines no longer than the figure is wide: Vega does not wrap text."""
-    return [
-        part
-        for line in lines
-        for part in textwrap.wrap(clean(line), letters, break_on_hyphens=False) or [""]
-    ]
+    parts = []
+    for line in lines:
+        parts.extend(textwrap.wrap(clean(line), letters, break_on_hyphens=False) or [""])
+    return parts
 
 
 def layered(layers: Sequence[alt.Chart], width: int, height: int) -> Spec:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -175,10 +176,9 @@ def table(
     notes = [*_said_once(same), *(note for key, note in NOTES.items() if key in known)]
     marks = grouping.meanings(runs)
     if any(
-        DOUBTFUL in text
+        any(DOUBTFUL in text for text in one.texts)
         for one in columns
         if one.name == "parallel_efficiency"
-        for text in one.texts
     ):
         marks.append((DOUBTFUL, DOUBTFUL_MEANING))
     marks += [("", line) for line in left_out]
@@ -238,7 +238,7 @@ def _settings(rows: Sequence[RunsRow], runs: Sequence[Run]) -> list[Column]:
     axes = [name for name in list_runs.differing(runs) if name != grouping.REPEATED]
     columns = [run.columns for run in runs]
     sweeps = [[run.columns for run in own] for own in grouping.group(runs, ["name"]).values()]
-    swept = {name for own in sweeps for name in grouping.apart(own, axes)}
+    swept = set(chain.from_iterable(grouping.apart(own, axes) for own in sweeps))
     telling = grouping.telling(columns, axes)
     first = [name for name in axes if name in swept]
     others = [
@@ -330,7 +330,9 @@ def _speedup_columns(rows: Sequence[RunsRow], mix: bool) -> list[Column]:
     alike = grouping.by_setting(
         [row.runs[0] for row in rows if row.parent is None], schema.keys(Role.ranks), mix
     )
-    cells = {run.folder: cell for cell, own in alike.items() for run in own}
+    cells = {}
+    for cell, own in alike.items():
+        cells |= dict.fromkeys((run.folder for run in own), cell)
     keys = [(cells.get(row.runs[0].folder), row.runs[0].recipe) for row in rows]
     whole = [
         (key, row)

@@ -139,11 +139,9 @@ def of_effects(rankings: Sequence[Ranking]) -> Section:
         if one.measure in NO_GAINS and not any(effects[0].gain.is_told for effects in one.by_axis):
             blocks.append(Paragraph(NO_GAINS[one.measure], quiet=True))
             continue
-        rows = [
-            [one.change(each), one.gain(each), str(each.blocks)]
-            for own in one.by_axis
-            for each in own
-        ]
+        rows = []
+        for own in one.by_axis:
+            rows.extend([one.change(each), one.gain(each), str(each.blocks)] for each in own)
         gains = PlainTable("", ["changed", "gain", "pairs of settings"], rows, wraps=True)
         blocks.append(Plot(one.figure(numbered("effects", index))))
         for found_together in one.interactions:
@@ -200,12 +198,10 @@ def of_papers(
     """Of each experiment with runs its first panel, the claims, then the commands of what no run
     measured; under one line where the runs are of no experiment.
     """
-    blocks = [
-        block
-        for experiment, filled in panels
-        if filled
-        for block in _experiment(experiment, filled)
-    ]
+    blocks = []
+    for experiment, filled in panels:
+        if filled:
+            blocks.extend(_experiment(experiment, filled))
     tested = [verdict for verdict in verdicts if verdict.figures]
     untested = [verdict for verdict in verdicts if not verdict.figures]
     blocks += [Heading("Claims", sentences(render.summary(verdicts)))]
@@ -281,7 +277,9 @@ def _panel(experiment: Experiment, panel: Panel) -> list[Block]:
 
 def _claims(name: str, verdicts: Sequence[ClaimVerdict]) -> SortableTable:
     """Each claim with its verdict and what was measured, by section of the papers."""
-    rows = [(title, verdict) for title, part in render.sections(verdicts) for verdict in part]
+    rows = []
+    for title, part in render.sections(verdicts):
+        rows.extend((title, verdict) for verdict in part)
     details = [{"section": [title], **render.fields(verdict)} for title, verdict in rows]
     columns = {
         "claim": [verdict.claim.says for _, verdict in rows],
@@ -297,7 +295,7 @@ def _claims(name: str, verdicts: Sequence[ClaimVerdict]) -> SortableTable:
     commands = Column(
         "measured by", "measured by", [verdict.command for _, verdict in rows], code=True
     )
-    opened_too = [*hidden, *[commands] * (not commands.is_empty)]
+    opened_too = hidden if commands.is_empty else [*hidden, commands]
     marks = render.meanings([verdict for _, verdict in rows])
     return SortableTable(name, "claims", shown, opened_too, page_rows=100, marks=marks)
 
@@ -352,8 +350,10 @@ def of_machine(runs: Sequence[DetailedRun]) -> Section:
                 rows.setdefault(name, {})[clean(str(value))] = None
     facts = []
     for name, values in rows.items():
-        rest = [f"and {len(values) - MOST_VALUES} more"] * (len(values) > MOST_VALUES)
-        facts.append((name, [*list(values)[:MOST_VALUES], *rest]))
+        shown = list(values)[:MOST_VALUES]
+        if len(values) > MOST_VALUES:
+            shown.append(f"and {len(values) - MOST_VALUES} more")
+        facts.append((name, shown))
     return Section("machine", "Machine and code", QUESTION_OF_MACHINE, [Facts(facts)])
 
 

@@ -186,15 +186,20 @@ def _means(a: Sequence[Run], b: Sequence[Run]) -> list[str]:
     return [*differing, *_clocks(a, b)]
 
 
+def _gpu_values(records: Sequence[AnyRecord], key: str) -> list[Any]:
+    """The values of a key of each GPU that was sampled during these runs."""
+    values = []
+    for record in records:
+        if record.gpu:
+            values.extend(getattr(gpu, key) for gpu in record.gpu.devices)
+    return values
+
+
 def _clocks(a: Sequence[Run], b: Sequence[Run], names: Sequence[str] = SIDES) -> list[str]:
     records = [[run.record() for run in side] for side in (a, b)]
     differing = []
     for key, name in CLOCKS.items():
-        sides = (
-            [getattr(gpu, key) for one in side if one.gpu for gpu in one.gpu.devices]
-            for side in records
-        )
-        clocks = means_apart(*sides)
+        clocks = means_apart(*(_gpu_values(side, key) for side in records))
         if clocks is not None:
             at_a, at_b = (
                 f"{clock:,.0f} MHz in {side}" for clock, side in zip(clocks, names, strict=True)

@@ -8,6 +8,7 @@ so that tables give times a step.
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import Literal
 
 from multicard.observe.profiles.events import COPIES
@@ -131,17 +132,18 @@ def largest(cells: Sequence[dict[Metric, float]]) -> list[Metric]:
     """The metrics of each group by the cell in which they take longest;
     single kernels are left out.
     """
-    metrics = dict.fromkeys(metric for figures in cells for metric in figures)
+    metrics = dict.fromkeys(chain.from_iterable(cells))
     ordered = sorted(
         metrics, key=lambda metric: -max(figures.get(metric, 0.0) for figures in cells)
     )
-    return [
-        metric for group in GROUPS for metric in [one for one in ordered if one[0] == group][:TOP]
-    ]
+    longest = list[Metric]()
+    for group in GROUPS:
+        longest.extend([metric for metric in ordered if metric[0] == group][:TOP])
+    return longest
 
 
 def _means(by_run: Sequence[dict[Metric, float]]) -> dict[Metric, float]:
-    metrics = dict.fromkeys(metric for figures in by_run for metric in figures)
+    metrics = dict.fromkeys(chain.from_iterable(by_run))
     return {
         metric: statistics.fmean(figures.get(metric, 0.0) for figures in by_run)
         for metric in metrics

@@ -53,7 +53,9 @@ def to_draw(settings: Iterable[Learned]) -> list[str]:
     """The figures of learning that charts of some settings draw:
     no training loss where rows were held out.
     """
-    known = {column for learned in settings for column in learned}
+    known = set()
+    for learned in settings:
+        known.update(learned)
     if HELD_OUT in known:
         known.discard(LOSS)
     return [column for column in LEARNED if column in known]

@@ -11,6 +11,7 @@ import os
 import re
 import resource
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -117,7 +118,7 @@ def column_names(runs: Sequence[Run]) -> list[str]:
     by_name: dict[str, str] = {}
     # few: most runs have the same columns
     shapes = dict.fromkeys(tuple(run.columns) for run in runs)
-    for name in dict.fromkeys(name for shape in shapes for name in shape):
+    for name in dict.fromkeys(chain.from_iterable(shapes)):
         by_name.setdefault(name.casefold(), name)
     return list(by_name.values())
 

@@ -166,8 +166,10 @@ class RepeatedRuns:
 
     @cached_property
     def _all_settings(self) -> list[list[Run]]:
-        by_sweep = [grouping.by_setting(grouping.ok_runs(runs)).values() for runs in self._sweeps]
-        return [setting for settings in by_sweep for setting in settings]
+        settings = list[list[Run]]()
+        for runs in self._sweeps:
+            settings.extend(grouping.by_setting(grouping.ok_runs(runs)).values())
+        return settings
 
     def of_column(self, column: str) -> Machines:
         """The spreads of a column: of its logarithm,

@@ -19,7 +19,7 @@ contrast over the rows is added.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations, product
+from itertools import chain, combinations, product
 from typing import Any
 
 import numpy as np
@@ -150,11 +150,11 @@ def _blocks(points: Sequence[Point], pairs: Mapping[str, tuple[Any, Any]]) -> li
 
 def _mean(blocks: Sequence[Sequence[Point]], weights: Sequence[int]) -> list[tuple[float, Point]]:
     """The weights of settings in the mean over blocks of a contrast within them."""
-    return [
-        (weight / len(blocks), point)
-        for block in blocks
-        for weight, point in zip(weights, block, strict=True)
-    ]
+    weighted = []
+    for block in blocks:
+        for weight, point in zip(weights, block, strict=True):
+            weighted.append((weight / len(blocks), point))
+    return weighted
 
 
 def _contrast(parts: Sequence[tuple[float, Point]], confidence: float) -> Interval:
@@ -185,7 +185,7 @@ def _with_noise(points: Sequence[Point]) -> Sequence[Point]:
     """
     if all(point.spread.repetitions for point in points):
         return points
-    levels = dict.fromkeys(pair for point in points for pair in point.levels.items())
+    levels = dict.fromkeys(chain.from_iterable(point.levels.items() for point in points))
     design = np.array(
         [[1.0, *(point.levels[axis] == level for axis, level in levels)] for point in points]
     )

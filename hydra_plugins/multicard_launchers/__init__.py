@@ -130,7 +130,10 @@ class CellSweeper(BasicSweeper):
             ]
         shrunk = self.config.scale == "smoke"
         times = repeats(self.config.repeat)
-        return [cell for axes, words in sweeps for cell in axes.cells(words, shrunk, times)]
+        cells = []
+        for axes, words in sweeps:
+            cells.extend(axes.cells(words, shrunk, times))
+        return cells
 
 
 class NamedModels(ConfigSource, SearchPathPlugin):
@@ -167,6 +170,6 @@ class NamedModels(ConfigSource, SearchPathPlugin):
         )
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        return [*model_names.every()] * (
-            self.is_group(config_path) and results_filter != ObjectType.GROUP
-        )
+        if self.is_group(config_path) and results_filter != ObjectType.GROUP:
+            return [*model_names.every()]
+        return []

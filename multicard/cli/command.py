@@ -174,7 +174,9 @@ def _value(value: Any) -> str:
 def _row(name: str, *paragraphs: str) -> list[str]:
     """A name, and beside it the paragraphs, wrapped; below it where the name is too long."""
     margin = " " * INDENT
-    lines = [margin + line for paragraph in paragraphs for line in wrap(paragraph, WIDTH - INDENT)]
+    lines = []
+    for paragraph in paragraphs:
+        lines.extend(margin + line for line in wrap(paragraph, WIDTH - INDENT))
     if len(name) > INDENT - 4 or not lines:
         return [f"  {name}", *lines]
     return [f"  {name:<{INDENT - 2}}{lines[0][INDENT:]}", *lines[1:]]

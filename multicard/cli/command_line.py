@@ -6,6 +6,7 @@ import difflib
 import re
 import shlex
 from collections.abc import Callable, Container, Mapping
+from itertools import chain
 from typing import Any, NoReturn, Optional
 
 from hydra._internal.utils import get_args_parser
@@ -56,7 +57,7 @@ def switched(words: list[str], workload: Workload) -> list[str]:
             f"{' '.join(autos)}: one key alone can be auto; give the value of the others",
             words=autos,
         )
-    words = [part for word in words for part in AUTO.get(word, (word,))]
+    words = list(chain.from_iterable(AUTO.get(word, (word,)) for word in words))
     parted = [word.partition("=") for word in words]
     words = as_typed.kept(
         [f"{keys.get(name, name)}{sign}{value}" for name, sign, value in parted], workload
@@ -460,12 +461,9 @@ def unknown_key(key: str, workload: Workload) -> Refusal:
             )
     if key.startswith(LAUNCHER):
         files = (workloads.CONF / "hydra" / "launcher").glob("*.yaml")
-        known = {
-            f"{LAUNCHER}{name}"
-            for file in files
-            for name in OmegaConf.load(file)
-            if name != "_target_"
-        }
+        known = set()
+        for file in files:
+            known.update(f"{LAUNCHER}{name}" for name in OmegaConf.load(file) if name != "_target_")
     if key in known:
         return Refusal(
             "words.key-of-another-launcher",

@@ -4,6 +4,7 @@ a dictionary or a sweep that needs them.
 
 import re
 from collections.abc import Sequence
+from itertools import chain
 from typing import get_args, get_origin
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -88,12 +89,8 @@ def _split(value: str) -> list[str] | None:
 
 def _is_list(key: str) -> bool:
     """True for a key of a schema that takes a list."""
-    types = [
-        kind
-        for workload in workloads.WORKLOADS
-        for kind in workloads.known_keys(workload).get(key, ())
-    ]
-    return any(_has_list(kind) for kind in types)
+    by_workload = (workloads.known_keys(workload).get(key, ()) for workload in workloads.WORKLOADS)
+    return any(_has_list(kind) for kind in chain.from_iterable(by_workload))
 
 
 def _has_list(kind: object) -> bool:

@@ -14,13 +14,21 @@ Code = StrEnum("Code", ["submitted", "latest"])
 Numa = StrEnum("Numa", ["node", "none"])
 Auto = StrEnum("Auto", ["gpus", "batch_size", "max_seq_len"])
 
-# What gpus=auto is read as: an experiment's axis is replaced,
-# and a single run is a sweep of one cell
-AUTO = {
-    word: (f"{key}={2 if key is Auto.max_seq_len else 1}", f"auto={key}", "hydra.mode=MULTIRUN")
-    for key in Auto
-    for word in (f"{key}=auto", f"auto={key}")
-}
+
+def _words_of_auto() -> dict[str, tuple[str, ...]]:
+    """What gpus=auto is read as: an experiment's axis is replaced,
+    and a single run is a sweep of one cell.
+    """
+    words = {}
+    for auto in Auto:
+        least = 2 if auto is Auto.max_seq_len else 1
+        read_as = (f"{auto}={least}", f"auto={auto}", "hydra.mode=MULTIRUN")
+        words[f"{auto}=auto"] = read_as
+        words[f"auto={auto}"] = read_as
+    return words
+
+
+AUTO = _words_of_auto()
 
 
 @dataclass

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
+from itertools import chain
 from typing import Any, get_args
 
 from multicard.config import llm, script, vision
@@ -200,7 +201,7 @@ def column_of(key: str) -> str:
 @cache
 def _axes() -> dict[str, str]:
     """The keys of axes by their columns."""
-    return {key.rpartition(".")[2]: key for axes in AXES.values() for key in axes}
+    return {key.rpartition(".")[2]: key for key in chain.from_iterable(AXES.values())}
 
 
 # ---- what else entries declare

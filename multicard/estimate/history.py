@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from heapq import nlargest
+from itertools import chain
 from os import scandir
 from pathlib import Path
 from typing import Any
@@ -165,7 +166,7 @@ def read(folders: Sequence[Path]) -> list[PastRun]:
     """The newest MOST_RUNS finished runs in these sweeps' folders, the newest last;
     unreadable records are left out.
     """
-    files = nlargest(MOST_RUNS, (file for folder in folders for file in _results(folder)))
+    files = nlargest(MOST_RUNS, chain.from_iterable(map(_results, folders)))
     return [run for file in reversed(files) if (run := _run(*file)) is not None]
 
 

@@ -267,7 +267,9 @@ def spanned_busy(estimates: Iterable[StepEstimate]) -> tuple[float, float]:
     """The least and the most of their cores that others had
     during the runs behind several estimates.
     """
-    shares = [share for each in estimates for share in each.busy]
+    shares = []
+    for each in estimates:
+        shares.extend(each.busy)
     return min(shares), max(shares)
 
 

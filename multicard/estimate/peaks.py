@@ -6,6 +6,7 @@ in a process of its own: this one imports no torch.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 
 import msgspec
 
@@ -57,9 +58,8 @@ def add(
     """
     sizes = [facts.sizes(config) for config in configs]
     asked = [_requests(config, size, target) for config, size in zip(configs, sizes, strict=True)]
-    found = iter(
-        answers.answer_all([request for requests in asked for request in requests], compute)
-    )
+    every_request = list(chain.from_iterable(asked))
+    found = iter(answers.answer_all(every_request, compute))
     for prediction, config, size, requests in zip(predictions, configs, sizes, asked, strict=True):
         at_lengths = [next(found) for _ in requests]
         problems = [

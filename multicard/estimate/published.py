@@ -22,6 +22,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -129,7 +130,7 @@ def sound() -> tuple[Series, ...]:
 def observations(gpu: str) -> tuple[StepObservation, ...]:
     """Published steps on a GPU of the table, as `steps.step` takes them."""
     rows = [row for row in sound() if row.gpu == gpu]
-    seen = [seen for row in rows for seen in row_observations(row, row.sample_s)]
+    seen = chain.from_iterable(row_observations(row, row.sample_s) for row in rows)
     return (*seen, *papers()) if gpu == PAPERS_GPU else tuple(seen)
 
 
@@ -158,9 +159,7 @@ class PaperTotal(NamedTuple):
 
 @cache
 def paper_totals() -> tuple[PaperTotal, ...]:
-    figures = [
-        figure for name in ("table2", "table3") for figure in printed.figures(name, "total_s")
-    ]
+    figures = [*printed.figures("table2", "total_s"), *printed.figures("table3", "total_s")]
     others = [
         figure.cell.get("precision") or json.dumps(figure.cell["pin_memory"]) for figure in figures
     ]

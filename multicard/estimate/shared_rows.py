@@ -7,11 +7,12 @@ id or text of a user can be in it.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import is_dataclass
 from enum import Enum
 from functools import cache, lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -126,23 +127,25 @@ def is_public(kind: str, key: str, value: Any) -> bool:
     )
 
 
+def _with_arguments(hints: Iterable[Any]) -> list[Any]:
+    """Each type hint, and its arguments after it."""
+    parts = []
+    for hint in hints:
+        parts.extend((hint, *get_args(hint)))
+    return parts
+
+
 @cache
 def _schema(kind: str) -> tuple[frozenset[str], frozenset[str]]:
     """The keys of a kind's settings, and the words that their values may be."""
     (workload,) = (workload for workload in WORKLOADS if workload.name == kind)
-    types = {
-        key: [part for hint in own for part in (hint, *get_args(hint))]
-        for key, own in known_keys(workload).items()
-    }
+    types = {key: _with_arguments(hints) for key, hints in known_keys(workload).items()}
     # no groups
     types = {key: own for key, own in types.items() if own and not any(map(is_dataclass, own))}
-    enums = [
-        each
-        for own in types.values()
-        for each in own
-        if isinstance(each, type) and issubclass(each, Enum)
-    ]
-    words = {str(word) for each in enums for word in each}
+    words = set[str]()
+    for each in chain.from_iterable(types.values()):
+        if isinstance(each, type) and issubclass(each, Enum):
+            words.update(str(word) for word in each)
     for file in CONF.glob("**/*.yaml"):
         words |= {file.stem, *_strings(yaml.safe_load(file.read_text()))}
     words |= {models.RANDOM, models.PRETRAINED}  # of model.weights, which may be a path too
@@ -169,7 +172,10 @@ def read(runs_folder: Path) -> list[tuple[str, SharedRow]]:
     """
     root = runs_folder.absolute().parent
     files = sorted((root / history.PUBLISHED).glob("*.json")) if root.name == history.ROOT else []
-    return [(file.stem, row) for file in files for row in _rows(file, file.stat().st_mtime_ns)]
+    named = []
+    for file in files:
+        named.extend((file.stem, row) for row in _rows(file, file.stat().st_mtime_ns))
+    return named
 
 
 @lru_cache

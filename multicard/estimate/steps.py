@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import chain
 
 from multicard.config import schema
 from multicard.config.job import count
@@ -190,7 +191,8 @@ def _crossed(
         between += OTHER_GPUS_SD**2
     if count == 1 and not printed and not adds_gpus:  # the seconds of an exchange carry over
         between += (mean / NORMAL_90) ** 2
-    marks = [cell.marks for pair in pairs for cell in pair]
+    cells = list(chain.from_iterable(pairs))
+    marks = [cell.marks for cell in cells]
     if axis == GPUS and _is_count(before) and _is_count(after):
         linear = max(mean, 0.0) if int(after or 1) > int(before or 1) else min(mean, 0.0)
         between += (mean - linear) ** 2
@@ -200,8 +202,8 @@ def _crossed(
     about = _by_pairs(axis, before, after, len(pairs), printed)
     # Between one pair's cell and the wanted one is an interaction as well as between pairs
     reached = _moved(source, mean, between * (1 + 1 / count) + measured, about)
-    slowed = math.fsum(cell.slowed for pair in pairs for cell in pair) / count**2
-    busy = spanned_busy([source, *(cell for pair in pairs for cell in pair)])
+    slowed = math.fsum(cell.slowed for cell in cells) / count**2
+    busy = spanned_busy([source, *cells])
     reached = replace(reached, busy=busy, slowed=source.slowed + slowed)
     runs = source.runs + sum(a.runs + b.runs for a, b in pairs)
     basis = Basis.published if printed else source.basis

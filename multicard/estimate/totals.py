@@ -104,7 +104,10 @@ class Alike:
 
     def of_this_cell(self) -> list[PastRun]:
         """The runs with the very same steps, and as many."""
-        same = [run for distance, group in self._groups if distance == 0 for run in group]
+        same = []
+        for distance, group in self._groups:
+            if distance == 0:
+                same.extend(group)
         length = schema.keys(Role.length)
         return [
             run

@@ -7,6 +7,7 @@ of rows. The engine's own loop therefore takes some steps on the first rows, whi
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import product
 from unittest import mock
 
 import torch
@@ -83,8 +84,7 @@ def first_batches(engine: TuningEngine, probe: Probe) -> list[Batch]:
     forms = [True, False] if probe.pairs or config.batch_size > 1 else [False]
     return [
         probe.moved(filled(cut(share), probe.pad_id, padded))
-        for padded in forms
-        for share in LENGTHS
+        for padded, share in product(forms, LENGTHS)
     ]
 
 

@@ -9,6 +9,7 @@ whichever rank had them.
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from itertools import chain
 from math import ceil, isfinite
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -30,9 +31,10 @@ LOSSES = held_out.FILE  # in the run folder: each row's loss in the last evaluat
 Row = dict[str, Any]
 NO_LABEL = {"tokens": [1, 1], "labels": [CROSS_ENTROPY_IGNORE_IDX, CROSS_ENTROPY_IGNORE_IDX]}
 NO_LABELS = {
-    f"{side}_{part}": NO_LABEL[name]
-    for side in ("chosen", "rejected")
-    for part, name in (("input_ids", "tokens"), ("labels", "labels"))
+    "chosen_input_ids": NO_LABEL["tokens"],
+    "chosen_labels": NO_LABEL["labels"],
+    "rejected_input_ids": NO_LABEL["tokens"],
+    "rejected_labels": NO_LABEL["labels"],
 }
 
 
@@ -94,7 +96,7 @@ class Evaluator:
         self.numbers = rows.column("row")
         self.shares = shares(len(rows), rank.world_size, rank.rank, batch_size)
         self.rows: dict[int, Row] = {
-            place: rows[place] for places in self.shares for place in places
+            place: rows[place] for place in chain.from_iterable(self.shares)
         }
         self.columns: dict[str, list[float]] = {}  # of the file of rows
         self.content = HeldOut(rows=len(rows), also_trained=sum(rows.column("is_trained")))

@@ -8,6 +8,7 @@ import base64
 import json
 import shutil
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +57,8 @@ def write(config: LlmConfig, inputs: Path, place: Path) -> None:
     """
     if isinstance(config.model, HfConfig):
         folder = Path(str(config.model.path)).expanduser()
-        for path in {path for pattern in COPIED for path in folder.glob(pattern) if path.is_file()}:
+        matching = chain.from_iterable(folder.glob(pattern) for pattern in COPIED)
+        for path in {path for path in matching if path.is_file()}:
             shutil.copyfile(path, place / path.name)
         _name_class(folder, place)
     else:

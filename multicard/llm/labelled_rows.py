@@ -6,6 +6,7 @@ A batch of such rows alone has no label, and its loss, a mean over none, is NaN.
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 from unicodedata import normalize
 from unittest import mock
@@ -140,7 +141,8 @@ def _cut_off(rows: Any, tokenizer: Any, model_limit: int | None, is_held_out: bo
     """
     limit = tokenizer.max_seq_len
     with mock.patch.object(tokenizer, "max_seq_len", None):
-        longest = max(len(answer) for number in range(len(rows)) for answer in labels(rows[number]))
+        answers = chain.from_iterable(labels(rows[number]) for number in range(len(rows)))
+        longest = max(map(len, answers))
     length = longest if model_limit is None else min(longest, model_limit)
     with mock.patch.object(tokenizer, "max_seq_len", length):
         can_be_learnt = length > limit and any(

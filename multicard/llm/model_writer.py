@@ -9,6 +9,7 @@ import json
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import chain
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -148,10 +149,8 @@ def keep(
             {folder / kept_model.BASE: base} if base is not None else {}
         )
         if is_writer:
-            needed_bytes = sum(
-                _bytes(part) for parts in contents.values() for part in parts.values()
-            )
-            kept.require_room(folder, needed_bytes)
+            every_part = chain.from_iterable(parts.values() for parts in contents.values())
+            kept.require_room(folder, sum(map(_bytes, every_part)))
     except Exception as error:  # of several libraries; whatever it is, the run itself was measured
         failed = error
     if max_over_ranks(rank, int(failed is not None)):

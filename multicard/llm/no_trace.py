@@ -27,12 +27,11 @@ def tried(model: nn.Module) -> Iterator[None]:
         {name: value for name, value in vars(module).items() if isinstance(value, PLAIN)}
         for module in modules
     ]
-    buffers = [
-        (module, name, buffer, buffer.clone())
-        for module in modules
-        for name, buffer in module._buffers.items()
-        if buffer is not None
-    ]
+    buffers = []
+    for module in modules:
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                buffers.append((module, name, buffer, buffer.clone()))
     devices = sorted(
         {parameter.device.index for parameter in model.parameters() if parameter.is_cuda}
     )

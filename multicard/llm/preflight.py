@@ -354,7 +354,9 @@ def train_tokenizer(config: LlmConfig, loaded: row_sources.LoadedRows) -> list[b
             else []
         )
         sample = [*rows, *drawn][:TOKENIZER_ROWS]
-    headers = [role for role in tokenizer.ROLES for _ in sample]
+    headers = []
+    for role in tokenizer.ROLES:
+        headers += [role] * len(sample)
     return tokenizer.train([*row_sources.texts(config, sample), *headers], options.vocab_size)
 
 

@@ -53,9 +53,9 @@ def _of_configuration(folder: Path) -> str | None:
         parts = [values, *(part for part in values.values() if isinstance(part, dict))]
     except (OSError, ValueError, AttributeError):
         return None  # refused elsewhere
-    found: list[dict[str, Any]] = [
-        part[key] for part in parts for key in KEYS if isinstance(part.get(key), dict)
-    ]
+    found = list[dict[str, Any]]()
+    for part in parts:
+        found.extend(part[key] for key in KEYS if isinstance(part.get(key), dict))
     if not found:
         return None
     said = found[0]

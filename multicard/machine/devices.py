@@ -51,9 +51,10 @@ def named_gpus() -> list[str]:
         }
         uuids.pop(None, None)
         chosen = select_visible(os.environ.get(VISIBLE), list(uuids))
-        return [
-            instance for uuid in chosen for instance in _instances(library, uuid, uuids.get(uuid))
-        ]
+        names = []
+        for uuid in chosen:
+            names.extend(_instances(library, uuid, uuids.get(uuid)))
+        return names
 
 
 def _instances(library: Any, uuid: str, handle: Any) -> list[str]:

@@ -219,7 +219,11 @@ def announced(configs: Iterable[RunConfig]) -> Iterator[None]:
     """
     whole = machine()
     shares = [allocate(demand(config, whole), whole) for config in configs]
-    lease = hold({name for share in shares if share is not None for name in share.names})
+    names = set[str]()
+    for share in shares:
+        if share is not None:
+            names.update(share.names)
+    lease = hold(names)
     try:
         yield
     finally:

@@ -88,9 +88,10 @@ def cpus_near(uuid: str) -> set[int]:
     with suppress(OSError, ValueError):
         text = (SYS / f"bus/pci/devices/{pci}/local_cpulist").read_text().strip()  # "0-7,16-23"
         spans = [part.partition("-") for part in text.split(",")]
-        return {
-            cpu for first, _, last in spans for cpu in range(int(first), int(last or first) + 1)
-        }
+        cpus = set[int]()
+        for first, _, last in spans:
+            cpus.update(range(int(first), int(last or first) + 1))
+        return cpus
     return set()
 
 

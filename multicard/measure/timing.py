@@ -112,7 +112,8 @@ class Laps:
         for _, end in self._ends:
             self._reuse(end)
         self._reuse(self._last)
-        self._ends, self._last = [], self._point()
+        self._ends = []
+        self._last = self._point()
 
     def end(self, label: int = 0) -> None:
         """Credit the time since the last call to `label`."""

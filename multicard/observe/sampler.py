@@ -6,6 +6,7 @@ A failure here ends no run: the record says why a figure is missing.
 from array import array
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any, Self
@@ -148,7 +149,7 @@ class MachineSampler:
         """Write this node's part of the record's `gpu`."""
         sampled = (self._opened_s, self._closed_s)
         host = environment.host()
-        read = [reading for report in reports for reading in report.counters]
+        read = list(chain.from_iterable(report.counters for report in reports))
         samples = {
             uuid: with_readings(
                 _table(values),

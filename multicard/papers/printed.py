@@ -82,7 +82,8 @@ class PrintedFigure:
         ends = [f"{factor * end:,.10g}" for end in dict.fromkeys((self.low, self.high))]
         cell = " ".join(f"{key}={str(value).lower()}" for key, value in self.cell.items())
         unit = "" if unit in self.name.split() else f" {unit}"
-        return f"{' to '.join(ends)}{unit}" + f" ({cell})" * bool(cell)
+        value = f"{' to '.join(ends)}{unit}"
+        return f"{value} ({cell})" if cell else value
 
     @property
     def name(self) -> str:

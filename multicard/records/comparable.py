@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from multicard.config import schema
@@ -84,9 +85,9 @@ def varied(records: Sequence[AnyRecord], always: tuple[str, ...]) -> list[str]:
     """The axes to show, those in `always` and those that differ,
     and then the keys that differ beside them.
     """
-    axes = dict.fromkeys(axis for record in records for axis in record.axes)
+    axes = dict.fromkeys(chain.from_iterable(record.axes for record in records))
     settings = [measured_settings(record.config) for record in records]
-    keys = dict.fromkeys([*axes, *(key for own in settings for key in own), DATA, REPETITION])
+    keys = dict.fromkeys([*axes, *chain.from_iterable(settings), DATA, REPETITION])
     rows = []
     for own, record in zip(settings, records, strict=True):
         about = {DATA: content(record), REPETITION: record.repetition or 1}
@@ -166,11 +167,16 @@ def cell(record: AnyRecord, name: str) -> str:
     return measured_settings(record.config).get(name, "-").strip('"')
 
 
+def _commit(record: AnyRecord) -> str:
+    commit = str(record.commit)[:9]
+    return f"{commit}+changes" if record.dirty else commit
+
+
 def notes(records: Sequence[AnyRecord]) -> list[str]:
     """Notes below a table of these records: several commits or machines, shared GPUs, restarts."""
     lines: list[str] = []
     measured = [record for record in records if record.config]
-    commits = {str(record.commit)[:9] + "+changes" * bool(record.dirty) for record in measured}
+    commits = set(map(_commit, measured))
     for name, found in (
         ("commits", commits),
         ("machines", {str(record.hardware) for record in measured}),
@@ -232,7 +238,8 @@ def notes(records: Sequence[AnyRecord]) -> list[str]:
     if disturbed := [
         record.gpu.disturbed_by for record in measured if record.gpu and record.gpu.disturbed_by
     ]:
-        names = sorted({str(other.name or other.pid) for others in disturbed for other in others})
+        every_other = chain.from_iterable(disturbed)
+        names = sorted({str(other.name or other.pid) for other in every_other})
         line = Message(
             "notes.disturbed",
             f"{limits.DISTURBED.sign} others used the GPUs of {len(disturbed)} while they were"

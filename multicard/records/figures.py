@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from functools import cache, partial
+from itertools import chain
 from typing import Any, Literal, get_type_hints
 
 from msgspec import UNSET, Struct
@@ -29,7 +30,7 @@ LEARNING: Mapping[str, tuple[str, ...]] = {
     SCRIPT: ("test_accuracy", "loss_last_tenth"),
 }
 # of all kinds
-LEARNED = tuple(dict.fromkeys(name for names in LEARNING.values() for name in names))
+LEARNED = tuple(dict.fromkeys(chain.from_iterable(LEARNING.values())))
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,8 @@ class Figure:
     def sentence(self) -> str:
         """The schema's description."""
         if self.keys is None:
-            return next(numbers(RECORDS[kind])[key] for kind in ALL for key in self.keys_of(kind))
+            having = next(kind for kind in ALL if self.keys_of(kind))
+            return numbers(RECORDS[having])[self.keys_of(having)[0]]
         place = self.place or self.name
         return next(
             inspect.getdoc(getattr(kind, place)) or ""

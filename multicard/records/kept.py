@@ -23,9 +23,8 @@ def place_of(folder: Path) -> Path:
     """
     if any((folder / name).is_file() for name in (IMAGE_MODEL, TUNED_MODEL)):
         return folder
-    found = sorted(
-        path.parent for name in (IMAGE_MODEL, TUNED_MODEL) for path in folder.glob(f"**/{name}")
-    )
+    files = [*folder.glob(f"**/{IMAGE_MODEL}"), *folder.glob(f"**/{TUNED_MODEL}")]
+    found = sorted(file.parent for file in files)
     if len(found) == 1:
         return found[0]
     if not found:

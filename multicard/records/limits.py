@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import chain
 from typing import Protocol, TypeVar
 
 from multicard.config.job import count
@@ -455,7 +456,7 @@ def notes(records: Sequence[AnyRecord]) -> list[str]:
         for limit in of(record):
             if limit.code not in BY_CODE or BY_CODE[limit.code].noted:
                 counted.setdefault(limit.code, []).append(limit)
-    every = [limit for own in counted.values() for limit in own]
+    every = chain.from_iterable(counted.values())
     return [_note(limit, len(counted[limit.code])) for limit in in_order(every)]
 
 

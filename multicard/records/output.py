@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -47,17 +48,14 @@ class Output:
     code: int = 0
 
     def csv(self, rows: Rows) -> str:
-        columns = [
-            *(
-                self.columns
-                if self.columns is not None
-                else dict.fromkeys(name for row in rows for name in row)
-            )
-        ]
+        in_rows = dict.fromkeys(chain.from_iterable(rows))
+        columns = [*(in_rows if self.columns is None else self.columns)]
         return to_csv(columns, [[row.get(name) for name in columns] for row in rows])
 
     def json(self, rows: Rows, skipped: Sequence[Skipped] | None) -> str:
-        lines = (line for table in self.tables() for line in (*table.above, *table.below))
+        lines = list[str]()
+        for table in self.tables():
+            lines.extend((*table.above, *table.below))
         content = (
             self.content(rows) if self.content else {"rows": rows, "notes": [*filter(None, lines)]}
         )

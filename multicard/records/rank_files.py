@@ -273,11 +273,11 @@ def problem(folder: Path, expected: int) -> Message | None:
 
 
 def _files_of_steps(folder: Path, reports: Sequence[AnyReport]) -> list[Path]:
-    return [
-        run_folder.steps_file(folder, report.rank, part.epoch)
-        for report in reports
-        for part in report.epochs
-    ]
+    files = []
+    for report in reports:
+        epochs = [part.epoch for part in report.epochs]
+        files.extend(run_folder.steps_file(folder, report.rank, epoch) for epoch in epochs)
+    return files
 
 
 def have_steps(folder: Path, reports: Sequence[AnyReport]) -> bool:

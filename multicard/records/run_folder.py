@@ -336,7 +336,11 @@ def settings_of(name: str) -> list[str]:
     if found is None:
         return [name]
     axes = re.split(r",(?=[\w+.-]+=)", found[1])  # a list of values has commas too
-    return axes + [f"rep {found[2]}"] * bool(found[2]) + ["probe"] * bool(found[3])
+    if found[2]:
+        axes.append(f"rep {found[2]}")
+    if found[3]:
+        axes.append("probe")
+    return axes
 
 
 def find_cell(sweep: Path, name: str) -> Path:

@@ -7,6 +7,7 @@ records alone. docs/record.md is made of it (`schema_page`).
 """
 
 from collections.abc import Iterable
+from itertools import chain
 from typing import Annotated, Any, ClassVar
 
 from msgspec import UNSET, Struct, UnsetType
@@ -210,10 +211,8 @@ class Record(Struct, kw_only=True):
     @property
     def hosts(self) -> str | None:
         """The nodes of all segments: "node1,node2"."""
-        return (
-            ",".join(sorted({host for segment in self.segments for host in segment.hosts or ()}))
-            or None
-        )
+        nodes = set(chain.from_iterable(segment.hosts or () for segment in self.segments))
+        return ",".join(sorted(nodes)) or None
 
     @property
     def training_joules(self) -> float | None:

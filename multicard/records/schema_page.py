@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -87,7 +88,8 @@ def _section(kind: type[Struct], place: str, known: set[type[Struct]]) -> Iterat
 def _figures() -> str:
     rows = []
     for figure in figures.FIGURES.values():
-        keys = dict.fromkeys(f"`{key}`" for kind in figures.ALL for key in figure.keys_of(kind))
+        own_keys = chain.from_iterable(figure.keys_of(kind) for kind in figures.ALL)
+        keys = dict.fromkeys(f"`{key}`" for key in own_keys)
         meaning = f"{figure.title} ({figure.sentence})" if figure.sentence else figure.title
         rows.append((f"`{figure.name}`", ", ".join(keys), figure.better or "", meaning))
     return _table(("column", "keys", "better", "meaning"), rows)
@@ -118,7 +120,7 @@ def _in_words(hint: Any) -> str:
 def _structures(hint: Any) -> list[type[Struct]]:
     if isinstance(hint, type) and issubclass(hint, Struct):
         return [hint]
-    return [structure for part in get_args(hint) for structure in _structures(part)]
+    return list(chain.from_iterable(_structures(part) for part in get_args(hint)))
 
 
 if __name__ == "__main__":

@@ -26,7 +26,10 @@ def described(hint: Any) -> tuple[list[Any], str]:
         types, text = described(inner)
         return types, next((note for note in notes if isinstance(note, str)), text)
     if get_origin(hint) in (Union, UnionType):
-        return [kind for part in get_args(hint) for kind in described(part)[0]], ""
+        kinds = []
+        for part in get_args(hint):
+            kinds.extend(described(part)[0])
+        return kinds, ""
     return [hint], ""
 
 

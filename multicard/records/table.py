@@ -3,6 +3,7 @@ with the mean of its runs and their standard deviation.
 """
 
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -225,7 +226,7 @@ def _against_one(group: Sequence[AnyRecord], settings: Sequence[Sequence[AnyReco
     """The speed-up of mean times over one GPU, and its share of the ideal. Of tuning by tokens/s:
     with max_steps, n GPUs take as many steps as one and n times the rows.
     """
-    records = [record for setting in settings for record in setting]
+    records = list(chain.from_iterable(settings))
     several = any(other.ranks != 1 for other in records)
     ones = (
         [comparable.reference(record, records, gpus=1, nodes=1) for record in group]
@@ -236,7 +237,7 @@ def _against_one(group: Sequence[AnyRecord], settings: Sequence[Sequence[AnyReco
         (
             setting
             for setting in settings
-            if any(one is record for one in ones for record in setting)
+            if any(any(one is record for record in setting) for one in ones)
         ),
         [],
     )

@@ -13,7 +13,7 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from html import escape
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from textwrap import TextWrapper, wrap
 from typing import Any, NamedTuple
 
@@ -112,11 +112,10 @@ def folded(lines: Sequence[str], width: int | None, indent: str = "  ") -> list[
     fill = TextWrapper(
         width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
-    return [
-        part.replace(KEPT, " ")
-        for line in lines
-        for part in fill.wrap(BEFORE_UNIT.sub(KEPT, line)) or [line]
-    ]
+    parts = []
+    for line in lines:
+        parts.extend(fill.wrap(BEFORE_UNIT.sub(KEPT, line)) or [line])
+    return [part.replace(KEPT, " ") for part in parts]
 
 
 def text(
@@ -157,10 +156,10 @@ def text(
         return printed[1:]
     printed = []
     for row in cells:
-        placed = zip(row, sizes, strict=True)
-        columns = [
-            [part for line in cell for part in _folded(line, size, wrap)] for cell, size in placed
-        ]
+        columns = []
+        for cell, size in zip(row, sizes, strict=True):
+            by_line = (_folded(line, size, wrap) for line in cell)
+            columns.append(list(chain.from_iterable(by_line)))
         for parts in zip_longest(*columns, fillvalue=""):
             padded = (
                 _padded(part, size, side)

@@ -152,11 +152,11 @@ def parts(folder: Path) -> list[tuple[int, int]]:
     of everything whose work is in the result.
     """
     attempts = run_folder.read_segments(folder)
-    return [
-        (number, node)
-        for number in in_result(folder)
-        for node in range(len(attempts[number].hosts or ()))
-    ]
+    numbered = []
+    for number in in_result(folder):
+        hosts = attempts[number].hosts or ()
+        numbered.extend((number, node) for node in range(len(hosts)))
+    return numbered
 
 
 def in_result(folder: Path) -> list[int]:

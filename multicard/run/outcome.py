@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from copy import copy
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -223,7 +224,8 @@ def so_far(
         record.probe = rank_files.probe_end(ranks, steps)
     record.segments = attempts.merge(run.folder, record.segments)
     record.ignored = ranks[0].ignored if ranks else []
-    record.limits = [*{limit.code: limit for rank in ranks for limit in rank.limits}.values()]
+    limits = chain.from_iterable(rank.limits for rank in ranks)
+    record.limits = [*{limit.code: limit for limit in limits}.values()]
     return record
 
 

@@ -138,7 +138,10 @@ class Again:
         say(message)
 
     def _owed(self) -> Sequence[tuple[RunsOfSetting, Cell]]:
-        return [(setting, cell) for setting in self.settings.values() for cell in setting.owed]
+        owed = []
+        for setting in self.settings.values():
+            owed.extend((setting, cell) for cell in setting.owed)
+        return owed
 
 
 def _limits(cell: Cell) -> list[Limit]:

@@ -13,6 +13,7 @@ so that a later command takes it again.
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -104,12 +105,10 @@ class Search:
         seen = {(run.record.config[self.key], run.record.config.get("seed")) for run in runs}
         cells = [cell for value, seed in seen if isinstance(cell := self.cell(value, seed), Cell)]
         own = {cell.config.identity(): cell.cfg[self.key] for cell in cells}
-        alike = [
-            value
-            for run in runs
-            for digits, value in own.items()
-            if f"-{digits}" in run.folder.name
-        ]
+        alike = []
+        for past, (digits, value) in product(runs, own.items()):
+            if f"-{digits}" in past.folder.name:
+                alike.append(value)
         self.found = dict.fromkeys(alike[:1], Message("auto.measured-before", "measured so before"))
 
     def on_each_number(self) -> list[Cell]:
@@ -329,7 +328,9 @@ def resolve(
         say(Message("auto.probe-first", sentence, key="gpus", gpus=numbers))
     replaced = {key, "auto", "hydra.mode"}
     command.forget(*replaced)  # each cell has its own value
-    values = {place: search.value for search in searches.values() for place in search.places}
+    values = {}
+    for search in searches.values():
+        values |= dict.fromkeys(search.places, search.value)
     own = [
         [word for word in words if word.partition("=")[0] not in replaced]
         for words in job_overrides
@@ -364,7 +365,9 @@ def _by_time(searches: Sequence[Search]) -> set[int]:
     """Choose numbers of GPUs by predicted times.
     Returns those of cells of which none is predicted.
     """
-    tried = [(search, cell) for search in searches for cell in search.on_each_number()]
+    tried = list[tuple[Search, Cell]]()
+    for search in searches:
+        tried.extend((search, cell) for cell in search.on_each_number())
     answers = estimate([cell.config for _, cell in tried], tried[0][1].folder) if tried else []
     unknown = set[int]()
     for search in searches:
@@ -397,17 +400,17 @@ def _by_time(searches: Sequence[Search]) -> set[int]:
 def _by_memory(searches: Sequence[Search], probes: bool) -> None:
     """Find the largest sizes that fit by prediction, and confirm them by probes."""
     for _ in range(2):  # powers of two, then what lies between
-        tried = [(search, cell) for search in searches for cell in search.of_next_sizes()]
+        tried = list[tuple[Search, Cell]]()
+        for search in searches:
+            tried.extend((search, cell) for cell in search.of_next_sizes())
         configs = [cell.config for _, cell in tried]
         answers = (
             estimate(configs, tried[0][1].folder, targets(configs), Effort.all) if tried else []
         )
         for (search, cell), answer in zip(tried, answers, strict=True):
-            (fits, needs), size, none = (
-                _verdict(answer),
-                cell.cfg[search.key],
-                not answer.prediction.memory_bytes,
-            )
+            fits, needs = _verdict(answer)
+            size = cell.cfg[search.key]
+            none = not answer.prediction.memory_bytes
             if fits:
                 search.found[size] = Message("auto.fits", f"predicted {needs}", needs=needs)
             elif not search.found and size <= max(2, LEAST[search.key]):  # BatchNorm may not take 1

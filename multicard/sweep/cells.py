@@ -268,7 +268,8 @@ class Sweep:
         alike = ", ".join(
             part for part in described[0] if all(part in parts for parts in described)
         )
-        line = f"{count(len(described), 'cell')}{' of ' * bool(alike)}{alike} -> "
+        cells = count(len(described), "cell")
+        line = f"{cells} of {alike} -> " if alike else f"{cells} -> "
         say(Text(line).append(link(self.left[0].folder.parent)))
         self.say_notices()
         self.say_order()

@@ -99,7 +99,7 @@ def _show(predicted: Sequence[Predicted]) -> None:
     every = list[PredictionRow]()
     for experiment, groups in sections.items():
         rows = _rows([*groups.values()])
-        title = ["", f"experiment={experiment}"] * (len(sections) > 1)
+        title = ["", f"experiment={experiment}"] if len(sections) > 1 else []
         say("\n".join([*title, *prediction_table.table(rows, text_table.terminal_width())]))
         every += rows
     on_gpus = any(answer.target.device_type == "cuda" for _, answer in predicted)

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from contextlib import redirect_stderr, suppress
 from dataclasses import dataclass
 from io import StringIO
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +149,7 @@ def arrays(left: list[Cell]) -> list[JobArray]:
     most = (
         slurm.max_array_size() if any(len(group.cells) > 1 for group in groups.values()) else None
     )
-    return [part for group in groups.values() for part in _parts(group, most)]
+    return list(chain.from_iterable(_parts(group, most) for group in groups.values()))
 
 
 def _parts(array: JobArray, most: int | None) -> list[JobArray]:

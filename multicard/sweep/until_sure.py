@@ -8,6 +8,7 @@ Runs of other seeds are repetitions.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from omegaconf import DictConfig
 
@@ -74,9 +75,8 @@ class UntilSure:
         self.order = config.order
         self.settings: dict[str, Setting] = {}
         self.rounds = LEAST_AUTO
-        self.batch = [
-            turn for number in range(1, LEAST_AUTO + 1) for turn in self._round(number, turns)
-        ]
+        numbers = range(1, LEAST_AUTO + 1)
+        self.batch = list(chain.from_iterable(self._round(number, turns) for number in numbers))
 
     def plan(self, cells: Iterable[Cell]) -> None:
         """Take the cells of a batch, before they are measured."""
@@ -93,7 +93,9 @@ class UntilSure:
                 self._setting(cell).add(cell.result.record)
         self.rounds += 1
         unsure = self.unsure() if self.rounds <= self.most else {}
-        turns = [turn for name in unsure for turn in self.settings[name].turns]
+        turns = []
+        for name in unsure:
+            turns.extend(self.settings[name].turns)
         self.batch = self._round(self.rounds, turns)
 
     def unsure(self) -> dict[str, Message]:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,8 @@ def about(folder: Path, record: AnyRecord) -> WandbRunInfo:
         record.kind,
         tags(record),
     )
-    host = next((host for part in record.segments for host in part.hosts or ()), None)
+    hosts = chain.from_iterable(part.hosts or () for part in record.segments)
+    host = next(hosts, None)
     return WandbRunInfo(
         *named, configuration(folder, record), RunClock.of(record).started_at, host, record.commit
     )

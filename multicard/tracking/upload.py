@@ -73,7 +73,9 @@ def finish(run: WandbRun, folder: Path, result: AnyRecord, steps: Any) -> None:
     name = f"{run_record.RECORD}-{run_record.run_id(result)}"
     files = {name: folder / name for name in run_record.FILES if (folder / name).exists()}
     run.artifact(name, run_record.RECORD, files, facts)
-    last = {key: value for row in rows for key, value in row.values.items()}
+    last = {}
+    for row in rows:
+        last |= row.values
     run.finish(
         last | run_record.summary(result), timeline.end, int(result.status in run_folder.BAD)
     )

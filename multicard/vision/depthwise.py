@@ -198,7 +198,8 @@ def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, int, bool, bool], output: Tens
 
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
-    (x, weight), (of_x, of_weight) = ctx.saved_tensors, ctx.needs_input_grad[:2]
+    x, weight = ctx.saved_tensors
+    of_x, of_weight = ctx.needs_input_grad[:2]
     if ctx.own_backward:
         dx, dweight = depthwise_backward(gradient, x, weight, ctx.stride, of_x, of_weight)
     else:
@@ -245,7 +246,8 @@ class DepthwiseTriton(nn.Conv2d):
         """True for a tap of `KERNELS` a channel, one stride, and a padding of half of it;
         whatever the bias.
         """
-        (kernel, other), (stride, other_stride) = layer.kernel_size, layer.stride
+        kernel, other = layer.kernel_size
+        stride, other_stride = layer.stride
         by_channel = layer.groups == layer.in_channels == layer.out_channels > 1
         is_square = kernel == other and kernel in KERNELS and stride == other_stride
         pads_half = (

@@ -28,11 +28,10 @@ def registered(package: str) -> dict[str, str]:
     # the top, which has the last word, is last
     paths = sorted(root.rglob("*.py"), key=lambda path: -len(path.parts))
     files = {path: path.parent.relative_to(root).as_posix().strip(".") for path in paths}
-    return {
-        name: folder
-        for path, folder in files.items()
-        for name in REGISTERED.findall(path.read_text())
-    }
+    names = dict[str, str]()
+    for path, folder in files.items():
+        names |= dict.fromkeys(REGISTERED.findall(path.read_text()), folder)
+    return names
 
 
 def is_timm(name: str) -> bool:

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -151,9 +152,8 @@ def _transfers(
     """Bytes handed to the devices, over all ranks and finished epochs."""
 
     def counted(key: str) -> Parts:
-        evaluated = sum(
-            getattr(epoch, f"evaluate_{key}") for rank in ranks for epoch in rank.epochs
-        )
+        epochs = chain.from_iterable(rank.epochs for rank in ranks)
+        evaluated = sum(getattr(epoch, f"evaluate_{key}") for epoch in epochs)
         return Parts(int(table[key].sum()) if table else 0, evaluated)
 
     setups = [rank.setup_h2d_bytes for rank in ranks]  # before the first batch

@@ -115,9 +115,9 @@ class CarryingOut:
             (event["began"] for event in events if "began" in event), None
         )
         plans = [event["planned"] for event in reversed(events) if "planned" in event]
-        self.first: dict[str, dict[str, Any]] = {
-            name: placed for plan in plans for name, placed in plan.items()
-        }
+        self.first: dict[str, dict[str, Any]] = {}
+        for plan in plans:
+            self.first |= plan
         if self.first and not any(task.name in self.first for task in tasks):
             name = journal.path.parents[1].name
             job = next(iter(self.first))

@@ -228,8 +228,9 @@ def output(plan: Plan, content: dict[str, Any], lines: Sequence[str]) -> Output:
     rows = []
     for job in content["jobs"]:
         seconds = {
-            "seconds" + f"_{end}" * (end != "value"): job["seconds"][end]
-            for end in ("value", "low", "high")
+            "seconds": job["seconds"]["value"],
+            "seconds_low": job["seconds"]["low"],
+            "seconds_high": job["seconds"]["high"],
         }
         as_busy = job["seconds_as_busy"] or {}
         seconds |= {f"seconds_as_busy_{end}": as_busy.get(end) for end in ("low", "high")}
@@ -263,7 +264,9 @@ def _row(job: Mapping[str, Any]) -> list[str]:
     efficient = job["efficiency"]
     deadline_s = job["deadline_s"]
     times = [in_hours(seconds) for seconds in (start_s, end_s, end_s - start_s)]
-    deadline = "" if deadline_s is None else in_hours(abs(deadline_s)) + " ago" * (deadline_s < 0)
+    deadline = "" if deadline_s is None else in_hours(abs(deadline_s))
+    if deadline_s is not None and deadline_s < 0:
+        deadline += " ago"
     late = in_hours(job["late_s"]) if job["late_s"] else ""
     share = "" if efficient is None else f"{efficient:.0%}"
     return [

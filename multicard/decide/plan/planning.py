@@ -5,7 +5,7 @@ Times are whole ticks, rounded up, so that every solution is a schedule.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -77,6 +77,13 @@ def cost(each: Schedule, tasks: Sequence[PlanTask]) -> float:
     return LATE * math.fsum(each.late_s(tasks).values()) + each.makespan_s
 
 
+def _precedences(tasks: Sequence[PlanTask]) -> Iterator[tuple[int, int]]:
+    """Each task's place, with that of a task that has to end before it."""
+    for place, task in enumerate(tasks):
+        for other in task.after:
+            yield place, other
+
+
 def solve(
     tasks: Sequence[PlanTask], gpus: int, known: Schedule, limit_s: float
 ) -> tuple[Schedule, float]:
@@ -127,9 +134,7 @@ def solve(
         ends.append(start + sum(size * is_taken for size, is_taken in zip(own, taken, strict=True)))
         model.add(ends[-1] <= makespan)
     model.add_cumulative(intervals, demands, gpus)
-    for place, other in (
-        (place, other) for place, task in enumerate(tasks) for other in task.after
-    ):
+    for place, other in _precedences(tasks):
         model.add(starts[place] >= ends[other])
     _add_redundant(model, tasks, sizes, chosen, makespan, horizon, gpus)
     for place, (one, other) in enumerate(pairwise(tasks)):

@@ -5,6 +5,7 @@ and a bound that no schedule beats.
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -238,12 +239,14 @@ def numbered(
     those of tasks that run already, whose end is uncertain.
     """
     ids = {place: task.held for place, task in enumerate(tasks) if task.held}
-    taken = {gpu for held in ids.values() for gpu in held}
+    taken = set(chain.from_iterable(ids.values()))
     free = [gpu for gpu in range(gpus) if gpu not in taken]
     running = [(spans[place][1], held) for place, held in ids.items()]
     for place in sorted({*range(len(tasks))} - {*ids}, key=lambda place: (spans[place][0], place)):
         start, end = spans[place]
-        free += [gpu for until, held in running if until <= start + SAME_S for gpu in held]
+        for until, held in running:
+            if until <= start + SAME_S:
+                free.extend(held)
         running = [each for each in running if each[0] > start + SAME_S]
         free.sort(key=lambda gpu: (gpu in taken, gpu))
         wanted = chosen[place].gpus
@@ -310,7 +313,8 @@ def balanced(tasks: Sequence[PlanTask], gpus: int) -> list[Schedule]:
     have (Turek et al., SPAA '92, for moldable tasks); also with the tasks that have a deadline on
     the GPUs that make them fastest.
     """
-    lengths = sorted({option.planned_s for task in tasks for option in task.options})
+    options = chain.from_iterable(task.options for task in tasks)
+    lengths = sorted({option.planned_s for option in options})
     limits = lengths[:: -(-len(lengths) // MOST_LENGTHS)]
     chosen = [[within(task, limit) for task in tasks] for limit in limits]
     if any(task.deadline_s is not None for task in tasks):

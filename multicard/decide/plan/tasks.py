@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
 from hydra.errors import HydraException
@@ -169,7 +170,7 @@ def runs(file: JobsFile, node: PlannedNode, sweep: Path) -> list[JobRun]:
     Args:
         sweep: folder of the plan's runs.
     """
-    found = [run for job in file.jobs for run in composed(job, node, sweep)]
+    found = list(chain.from_iterable(composed(job, node, sweep) for job in file.jobs))
     asked = {
         number: run.cell.config
         for number, run in enumerate(found)
@@ -199,15 +200,17 @@ def tasks(file: JobsFile, node: PlannedNode, runs: Sequence[JobRun]) -> list[Pla
         )
         for job in file.jobs
     }
-    named = [(job, name) for job in file.jobs for name in job.task_names]
+    named = []
+    for job in file.jobs:
+        named.extend((job, name) for name in job.task_names)
     places = {
         job.name: [place for place, (other, _) in enumerate(named) if other is job]
         for job in file.jobs
     }
-    after = {
-        job.name: tuple(sorted(place for name in job.predecessors for place in places[name]))
-        for job in file.jobs
-    }
+    after = {}
+    for job in file.jobs:
+        before = chain.from_iterable(places[name] for name in job.predecessors)
+        after[job.name] = tuple(sorted(before))
     return [
         PlanTask(name, options[job.name], after[job.name], job.deadline_s, job.name)
         for job, name in named

@@ -53,14 +53,14 @@ def settings(cells: Sequence[Cell]) -> list[dict[str, str]]:
     axis with all its keys.
     """
     known = [comparable.measured_settings(plain(cell.config)) for cell in cells]
-    keys = sorted(
-        {key for own in known for key in own if any(own[key] != other.get(key) for other in known)}
-    )
-    axes = {
-        key: group if f"{group}.name" in keys else key
-        for key in keys
-        for group in [key.partition(".")[0]]
-    }
+    differing = set[str]()
+    for own in known:
+        differing.update(key for key in own if any(own[key] != other.get(key) for other in known))
+    keys = sorted(differing)
+    axes = {}
+    for key in keys:
+        group = key.partition(".")[0]
+        axes[key] = group if f"{group}.name" in keys else key
     own_keys = {axis: [key for key in keys if axes[key] == axis] for axis in axes.values()}
     return [
         {axis: str([own.get(key) for key in names]) for axis, names in own_keys.items()}

@@ -117,7 +117,7 @@ class Model:
         self._cells = cells = len(settings)
         self._figures = [DesignRow(cell) for cell in range(cells)]
         self._priors = {cell: prior for cell, prior in enumerate(priors) if prior is not None}
-        axes = sorted({axis for setting in settings for axis in setting})
+        axes = sorted(set[str]().union(*settings))
         codes = [
             np.unique([repr(own.get(axis)) for own in settings], return_inverse=True)[1]
             for axis in axes

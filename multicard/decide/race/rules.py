@@ -36,6 +36,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 from scipy.special import ndtr
@@ -221,7 +222,7 @@ class Race:
         turns = range(
             self._finals, self._finals + (1 if self.ending == NOT_WORTH else self.options.runs)
         )
-        return [(turn, cell) for turn in turns for cell in self.finalists]
+        return list(product(turns, self.finalists))
 
     def add(self, block: Block) -> None:
         """Take a block that ran."""

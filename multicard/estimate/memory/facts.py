@@ -7,6 +7,7 @@ merges; a few tokens off where a template's text and a column's meet within a to
 import base64
 import hashlib
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -201,7 +202,7 @@ def _answers(config: LlmConfig, rows: Sequence[dict[str, Any]]) -> Sequence[dict
     """The rows; of pairs each answer as a row."""
     if not methods.chosen(config).pairs:
         return rows
-    return [{name: row[name]} for row in rows for name in pairs.CHOICES]
+    return [{name: row[name]} for row, name in product(rows, pairs.CHOICES)]
 
 
 def _texts(config: LlmConfig, row: dict[str, Any]) -> list[str]:

@@ -189,14 +189,13 @@ def cuda_autocast() -> Iterator[None]:
         clear()
 
     library = torch.library.Library("aten", "IMPL")
-    for policy, name in (
-        (policy, name) for policy, names in POLICIES.items() for name in names.split()
-    ):
-        packet, _, overload = name.partition(".")
-        kernel = _casting(getattr(getattr(aten, packet), overload or "default"), policy, copies)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that a kernel is overridden
-            library.impl(name, kernel, "AutocastCUDA", allow_override=True)
+    for policy, names in POLICIES.items():
+        for name in names.split():
+            packet, _, overload = name.partition(".")
+            kernel = _casting(getattr(getattr(aten, packet), overload or "default"), policy, copies)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that a kernel is overridden
+                library.impl(name, kernel, "AutocastCUDA", allow_override=True)
     try:
         with mock.patch.object(torch, "clear_autocast_cache", clear_both):
             yield

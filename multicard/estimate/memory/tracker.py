@@ -142,11 +142,10 @@ class Tracker(TorchDispatchMode):
         """Have an optimiser step once without a batch,
         and count the states that it has in every step but the first.
         """
-        for parameter in (
-            parameter for group in optimizer.param_groups for parameter in group["params"]
-        ):
-            if parameter.requires_grad:
-                parameter.grad = torch.empty_like(parameter)
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.requires_grad:
+                    parameter.grad = torch.empty_like(parameter)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         self.note_states(optimizer)
@@ -189,7 +188,8 @@ class Tracker(TorchDispatchMode):
 
     def _compare(self) -> None:
         if self.total > self.peak_bytes:
-            self.peak_bytes, self.peak_now = self.total, dict(self.now)
+            self.peak_bytes = self.total
+            self.peak_now = dict(self.now)
 
     def __enter__(self) -> "Tracker":
         resize = torch.UntypedStorage.resize_

@@ -4,6 +4,7 @@ A model that reads images or sounds too has towers for them, and layers that pro
 These are frozen, as rows of text never call them.
 """
 
+from itertools import chain
 from typing import Any
 
 import transformers
@@ -33,14 +34,15 @@ def text_modules(model: Any) -> dict[str, nn.Module]:
     if reads_text_alone(model):
         return modules
     tops = (model.get_decoder(), model.get_input_embeddings(), model.get_output_embeddings())
-    own = {id(part) for top in tops for part in top.modules()}
+    own = {id(part) for part in chain.from_iterable(top.modules() for top in tops)}
     return {name: part for name, part in modules.items() if id(part) in own}
 
 
 def text_parameters(model: Any) -> set[int]:
     """The `id` of each parameter of the text part."""
     own = text_modules(model).values()
-    return {id(parameter) for part in own for parameter in part.parameters(recurse=False)}
+    parameters = chain.from_iterable(part.parameters(recurse=False) for part in own)
+    return {id(parameter) for parameter in parameters}
 
 
 def freeze_others(model: Any) -> None:

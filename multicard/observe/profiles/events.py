@@ -228,7 +228,8 @@ class RankEvents:
         whole = self._named(EventKind.RANGE, [name == WINDOW for name in self.names])
         bounds = whole if whole.any() else marked
         if bounds.any():
-            self.open, self.close = int(self.start[bounds].min()), int(self.end[bounds].max())
+            self.open = int(self.start[bounds].min())
+            self.close = int(self.end[bounds].max())
         counted_at = self._counted_at()
         self._counts = (counted_at >= self.open) & (counted_at < self.close)
         work = self._counts & self._is(*ON_DEVICE)

@@ -10,7 +10,7 @@ import tempfile
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby, islice
+from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -70,19 +70,18 @@ class Profile:
         with the first `top` of each group in LONG only.
         """
         by_group = groupby((row for row in self.rows if row.rank == rank), lambda row: row.group)
-        return [
-            row for group, rows in by_group for row in islice(rows, top if group in LONG else None)
-        ]
+        shown = []
+        for group, rows in by_group:
+            shown.extend(islice(rows, top if group in LONG else None))
+        return shown
 
     def as_dict(self, top: int | None = 20) -> dict[str, Any]:
         """The profile for JSON, with the `top` kernels and
         annotations of every rank and of the sum.
         """
-        rows = [
-            row
-            for rank in (*(rank.rank for rank in self.ranks), None)
-            for row in self.rank_rows(rank, top)
-        ]
+        rows = []
+        for rank in (*(rank.rank for rank in self.ranks), None):
+            rows.extend(self.rank_rows(rank, top))
         return msgspec.to_builtins(replace(self, rows=rows))
 
     @classmethod
@@ -304,7 +303,7 @@ def _summed(rank: int | None, rows: Sequence[ProfileRow], window_s: float) -> li
         # in whichever order: both profilers give equal figures
         total_s = math.fsum(row.total_s for row in members)
         share = total_s / window_s if window_s else 0.0
-        detail = _joined({detail for row in members for detail in row.detail.split(", ")})
+        detail = _joined({*chain.from_iterable(row.detail.split(", ") for row in members)})
         count = sum(calls) if calls else None
         size = sum(sizes) if sizes else None
         sums.append(ProfileRow(rank, group, name, count, total_s, share, size, detail))
