@@ -240,7 +240,7 @@ class ImagesConfig(DatasetConfig):
     columns: dict[str, Optional[str]] = key(
         dict,
         "what a table's columns are called, as {image: img, label: fine_label}; {split: null} does"
-        " not split by one",
+        " not split by one, {label: null} takes folders for the classes",
         Role.identity | Role.work | Role.input | Role.content | Role.learning | Role.speed,
         since=("skip_broken", {}),
     )
@@ -288,7 +288,7 @@ class ImagesConfig(DatasetConfig):
                 value=self.parts,
             )
         for name, theirs in self.columns.items():
-            if name in COLUMNS and (theirs is not None or name == "split"):
+            if name in COLUMNS and (theirs is not None or name != "image"):
                 continue
             raise Refusal(
                 "config.images-columns",
@@ -297,6 +297,14 @@ class ImagesConfig(DatasetConfig):
                 key="dataset.columns",
                 value=name,
                 known=COLUMNS,
+            )
+        if self.columns.get("label", "") is None and len(self.columns) > 1:
+            raise Refusal(
+                "config.images-label-null",
+                "dataset.columns.label=null: takes folders for the classes and reads no table; use"
+                " `'dataset.columns={label: null}'` without other columns",
+                key="dataset.columns",
+                columns=self.columns,
             )
         if self.split is not None and not 0 < self.split < 1:
             raise Refusal(

@@ -221,9 +221,11 @@ def test_columns_are_named_of_tables_alone_and_by_three_names(tmp_path: Path):
     with refused("photographs.no-table-to-name", key="dataset.columns") as refusal:
         loaded(root, "dataset.columns={label: species}", SPLIT)
     assert loaded(root, *remedies(refusal.value), SPLIT).classes == 3
-    for words in ("{path: a}", "{label: null}"):
+    for words in ("{path: a}", "{image: null}"):
         with refused("config.images-columns", key="dataset.columns"):
             typed("dataset=images", "dataset.root=x", f"dataset.columns={words}")
+    with refused("config.images-label-null", key="dataset.columns"):
+        typed("dataset=images", "dataset.root=x", "dataset.columns={label: null, image: a}")
 
 
 def test_two_columns_of_images_in_a_file_are_other_data_with_caches_of_their_own(tmp_path: Path):

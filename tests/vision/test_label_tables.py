@@ -144,9 +144,10 @@ def test_a_table_in_a_folder_of_notes_is_named(folders: tuple[str, ...], tmp_pat
     (root / "csv").mkdir()
     table(root, "csv/labels.csv", "image,label", lambda p, n: f"{p.stem},{CLASSES[n % 2]}")
     file = str(root / "csv/labels.csv")
-    with refused("photographs.table-of-classes", table=file, remedy=None) as refusal:
+    with refused("photographs.table-of-classes", table=file) as refusal:
         datasets.check(options(root, "dataset.split=0.2"))
-    assert remedies(refusal.value)[-1].endswith("dataset.split=0.2")
+    for remedy, classes in zip(remedies(refusal.value), (CLASSES, [*folders]), strict=False):
+        assert parts(root, *shlex.split(remedy))[4] == classes
 
 
 # Columns beside that of the images, values of the first and of the other images,
@@ -195,6 +196,35 @@ AGREEING: dict[str, tuple[str, Row]] = {
 def test_folders_are_classes_where_no_table_has_others(name: str, tmp_path: Path):
     root = table(archive(tmp_path / "root", "cat", "dog"), "about.csv", *AGREEING[name])
     assert parts(root, "dataset.split=0.5")[4] == ["cat", "dog"]
+
+
+def test_images_of_the_same_names_in_several_folders_are_told_by_these(tmp_path: Path):
+    root = put(tmp_path / "root", "cat", "dog", count=6)
+    rows = [f"{name}/{number}.png,{name}s" for name in ("cat", "dog") for number in range(6)]
+    (root / "about.csv").write_text("\n".join(["path,label", *rows]))
+    assert parts(root, "dataset.split=0.5")[4] == ["cat", "dog"]
+    other = [row.replace("s", "") if number % 2 else row for number, row in enumerate(rows)]
+    (root / "about.csv").write_text("\n".join(["path,label", *other]))
+    with refused("photographs.table-of-classes"):
+        datasets.check(options(root, "dataset.split=0.5"))
+
+
+def test_a_table_of_each_part_is_offered_as_such(tmp_path: Path):
+    root = put(tmp_path / "root", "train/cat", "train/dog", "test/cat", "test/dog", count=6)
+    for part in ("train", "test"):
+        rows = [
+            f"{part}/{name}/{number}.png,{CLASSES[number % 2]}"
+            for name in ("cat", "dog")
+            for number in range(6)
+        ]
+        (root / f"{part}.csv").write_text("\n".join(["path,label", *rows]))
+    with refused("photographs.table-of-classes") as refusal:
+        datasets.check(options(root))
+    read = [parts(root, *shlex.split(remedy)) for remedy in remedies(refusal.value)]
+    assert [each[1:] for each in read] == [
+        ("test", 12, 12, CLASSES),
+        ("test", 12, 12, ["cat", "dog"]),
+    ]
 
 
 def test_a_form_to_be_filled_in_is_no_table_of_classes(tmp_path: Path):

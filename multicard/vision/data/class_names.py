@@ -49,6 +49,11 @@ def _is_missing(value: Any) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
+def is_fraction(text: str) -> bool:
+    """True of a number with decimals that are not all 0."""
+    return NUMBER.fullmatch(text) is not None and not float(text).is_integer()
+
+
 def in_order(labels: Sequence[str], declared: Sequence[str]) -> list[str]:
     """The classes of these samples: as declared, or by their value where all are numbers,
     or by name.
@@ -60,10 +65,13 @@ def in_order(labels: Sequence[str], declared: Sequence[str]) -> list[str]:
 
 
 def alike(names: Sequence[str]) -> list[list[str]]:
-    """Names of classes that differ only by case and by blanks, dashes and underscores,
-    those of one group together.
+    """Names of classes that differ only by case and by blanks, dashes and underscores, or as two
+    ways to write a number (1 and 1.0), those of one group together.
     """
-    groups = defaultdict[str, list[str]](list)
+    groups = defaultdict[str | float, list[str]](list)
     for name in names:
-        groups[re.sub(r"[ _-]+", " ", name.casefold()).strip()].append(name)
+        if NUMBER.fullmatch(name):
+            groups[float(name)].append(name)
+        else:
+            groups[re.sub(r"[ _-]+", " ", name.casefold()).strip()].append(name)
     return [group for group in groups.values() if len(group) > 1]

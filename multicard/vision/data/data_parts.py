@@ -3,10 +3,11 @@
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import NamedTuple
 
 from multicard.config.pasting import override
-from multicard.messages import Refusal, page
+from multicard.messages import Message, Refusal, page
 from multicard.records import part_names
 from multicard.records.part_names import PartKind
 from multicard.vision.data.stored_images import Encoded
@@ -32,13 +33,14 @@ class PartSamples(NamedTuple):
     """The samples of a part: images, the class of each,
     and all classes in the order of their numbers.
 
-    ignored: files or columns beside them, by kind.
+    ignored: files or columns beside them, by kind. notices: what was taken without being named.
     """
 
     images: list[Encoded]
     labels: list[str]
     classes: list[str]
     ignored: Counter[str]
+    notices: tuple[Message, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -64,11 +66,15 @@ class FoundParts:
     """The parts that were found, and what lies beside them and belongs to none, by kind.
 
     unlabelled: folders of images to test on without classes, which are counted in `ignored`.
+    notices: what was taken without being named. tables: which say the classes, where
+    folders do not, that of the first part first.
     """
 
     parts: list[DataPart]
     ignored: Counter[str] = field(default_factory=Counter)
     unlabelled: tuple[str, ...] = ()
+    notices: tuple[Message, ...] = ()
+    tables: tuple[Path, ...] = ()
 
 
 def train_and_tests(source: FoundParts, place: str) -> tuple[DataPart, list[DataPart]]:
@@ -148,4 +154,4 @@ def chosen_parts(source: FoundParts, names: list[str], place: str) -> FoundParts
     ]
     others = [part for part in source.parts if part.name not in {each.name for each in taken}]
     not_read = Counter({f"part {part.name}": len(part.read().labels) for part in others})
-    return FoundParts(taken, source.ignored + not_read, source.unlabelled)
+    return replace(source, parts=taken, ignored=source.ignored + not_read)

@@ -3,7 +3,9 @@ Hidden ones are left out.
 """
 
 import os
+import re
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -77,6 +79,7 @@ NOTE_FOLDERS |= {
     "attributes",
 }
 OWN = ".multicard"  # holds decoded images
+OUTSIDE = " outside of classes"  # is added to the kind of images there
 LONGEST_ENDING = 8  # letters; what is longer is a part of a name
 
 
@@ -192,7 +195,7 @@ def beside(folder: Path) -> Counter[str]:
                 found["hidden"] += entry.name != OWN
             elif not entry.is_dir():
                 kind = kind_of_file(entry.name)
-                found[f"{kind} outside of classes" if kind in SUFFIXES else kind] += 1
+                found[f"{kind}{OUTSIDE}" if kind in SUFFIXES else kind] += 1
     return +found
 
 
@@ -204,6 +207,18 @@ def count_files(folder: Path) -> int:
 def in_words(counts: Counter[str]) -> str:
     """What is not read: "50 .heic, 3 .txt"."""
     return ", ".join(f"{number:,} {kind}" for kind, number in counts.most_common())
+
+
+def are_numbered(names: Iterable[str]) -> bool:
+    """True of folders that divide an archive: images_001 and images_002, part_a and part_b, 0f."""
+    return len({_words(name) for name in names}) == 1
+
+
+def _words(name: str) -> tuple[str, ...]:
+    """The words of a folder's name without numbers and letters: of images_001, part_a, and 0f."""
+    if re.fullmatch(r"[0-9a-f]{1,2}", name.lower()):
+        return ()
+    return tuple(word for word in re.findall(r"[^\W\d_]+", name.lower()) if len(word) > 1)
 
 
 def filled_names(folder: Path) -> set[str]:

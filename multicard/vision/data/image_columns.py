@@ -18,10 +18,10 @@ from multicard.vision.data.stored_images import opened
 PATHS = ("path", "file", "filename", "file_name", "image", "img")  # names of columns, in any case
 # of images, where no such column is there
 IDS = ("image_id", "id_code", "image_name", "imageid", "id", "filepath")
-LABELS = ("label", "labels", "class", "target")
+LABELS = ("label", "labels", "class", "target", "category", "diagnosis")
 HOLDS_BYTES = re.compile("struct<.*bytes: |(large_)?binary")  # types of encoded images
 OF_CLASSES = re.compile(
-    "label|class|categor|species|breed|target|diagnos|^dx$", re.IGNORECASE
+    "label|class|categor|species|breed|target|diagnos|^dx$|^choice$", re.IGNORECASE
 )  # in the names of others
 
 # Names of columns that hold a pixel each: 1x1 and pixel0 of MNIST's tables; or all of them,
@@ -46,14 +46,22 @@ class Usable(NamedTuple):
     inside: set[str]
     image: str
     label: str
+    is_guess: bool = False
 
     def with_label_of(self, trained: str) -> "Usable":
         """The same with the column of classes that is trained on, or one that is called so;
         with none by a guess.
         """
         if trained in self.fields:
-            return self._replace(label=trained)
-        return self if self.label in LABELS else self._replace(label="")
+            return self._replace(label=trained, is_guess=False)
+        if self.label in LABELS:
+            return self
+        return self._replace(label="", is_guess=False)
+
+    @property
+    def holds_images(self) -> bool:
+        """True where a column has the bytes of images, which may not be called so."""
+        return any(HOLDS_BYTES.match(str(field.type)) for field in self.fields.values())
 
     def stored(self, name: str) -> str:
         """A column's name as the file has it."""
@@ -87,9 +95,11 @@ def usable(schema: Any, named: Named = NONE_NAMED, place: str = "") -> Usable:
     if not image:
         image = next((name for name in IDS if name in free), "")
     rest = free - {image, label, *SPLITS, ""}
+    is_guess = False
     if image and not label and len(rest) == 1:  # a table of two columns
         (label,) = rest
-    return Usable(fields, inside, image, label)
+        is_guess = not OF_CLASSES.search(label)
+    return Usable(fields, inside, image, label, is_guess)
 
 
 def _given(fields: Mapping[str, Any], ours: str, theirs: str, place: str) -> str:
@@ -110,16 +120,22 @@ def _given(fields: Mapping[str, Any], ours: str, theirs: str, place: str) -> str
     )
 
 
-def no_columns(schema: Any, found: Usable, named: Named, place: str) -> Refusal:
+def no_columns(
+    schema: Any, found: Usable, named: Named, place: str, paths: Sequence[str] | None
+) -> Refusal:
     """The refusal of a table without a column of images, or of classes,
     with names for those that look like them.
+
+    Args:
+        paths: the columns, in lower case, whose values name files; None of a table that holds its
+            images.
     """
     require_no_pixels(schema.names, place)
     shown = list[str]()
     for each in schema:
         kind = "" if each in found.fields.values() else f" ({str(each.type).partition('<')[0]})"
         shown.append(f"{each.name}{kind}")
-    remedy = _guessed(found, named)
+    remedy = _guessed(found, named, paths)
     hint = f", or name the columns, as `{remedy}`" if remedy else ""
     return Refusal(
         "photographs.columns",
@@ -148,22 +164,25 @@ def require_no_pixels(columns: Sequence[str], place: str) -> None:
         )
 
 
-def _guessed(found: Usable, named: Named) -> str | None:
+def _guessed(found: Usable, named: Named, paths: Sequence[str] | None) -> str | None:
     """An override that names the columns which look like images and classes;
     None where none does.
     """
     own = {ours: theirs for ours, theirs in named.items() if theirs is not None}
     encoded = [name for name, field in found.fields.items() if HOLDS_BYTES.match(str(field.type))]
-    image = found.image or next(iter(encoded), "")
+    image = found.image
+    if paths is None:
+        image = image or next(iter(encoded), "")
+    elif image not in paths:
+        image = next(iter(paths), "")
     labels = [
         name for name in found.fields if name not in (image, *encoded) and OF_CLASSES.search(name)
     ]
-    if not image and not encoded and len(found.fields) > 1 and labels:
-        image = next((name for name in found.fields if name not in (*labels, *SPLITS)), "")
-    label = found.label or next(iter(labels), "")
+    label = found.label if found.label != image else ""
+    label = label or next(iter(labels), "")
     if not image or not label:
         return None
-    if not found.image:
+    if image != found.image:
         own["image"] = found.stored(image)
     if not found.label:
         own["label"] = found.stored(label)
@@ -222,6 +241,34 @@ def declared(stored: Any, name: str) -> list[str]:
             *json.loads(stored.schema.metadata[b"huggingface"])["info"]["features"][name]["names"]
         ]
     return []
+
+
+def require_one_column_of_classes(
+    found: Usable, named: Named, columns: Mapping[str, Sequence[str]], place: str
+) -> None:
+    """Refuse a table with several columns that are called as the classes are, of which the first
+    does not say what the others do.
+
+    Args:
+        columns: by name in lower case, the values that were read.
+    """
+    values = columns[found.label]
+    for name in LABELS:
+        if name == found.label or name not in columns:
+            continue
+        pairs = {*zip(values, columns[name], strict=True)}
+        if len(pairs) == len({*values}):  # the other follows from it, as a coarser class does
+            continue
+        remedies = [
+            override(KEY, {**named, "label": found.stored(each)}) for each in (found.label, name)
+        ]
+        raise Refusal(
+            "photographs.two-columns-of-classes",
+            f"{place}: {found.stored(found.label)} and {found.stored(name)} give images other"
+            f" classes; use `{remedies[0]}` or `{remedies[1]}`",
+            key=KEY,
+            columns=[found.stored(found.label), found.stored(name)],
+        )
 
 
 def label_of(paths: Sequence[Path], named: Named) -> str:

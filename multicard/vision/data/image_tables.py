@@ -2,9 +2,11 @@
 of Hugging Face's `datasets` that hold them.
 """
 
+import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,7 +17,7 @@ from multicard.records import part_names
 from multicard.records.part_columns import named_parts
 from multicard.records.part_names import PartKind
 from multicard.records.separated_text import separated_text
-from multicard.vision.data import class_names, table_images
+from multicard.vision.data import class_names, class_values, table_images
 from multicard.vision.data.data_parts import (
     FORMS,
     WHOLE,
@@ -25,12 +27,15 @@ from multicard.vision.data.data_parts import (
     order_of_tests,
 )
 from multicard.vision.data.image_columns import (
+    LABELS,
     NONE_NAMED,
     Named,
+    Usable,
     declared,
     no_columns,
     require_bytes,
     require_no_pixels,
+    require_one_column_of_classes,
     require_same_columns,
     splits_of,
     usable,
@@ -48,7 +53,7 @@ class TableColumns:
 
     labels: "" where a row has no class. parts: None without a column of `SPLITS`. classes: in their
     order, where `datasets` declared them in the file. ignored: rows of each other column. several:
-    the images of a row whose name several have.
+    the images of a row whose name several have. notices: what was taken without being named.
     """
 
     images: list[Encoded]
@@ -57,6 +62,7 @@ class TableColumns:
     classes: list[str]
     ignored: Counter[str]
     several: dict[int, list[Path]]
+    notices: tuple[Message, ...]
 
 
 def table_parts(
@@ -65,6 +71,7 @@ def table_parts(
     any_name: bool = False,
     named: Named = NONE_NAMED,
     to_test: str | None = None,
+    own_folders: Sequence[Path] = (),
 ) -> FoundParts:
     """The rows of a table in one or more files; parts by its column `split`,
     or another of `SPLITS`.
@@ -75,10 +82,13 @@ def table_parts(
         any_name: take parts of any name, of which `dataset.parts` chooses.
         named: `dataset.columns`.
         to_test: the column of the classes that are trained on, where all rows are to be tested on.
+        own_folders: where images that are given by their names alone are looked for first.
     """
-    table = _columns(paths, by_split, named, to_test)
+    table = _columns(paths, by_split, named, to_test, own_folders)
     parts = [part.lower() for part in table.parts] if table.parts else [WHOLE] * len(table.images)
-    found: dict[str, PartSamples] = {part: PartSamples([], [], [], Counter()) for part in parts}
+    found: dict[str, PartSamples] = {
+        part: PartSamples([], [], [], Counter(), table.notices) for part in parts
+    }
     unlabelled = _without_labels(table.labels, parts, to_test is not None)
     wrong: dict[Message, list[int]] = {}
     for row, (image, label, part) in enumerate(zip(table.images, table.labels, parts, strict=True)):
@@ -122,16 +132,19 @@ def table_parts(
     return FoundParts(made, table.ignored)
 
 
-def column_of_classes(path: Path, named: Named) -> str:
-    """The column of a table that holds the classes, in lower case; "" where none does."""
+def column_of_classes(path: Path, named: Named) -> tuple[str, bool]:
+    """The column of a table that holds the classes, in lower case, and whether it is a guess;
+    "" where none does.
+    """
     from pyarrow import dataset
 
-    return usable(dataset.dataset(_text_table(path)).schema, named, f"dataset.root={path}").label
+    found = usable(dataset.dataset(_text_table(path)).schema, named, f"dataset.root={path}")
+    return found.label, found.is_guess
 
 
 def parts_of_rows(paths: list[Path], named: Named) -> list[str]:
     """The part of each row, by a column; none where none says one."""
-    return _columns(paths, True, named, None).parts or []
+    return _columns(paths, True, named, None, ()).parts or []
 
 
 def _without_labels(labels: Sequence[str], parts: Sequence[str], to_test: bool) -> set[str]:
@@ -176,56 +189,88 @@ def _problem_of_row(
     return None
 
 
-def _columns(paths: list[Path], by_split: bool, named: Named, to_test: str | None) -> TableColumns:
-    import pyarrow as pa
-    from pyarrow import dataset
-
-    form: Any = "parquet"
-    try:
-        if paths[0].suffix.lower() not in (PARQUET, STREAM):
-            stored = dataset.dataset(_text_table(paths[0]))
-        else:
-            if paths[1:]:
-                require_same_columns(paths, form, named)
-            stored = opened(paths, form)
-        place = f"dataset.root={paths[0]}"
-        given = (
-            named
-            if to_test is None
-            else {ours: theirs for ours, theirs in named.items() if ours != "label"}
-        )
-        found = usable(stored.schema, given, place)
-        if to_test is not None:
-            found = found.with_label_of(to_test)
-        if not found.image or not (found.label or to_test is not None):
-            raise no_columns(stored.schema, found, named, place)
-        fields, inside, image, label = found
-        splits = splits_of(found, named) if by_split else []
+def _columns(
+    paths: list[Path],
+    by_split: bool,
+    named: Named,
+    to_test: str | None,
+    own_folders: Sequence[Path],
+) -> TableColumns:
+    place = f"dataset.root={paths[0]}"
+    folder = paths[0].parent.absolute()  # as some paths in the table may be
+    with _unreadable_refused(paths[0]):
+        stored = _stored(paths, named)
+        found = _usable_columns(stored, named, to_test, place, folder)
+        fields, inside, image, label, is_guess = found
         if inside:
-            require_bytes(paths, given)
-        wanted = {label, *splits, image} & fields.keys() - inside
-        table = stored.to_table([fields[name].name for name in wanted])
-        columns = {name: table[fields[name].name].to_pylist() for name in wanted}
+            require_bytes(paths, {"image": named.get("image")})
+        splits = splits_of(found, named) if by_split else []
+        rivals = [name for name in LABELS if name in fields] if label in LABELS else []
+        wanted = {label, *rivals, *splits, image} & fields.keys() - inside
+        texts = _texts(stored, {name: fields[name].name for name in wanted})
         counts = [opened([path]).count_rows() for path in paths] if inside else []
-        texts = {
-            name: class_names.texts(columns[name], declared(stored, fields[name].name))
-            for name in wanted
-        }
-        split, parts = named_parts(
-            {name: texts[name] for name in splits}, is_named="split" in named
-        )
-        read = {fields[name].name for name in {image, label, split} & fields.keys() - {""}}
-        others = [field.name for field in stored.schema if field.name not in read]
-        unread = [f"column {name}" if name.strip() else "column without a name" for name in others]
-        ignored = Counter(dict.fromkeys(unread, stored.count_rows()))
+        rows = stored.count_rows()
+    if rivals and to_test is None and named.get("label") is None:
+        require_one_column_of_classes(found, named, texts, place)
+    split, parts = named_parts({name: texts[name] for name in splits}, is_named="split" in named)
+    read = {fields[name].name for name in {image, label, split} & fields.keys() - {""}}
+    others = [field.name for field in stored.schema if field.name not in read]
+    unread = [f"column {name}" if name.strip() else "column without a name" for name in others]
+    ignored = Counter(dict.fromkeys(unread, rows))
+    if not inside:
+        _require_no_addresses(place, fields[image].name, texts[image])
+    files = table_images.found(folder, texts.get(image, []), own_folders)
+    images: list[Encoded] = [*files.images]
+    ignored += files.ignored
+    for path, count in zip(paths, counts, strict=bool(inside)):
+        file = ImageFile(path, fields[image], is_named="image" in named)
+        images += [StoredImage(file, index) for index in range(count)]
+    if parts is None and by_split and "split" not in named:
+        parts = _parts_by_folder(files.images)
+    labels = class_names.without_no_class(texts.get(label, [""] * len(images)))
+    classes = declared(stored, found.stored(label))
+    if not classes:
+        class_values.require_one_label_an_image(place, found.stored(label), labels)
+        class_values.require_classes_not_measurements(place, found.stored(label), labels)
+    columns = stored.schema.names
+    class_values.require_whole_images(place, columns, images, labels, parts or [""] * len(images))
+    notices = list[Message]()
+    if is_guess:
+        guess = class_values.guessed_column(place, found.stored(label), images, labels, named)
+        notices.append(guess)
+    return TableColumns(images, labels, parts, classes, ignored, files.several, tuple(notices))
+
+
+def _parts_by_folder(images: Sequence[Path]) -> list[str] | None:
+    """The part of each row by the folder of its image, as train/ and test/;
+    None where not all images lie in such folders.
+    """
+    if not images:
+        return None
+    above = Path(os.path.commonpath([image.parent for image in images]))
+    folders = [next(iter(image.parent.relative_to(above).parts), "") for image in images]
+    names = part_names.named({*folders})
+    kinds = {part.kind for part in names.values()}
+    if len(names) < len({*folders}) or PartKind.train not in kinds or len(kinds) < 2:
+        return None
+    return folders
+
+
+@contextmanager
+def _unreadable_refused(path: Path) -> Iterator[None]:
+    """Refuse, by its name, a table that cannot be read."""
+    import pyarrow as pa
+
+    try:
+        yield
     except Refusal as refusal:
         if refusal.code not in ("table.encoding", "table.nul"):
             raise
         raise Refusal(
             "photographs.table-encoding",
-            f"dataset.root={paths[0]}: {refusal.message}",
+            f"dataset.root={path}: {refusal.message}",
             key="dataset.root",
-            file=str(paths[0]),
+            file=str(path),
             reason=refusal.message,
         ) from None
     except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
@@ -234,21 +279,85 @@ def _columns(paths: list[Path], by_split: bool, named: Named, to_test: str | Non
         why = re.split("Invalid: |source '.*?': ", str(error).splitlines()[0])[-1]
         raise Refusal(
             "photographs.unreadable-table",
-            f"dataset.root={paths[0]}: cannot be read ({why}); save it whole, and in UTF-8",
+            f"dataset.root={path}: cannot be read ({why}); save it whole, and in UTF-8",
             key="dataset.root",
-            file=str(paths[0]),
+            file=str(path),
             why=why,
         ) from None
-    folder = paths[0].parent.absolute()  # as some paths in the table may be
-    files = table_images.found(folder, texts.get(image, []))
-    images: list[Encoded] = [*files.images]
-    ignored += files.ignored
-    for path, count in zip(paths, counts, strict=bool(inside)):
-        file = ImageFile(path, fields[image], is_named="image" in named)
-        images += [StoredImage(file, index) for index in range(count)]
-    labels = class_names.without_no_class(texts.get(label, [""] * len(images)))
-    classes = declared(stored, found.stored(label))
-    return TableColumns(images, labels, parts, classes, ignored, files.several)
+
+
+def _stored(paths: list[Path], named: Named) -> Any:
+    """A pyarrow `Dataset` of a table in one or more files."""
+    from pyarrow import dataset
+
+    form: Any = "parquet"
+    if paths[0].suffix.lower() not in (PARQUET, STREAM):
+        return dataset.dataset(_text_table(paths[0]))
+    if paths[1:]:
+        require_same_columns(paths, form, named)
+    return opened(paths, form)
+
+
+def _usable_columns(
+    stored: Any, named: Named, to_test: str | None, place: str, folder: Path
+) -> Usable:
+    """The columns of images and of classes; refused where they are not there.
+
+    Args:
+        to_test, named: as `table_parts` has them.
+    """
+    if to_test is None:
+        found = usable(stored.schema, named, place)
+        if found.image and found.label:
+            return found
+    else:
+        others = {ours: theirs for ours, theirs in named.items() if ours != "label"}
+        found = usable(stored.schema, others, place).with_label_of(to_test)
+        if found.image:
+            return found
+    raise _no_columns(stored, found, named, place, folder)
+
+
+def _texts(stored: Any, names: Mapping[str, str]) -> dict[str, list[str]]:
+    """Columns as texts, by our names for them."""
+    table = stored.to_table([*names.values()])
+    return {
+        ours: class_names.texts(table[theirs].to_pylist(), declared(stored, theirs))
+        for ours, theirs in names.items()
+    }
+
+
+def _no_columns(stored: Any, found: Usable, named: Named, place: str, folder: Path) -> Refusal:
+    """The refusal of a table without a column of images or of classes, by what its values are."""
+    if found.holds_images:
+        return no_columns(stored.schema, found, named, place, None)
+    texts = _texts(stored, {name: field.name for name, field in found.fields.items()})
+    paths = list[str]()
+    for name, values in texts.items():
+        given = [value for value in values if value]
+        if any(image.is_file() for image in table_images.found(folder, given).images):
+            paths.append(name)
+    for name, values in texts.items():
+        if not paths:
+            _require_no_addresses(place, found.stored(name), values)
+    image = found.image if found.image in paths else next(iter(paths), "")
+    if image:
+        nothing = [""] * len(texts[image])
+        class_values.require_whole_images(
+            place, stored.schema.names, texts[image], nothing, nothing
+        )
+    return no_columns(stored.schema, found, named, place, paths)
+
+
+def _require_no_addresses(place: str, column: str, values: Sequence[str]) -> None:
+    if class_values.are_addresses(values):
+        raise Refusal(
+            "photographs.addresses",
+            f"{place}: {column} holds addresses of the network, and nothing is fetched; fetch the"
+            " images into a folder beside the table, and give their names in its place",
+            key="dataset.root",
+            column=column,
+        )
 
 
 def text_columns(path: Path) -> dict[str, list[str]]:

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -17,11 +16,9 @@ from multicard.vision.data.data_parts import (
     DataPart,
     FoundParts,
     PartSamples,
-    order_of_tests,
 )
 from multicard.vision.data.folder_contents import beside, class_folders, count_files, is_hidden
-from multicard.vision.data.image_columns import NONE_NAMED, Named
-from multicard.vision.data.image_tables import LINES, column_of_classes, table_parts
+from multicard.vision.data.image_tables import LINES, table_parts
 from multicard.vision.data.label_tables import is_submission
 
 ARCHIVES = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".zip")
@@ -30,7 +27,6 @@ ONE_HOT = "_classes.csv"  # of Roboflow's export, in each part
 # of CUB-200, a line an image: its number, and what it has
 LISTS = ("images.txt", "image_class_labels.txt")
 SPLIT = "train_test_split.txt"
-METADATA = ("metadata.csv", "metadata.jsonl")  # of an `imagefolder` of `datasets`, in each part
 
 
 def listed_parts(root: Path, whole: bool) -> FoundParts | None:
@@ -75,38 +71,6 @@ def listed_parts(root: Path, whole: bool) -> FoundParts | None:
         ],
         +ignored,
     )
-
-
-def metadata_parts(root: Path, named: Named = NONE_NAMED) -> FoundParts | None:
-    """The parts of a folder whose folders of parts have a table each, as `datasets` reads an
-    `imagefolder`; None of any other, and of one whose parts to test on have no table.
-
-    Args:
-        named: `dataset.columns`.
-    """
-    names = part_names.named(folder.name for folder in class_folders(root))
-    tables = dict[str, Path]()
-    for name in names:
-        found = [root / name / table for table in METADATA if (root / name / table).is_file()]
-        tables |= {name: found[0]} if len(found) == 1 else {}
-    trains = [name for name in tables if names[name].kind is PartKind.train]
-    if not trains or len(trains) == len(tables):
-        return None
-    trained = column_of_classes(tables[trains[0]], named)
-    parts = list[DataPart]()
-    ignored = beside(root)
-    for name in sorted(tables, key=order_of_tests):
-        is_train = names[name].kind is PartKind.train
-        source = table_parts(
-            [tables[name]], by_split=False, named=named, to_test=None if is_train else trained
-        )
-        (part,) = source.parts
-        parts.append(replace(part, name=name, kind=names[name].kind))
-        ignored += source.ignored
-    for folder in class_folders(root):
-        if folder.name not in tables:
-            ignored[f"{folder.name}/"] += count_files(folder)
-    return FoundParts(parts, ignored)
 
 
 def _alone(path: Path) -> str:
@@ -157,10 +121,13 @@ def refusal(root: Path) -> Refusal | None:
     for table in tables:
         if table.refusal is None:
             shown = table.path.relative_to(root).as_posix()
+            use = override("dataset.root", table.path)
+            if not table.has_parts:
+                use = _alone(table.path)
             return Refusal(
                 "photographs.table-beside",
                 f"dataset.root={root}: holds {shown}, which names images and their classes; use"
-                f" `{_alone(table.path)}`",
+                f" `{use}`",
                 key="dataset.root",
                 table=str(table.path),
             )
@@ -176,14 +143,17 @@ def refusal(root: Path) -> Refusal | None:
 
 
 class NearTable(NamedTuple):
-    """A table in a folder of images. refusal: why it cannot be used; None where it can."""
+    """A table in a folder of images. refusal: why it cannot be used; None where it can.
+    has_parts: its rows are to train and to test on.
+    """
 
     path: Path
     refusal: Refusal | None
+    has_parts: bool = False
 
 
 def _tables(root: Path) -> list[NearTable]:
-    """Tables in a folder without parts of their own; those called as a part to train on first."""
+    """Tables in a folder; those called as a part to train on first."""
     paths = [
         path for path in sorted(root.iterdir()) if path.suffix.lower() in (".csv", ".tsv", LINES)
     ]
@@ -193,8 +163,8 @@ def _tables(root: Path) -> list[NearTable]:
             continue
         with suppress(OSError):
             try:
-                if len(table_parts([path]).parts) == 1:
-                    found.append(NearTable(path, None))
+                parts = table_parts([path]).parts
+                found.append(NearTable(path, None, has_parts=len(parts) > 1))
             except Refusal as refusal:
                 found.append(NearTable(path, refusal))
     return found

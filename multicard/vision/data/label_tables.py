@@ -5,17 +5,22 @@ folders do: parts of an archive are no classes.
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from multicard.config.pasting import override
 from multicard.messages import Refusal
-from multicard.vision.data.data_parts import AS_CLASSES, TABLE, DataPart, PartSamples, train_on
-from multicard.vision.data.folder_contents import class_folders, holds_notes, is_hidden
+from multicard.vision.data.data_parts import TABLE, DataPart, PartSamples
+from multicard.vision.data.folder_contents import (
+    are_numbered,
+    class_folders,
+    holds_notes,
+    is_hidden,
+)
 from multicard.vision.data.image_columns import KEY, LABELS, OF_CLASSES
-from multicard.vision.data.image_tables import LINES, table_parts, text_columns
+from multicard.vision.data.image_tables import LINES, text_columns
 
 TABLES = (".csv", ".tsv", LINES)
 SHARE = 0.5  # of the images, or of the rows: a table that names as many is of these images
@@ -49,20 +54,27 @@ class LabelTable(NamedTuple):
 
 
 def require_folders_are_classes(
-    root: Path, samples: PartSamples, train: DataPart, test: DataPart | None
-) -> None:
+    root: Path,
+    samples: PartSamples,
+    test: DataPart | None,
+    reading: Callable[[LabelTable], str | None],
+) -> list[LabelTable]:
     """Refuse folders that are taken for classes where a table
     beside them gives their images other ones.
 
     Args:
         root: `dataset.root`. samples: of the part to train on. test: the part to test on,
-            if there is one.
+            if there is one. reading: the overrides that read a table; None where it cannot be read.
+
+    Returns:
+        Tables of these images that have no column of classes, which are not read.
     """
     images = [image for image in samples.images if isinstance(image, Path)]
     if not images or len(images) < len(samples.images):
-        return
+        return []
+    unread = list[LabelTable]()
     alone = len(samples.classes) == 1
-    numbered = len({_words(name) for name in samples.classes}) == 1
+    numbered = are_numbered(samples.classes)
     for path in _files(root, images, TABLES):
         table = None
         with suppress(
@@ -73,10 +85,12 @@ def require_folders_are_classes(
             continue
         said = table.strong or (table.weak if alone or (numbered and test is None) else [])
         if said and (alone or not table.agrees & {*said}):
-            as_classes = AS_CLASSES
-            if train.kind is not None:
-                as_classes = train_on(train.name, None if test is None else test.name)
-            raise _other_classes(root, table, samples.classes, as_classes)
+            as_classes = override(KEY, {"label": None})
+            if test is None:
+                as_classes += " dataset.split=0.2"
+            raise _other_classes(root, table, samples.classes, as_classes, reading(table))
+        if not table.agrees:
+            unread.append(table)
     for path in _files(root, images, (".json",)) if alone else []:
         if _labels_images(path, images):
             raise Refusal(
@@ -86,6 +100,7 @@ def require_folders_are_classes(
                 key="dataset.root",
                 file=str(path),
             )
+    return unread
 
 
 def is_submission(path: Path) -> bool:
@@ -124,13 +139,6 @@ def _files(root: Path, images: Sequence[Path], endings: Sequence[str]) -> list[P
     return found
 
 
-def _words(name: str) -> tuple[str, ...]:
-    """The words of a folder's name without numbers and letters: of images_001, part_a, and 0f."""
-    if re.fullmatch(r"[0-9a-f]{1,2}", name.lower()):
-        return ()
-    return tuple(word for word in re.findall(r"[^\W\d_]+", name.lower()) if len(word) > 1)
-
-
 def _labels_images(path: Path, images: Sequence[Path]) -> bool:
     """True of a JSON object whose `labels` are by the names of these images,
     or by these without their endings.
@@ -149,15 +157,13 @@ def _of_images(path: Path, images: Sequence[Path], labels: Sequence[str]) -> Lab
     """What a table says of these images; None where it names too few of them."""
     columns = text_columns(path)
     rows = max(map(len, columns.values()), default=0)
-    folders = dict[str, str]()
-    for image, label in zip(images, labels, strict=True):
-        folders[image.name] = label
-        folders[image.stem] = label
-    named = {
-        name: [_name_of(value) in folders for value in values] for name, values in columns.items()
-    }
-    image = max(named, key=lambda name: sum(named[name]), default=None)
-    if image is None or sum(named[image]) < SHARE * min(len(images), rows):
+    folders = _by_name(images, labels)
+    keys = {name: [_key_of(value, folders) for value in values] for name, values in columns.items()}
+    image = max(keys, key=lambda name: sum(key in folders for key in keys[name]), default=None)
+    if image is None:
+        return None
+    named = [key in folders for key in keys[image]]
+    if sum(named) < SHARE * min(len(images), rows):
         return None
     strong = list[str]()
     weak = list[str]()
@@ -166,9 +172,9 @@ def _of_images(path: Path, images: Sequence[Path], labels: Sequence[str]) -> Lab
         if name == image or not name.strip():
             continue
         by_folder = dict[str, set[str]]()
-        for key, value, is_there in zip(columns[image], values, named[image], strict=True):
+        for key, value, is_there in zip(keys[image], values, named, strict=True):
             if is_there:
-                by_folder.setdefault(folders[_name_of(key)], set()).add(value)
+                by_folder.setdefault(folders[key], set()).add(value)
         different = set[str]().union(*by_folder.values())
         if name.strip().lower() in LABELS or OF_CLASSES.search(name):
             strong += [name] if len(different) > 1 else []
@@ -192,8 +198,28 @@ def _one_hot(columns: Mapping[str, Sequence[str]]) -> list[str]:
     return []
 
 
-def _name_of(value: str) -> str:
-    return value.replace("\\", "/").rpartition("/")[2]
+def _by_name(images: Sequence[Path], labels: Sequence[str]) -> dict[str, str]:
+    """The labels of images, by their names with the folder, and without where one label has them;
+    with and without ending.
+    """
+    found = dict[str, str]()
+    of_several = set[str]()
+    for image, label in zip(images, labels, strict=True):
+        for key in (image.name, image.stem):
+            if found.setdefault(key, label) != label:
+                of_several.add(key)
+        for key in (image.name, image.stem):
+            found[f"{image.parent.name}/{key}"] = label
+    for key in of_several:
+        del found[key]
+    return found
+
+
+def _key_of(value: str, folders: Mapping[str, str]) -> str:
+    """The name of the image that a value is, with its folder where that is known."""
+    *above, name = value.replace("\\", "/").split("/")
+    with_folder = f"{above[-1]}/{name}" if above else name
+    return with_folder if with_folder in folders else name
 
 
 def _is_number(values: Sequence[str]) -> bool:
@@ -201,15 +227,15 @@ def _is_number(values: Sequence[str]) -> bool:
 
 
 def _other_classes(
-    root: Path, table: LabelTable, folders: Sequence[str], as_classes: str
+    root: Path, table: LabelTable, folders: Sequence[str], as_classes: str, remedy: str | None
 ) -> Refusal:
     """The refusal of folders that are no classes by a table.
 
     Args:
-        as_classes: the overrides that take them for classes all the same.
+        as_classes: the overrides that take them for classes all the same. remedy: those that read
+            the table.
     """
     shown = f"{', '.join(folders[:3])}{f' and {len(folders) - 3} more' if len(folders) > 3 else ''}"
-    remedy = _remedy(table)
     use = "" if remedy is None else f"Use `{remedy}`, or"
     kept = f"{use or 'Use'} `{as_classes}` if the folders are the classes"
     if len(folders) == 1:
@@ -226,20 +252,3 @@ def _other_classes(
         folders=[*folders[:20]],
         remedy=remedy,
     )
-
-
-def _remedy(table: LabelTable) -> str | None:
-    """The overrides that read a table; None where it cannot be read."""
-    named: list[Mapping[str, str | None]] = [{}]
-    if table.label is not None:
-        named.append({"image": table.image, "label": table.label})
-    for columns in named:
-        with suppress(Refusal, OSError):
-            parts = table_parts([table.path], named=columns).parts
-            words = [override("dataset.root", table.path)]
-            if columns:
-                words.append(override(KEY, dict[str, Any](columns)))
-            if len(parts) == 1:
-                words.append("dataset.split=0.2")
-            return " ".join(words)
-    return None

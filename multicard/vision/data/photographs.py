@@ -5,7 +5,7 @@ and decoded as `dataset.cache` says.
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +15,16 @@ from multicard.config.job import count
 from multicard.config.pasting import override
 from multicard.config.vision import CacheMode, ImagesConfig
 from multicard.measure import memory, timing
-from multicard.messages import Message, Refusal, in_one_line, say
+from multicard.messages import Message, Refusal, say
 from multicard.records.schema_parts import Ignored, RepeatedImages
 from multicard.records.text_table import in_bytes
 from multicard.vision.data import (
     class_folders,
-    class_names,
     decoded_cache,
     decoding,
     label_tables,
-    not_classes,
+    part_tables,
+    photograph_notices,
     repeated_images,
     sample_sources,
 )
@@ -34,7 +34,6 @@ from multicard.vision.data.stored_images import files_of
 
 NAMED_CLASSES = 1000  # at most, in a record
 FIFTH = 0.2  # the share to test on that remedies offer (`train_on`)
-SHOWN_KINDS = 8  # of what is not read, in a line
 _say_once = cache(say)  # the cells of a sweep have the same data
 
 
@@ -51,9 +50,13 @@ def read(config: ImagesConfig, seed: int) -> DataSplits:
         while tests and not tests[0].has_labels:
             unlabelled.append(tests.pop(0))
         taken = [train_part, *tests[:1]]
-        if root.is_dir() and config.parts is None:
+        by_folders = config.columns.get("label", "") is None
+        if root.is_dir() and config.parts is None and not source.tables and not by_folders:
             test_part = tests[0] if tests else None
-            label_tables.require_folders_are_classes(root, train_part.read(), train_part, test_part)
+            tables = label_tables.require_folders_are_classes(
+                root, train_part.read(), test_part, partial(part_tables.reading, root)
+            )
+            source = replace(source, notices=tuple(part_tables.tables_not_read(root, tables)))
         _require_a_test(
             taken, config, root, [*(part.name for part in unlabelled), *source.unlabelled]
         )
@@ -74,6 +77,7 @@ def read(config: ImagesConfig, seed: int) -> DataSplits:
     counts = sum((part.ignored for part in samples), source.ignored)
     for part in unlabelled:
         counts[f"images of {part.name}, which has no labels"] += len(part.read().images)
+    notices = [*dict.fromkeys([*source.notices, *samples[0].notices])]
     ignored = [Ignored(what, number) for what, number in counts.most_common() if number]
     train, *rest = (
         Split(part.images, np.array([numbers[label] for label in part.labels])) for part in samples
@@ -85,7 +89,7 @@ def read(config: ImagesConfig, seed: int) -> DataSplits:
             "test": tests[0].name.lower(),
             "unused": unused,
         }
-        return DataSplits(train, rest[0], len(names), facts, ignored, names)
+        return DataSplits(train, rest[0], len(names), facts, ignored, names, notices)
     assert config.split is not None
     is_test = held_out(train.labels, config.split, seed)
     for name, number in numbers.items():
@@ -106,7 +110,8 @@ def read(config: ImagesConfig, seed: int) -> DataSplits:
     facts["parts"] = {"train": whole, "test": f"{config.split:g} of {whole}", "unused": []}
     held = np.flatnonzero(is_test)
     kept = np.flatnonzero(~is_test)
-    return DataSplits(train.part(kept), train.part(held), len(names), facts, ignored, names)
+    kept_part = train.part(kept)
+    return DataSplits(kept_part, train.part(held), len(names), facts, ignored, names, notices)
 
 
 def _require_a_test(
@@ -128,8 +133,11 @@ def _require_a_test(
         )
     if tests or config.split is not None:
         return
+    _require_two_classes(train.read().classes, f"dataset.root={root}")
     classes = train.read().classes[:10]  # shows where folders of other names were taken for classes
-    above = class_folders.parts_above(root) if root.is_dir() and train.kind is None else None
+    above = None
+    if train.kind is None:
+        above = class_folders.parts_above(root) if root.is_dir() else part_tables.folder_of(root)
     if above is not None:
         raise Refusal(
             "photographs.part-alone",
@@ -174,6 +182,10 @@ def _require_classes(samples: list[PartSamples], taken: list[DataPart], place: s
             parts=[name.lower() for name in parts],
             classes=differ,
         )
+    _require_two_classes(names, place)
+
+
+def _require_two_classes(names: list[str], place: str) -> None:
     if len(names) == 1:
         raise Refusal(
             "photographs.one-class",
@@ -279,15 +291,8 @@ def check(config: ImagesConfig) -> None:
     """
     data = read(config, seed=0)
     parts = data.facts["parts"]
-    if data.ignored:
-        _say_once(_not_read(data.ignored, config))
-    alike = class_names.alike(data.class_names)
-    if alike:
-        _say_once(_alike(alike, config))
-    if config.parts != []:  # by which folders are said to be classes
-        inside = _folders_in_classes(data, config)
-        if inside:
-            _say_once(_of_several_folders(inside, config))
+    for notice in (*data.notices, *photograph_notices.of_data(data, config)):
+        _say_once(notice)
     if parts["unused"]:
         note = Message(
             "photographs.tests-on",
@@ -302,74 +307,6 @@ def check(config: ImagesConfig) -> None:
         decoded_cache.check(config)
 
 
-def _folders_in_classes(data: DataSplits, config: ImagesConfig) -> dict[str, list[str]]:
-    root = Path(str(config.root)).expanduser()
-    if not root.is_dir():  # a table says which classes there are
-        return {}
-    splits = [data.train]
-    if config.split is not None:  # of the same folders
-        splits.append(data.test)
-    files = list[tuple[Path, str]]()
-    for split in splits:
-        for image, label in zip(split.images, split.labels, strict=True):
-            if isinstance(image, Path):
-                files.append((image, data.class_names[label]))
-    return not_classes.folders_in_classes(root, files)
-
-
-def _of_several_folders(inside: dict[str, list[str]], config: ImagesConfig) -> Message:
-    """That folders lie in the folder of a class, and may be meant as classes."""
-    shown = [
-        f"{name} (with the folders {', '.join(folders[:3])})" for name, folders in inside.items()
-    ]
-    more = f" and {len(shown) - SHOWN_KINDS} more" if len(shown) > SHOWN_KINDS else ""
-    alone = Path(str(config.root)).expanduser() / next(iter(inside))
-    remedy = None
-    if len(inside) == 1 and alone.is_dir():
-        remedy = override("dataset.root", alone)
-    use = "" if remedy is None else f", or use `{remedy}` to read them alone"
-    return Message(
-        "photographs.folders-in-classes",
-        in_one_line(
-            f"dataset.root={config.root}: trains {', '.join(shown[:SHOWN_KINDS])}{more} as one"
-            f" class each; if the folders are the classes, put all classes beside one another{use}"
-        ),
-        key="dataset.root",
-        root=str(config.root),
-        classes={name: folders[:20] for name, folders in [*inside.items()][:20]},
-        remedy=remedy,
-    )
-
-
-def _alike(groups: list[list[str]], config: ImagesConfig) -> Message:
-    """That names of classes differ only by case or blanks, and may be meant as one."""
-    shown = "; ".join(" and ".join(group) for group in groups[:SHOWN_KINDS])
-    return Message(
-        "photographs.alike-classes",
-        in_one_line(
-            f"dataset.root={config.root}: trains {shown} as classes of their own, whose names"
-            " differ only by case, blanks or dashes; give them one name if they are one class"
-        ),
-        key="dataset.root",
-        root=str(config.root),
-        classes=groups,
-    )
-
-
-def _not_read(ignored: list[Ignored], config: ImagesConfig) -> Message:
-    """That there is more than what is read; the kinds that are most, the others together."""
-    kinds = [f"{part.count:,} {part.what}" for part in ignored[:SHOWN_KINDS]]
-    others = sum(part.count for part in ignored[SHOWN_KINDS:])
-    more = [f"{others:,} of other kinds"] if others else []
-    return Message(
-        "photographs.ignored",
-        in_one_line(f"dataset.root={config.root}: not read: {', '.join([*kinds, *more])}"),
-        key="dataset.root",
-        root=str(config.root),
-        ignored={part.what: part.count for part in ignored},
-    )
-
-
 def repeated(data: DataSplits, config: ImagesConfig) -> RepeatedImages | None:
     """Images of these parts that are the same ones, counted and said."""
     found = repeated_images.repeated(data.train, data.test)
@@ -379,7 +316,7 @@ def repeated(data: DataSplits, config: ImagesConfig) -> RepeatedImages | None:
     if found.in_both:
         said.append(f"{found.in_both:,} of {found.tested:,} test images are trained on too")
     if found.two_labels:
-        said.append(f"{count(found.two_labels, 'image')} with two labels")
+        said.append(f"{count(found.two_labels, 'sample')} of images with two labels")
     part = (
         ""
         if found.compared == found.images

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from multicard.messages import Message
 from multicard.records.schema_parts import Ignored
 from multicard.vision.data import decoding
 from multicard.vision.data.stored_images import Encoded
@@ -62,6 +63,7 @@ class DataSplits:
     """Both parts of a data set; `facts`, and what was `ignored`, go into the record.
 
     names: of the classes, in the order of their numbers; empty where these are their names.
+    notices: of what was taken without being named, said before the start.
     """
 
     train: Split
@@ -70,6 +72,7 @@ class DataSplits:
     facts: dict[str, Any] = field(default_factory=dict)
     ignored: list[Ignored] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
+    notices: list[Message] = field(default_factory=list)
 
     @property
     def class_names(self) -> list[str]:

@@ -3,14 +3,22 @@ in a folder beside the table.
 """
 
 import os
+import re
+import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from multicard.messages import Message
 from multicard.vision.data.data_parts import train_first
-from multicard.vision.data.folder_contents import SUFFIXES, class_folders, images_in, is_hidden
+from multicard.vision.data.folder_contents import (
+    SUFFIXES,
+    called_as_notes,
+    class_folders,
+    images_in,
+    is_hidden,
+)
 
 NOT_NAMED = "images that no row names"
 
@@ -27,29 +35,83 @@ class TableImages(NamedTuple):
     several: dict[int, list[Path]]
 
 
-def found(folder: Path, values: Sequence[str]) -> TableImages:
+def found(folder: Path, values: Sequence[str], own_folders: Sequence[Path] = ()) -> TableImages:
     """The files of a table's values.
 
-    A value that is no path from the folder may have backslashes. A name without a folder, with or
+    A value that is no path from the folder may have backslashes, begin with the name of the folder
+    or with a path of another machine, or have other capitals. A name without a folder, with or
     without its ending, is looked for in the folders beside the table,
-    and taken if one image there has it.
+    and taken if one image there has it. Of a table in a folder of notes, as splits/, all this is
+    looked for in the folder above where none is found there.
 
     Args:
-        folder: of the table. values: a row each.
+        folder: of the table. values: a row each. own_folders: which are looked into first.
     """
     images = [_path(folder, value) for value in values]
+    if called_as_notes(folder) and not any(image.is_file() for image in images):
+        folder = folder.parent
+        images = [_path(folder, value) for value in values]
     several = dict[int, list[Path]]()
-    if any(not image.is_file() for image in images):
-        by_name = _by_name(folder)
-        for row, value in enumerate(values):
-            named = by_name.get(value, [])
-            if images[row].is_file():
-                continue
-            if len(named) == 1:
+    missing_rows = [row for row, image in enumerate(images) if not image.is_file()]
+    if missing_rows:
+        by_name = _by_name(folder, class_folders(folder) if folder.is_dir() else [])
+        own = _by_name(None, own_folders)
+        prefix = _prefix(folder, [values[row] for row in missing_rows], by_name)
+        spellings = _Spellings()
+        for row in missing_rows:
+            value = values[row].replace("\\", "/").removeprefix(prefix)
+            named = own.get(value) or by_name.get(value, [])
+            plain = folder / value
+            if value and plain.is_file():
+                images[row] = plain
+            elif len(named) == 1:
                 images[row] = named[0]
             elif named:
                 several[row] = named
-    return TableImages(images, Counter({NOT_NAMED: _not_named(images)}), several)
+            else:
+                images[row] = spellings.found(plain) or images[row]
+    return TableImages(images, Counter({NOT_NAMED: not_named(images)}), several)
+
+
+def _prefix(folder: Path, values: Sequence[str], by_name: Mapping[str, list[Path]]) -> str:
+    """What all paths that lead nowhere begin with, and leads to a file where it is left out:
+    the name of the folder itself, or the place of the data on another machine. "" of others.
+    """
+    paths = [value.replace("\\", "/") for value in values]
+    first = next(iter(paths), "")
+    names = first.split("/")
+    is_absolute = first.startswith("/") or re.match("[A-Za-z]:", first) is not None
+    for count in range(1, len(names)):
+        prefix = "/".join(names[:count]) + "/"
+        if not is_absolute and prefix != f"{folder.name}/":
+            break
+        rest = first.removeprefix(prefix)
+        if not (folder / rest).is_file() and rest not in by_name:
+            continue
+        return prefix if all(path.startswith(prefix) for path in paths) else ""
+    return ""
+
+
+class _Spellings:
+    """Files whose names differ from those asked for by capitals, or by how accents are written."""
+
+    def __init__(self) -> None:
+        self._in_folder: dict[Path, dict[str, list[Path]]] = {}
+
+    def found(self, path: Path) -> Path | None:
+        """The only file of this name in its folder; None where there is none, or several are."""
+        if path.parent not in self._in_folder:
+            named = defaultdict[str, list[Path]](list)
+            if path.parent.is_dir():
+                for each in path.parent.iterdir():
+                    named[_plain(each.name)].append(each)
+            self._in_folder[path.parent] = named
+        same = self._in_folder[path.parent].get(_plain(path.name), [])
+        return same[0] if len(same) == 1 and same[0].is_file() else None
+
+
+def _plain(name: str) -> str:
+    return unicodedata.normalize("NFC", name).casefold()
 
 
 def missing(folder: Path, several: Sequence[Path]) -> Message:
@@ -85,17 +147,19 @@ def _path(folder: Path, value: str) -> Path:
     return turned if turned.is_file() else plain
 
 
-def _by_name(folder: Path) -> dict[str, list[Path]]:
-    """The images in the folder of a table and the folders in it, by name,
+def _by_name(folder: Path | None, folders: Sequence[Path]) -> dict[str, list[Path]]:
+    """The images in a folder itself, and anywhere in others, by name,
     and by name without ending.
     """
     named = defaultdict[str, list[Path]](list)
-    own = [
-        path
-        for path in sorted(folder.iterdir())
-        if path.name.lower().endswith(SUFFIXES) and path.is_file()
-    ]
-    below = [image for each in class_folders(folder) for image in images_in(each)[0]]
+    own = list[Path]()
+    if folder is not None:
+        own = [
+            path
+            for path in sorted(folder.iterdir())
+            if path.name.lower().endswith(SUFFIXES) and path.is_file()
+        ]
+    below = [image for each in folders for image in images_in(each)[0]]
     for image in [*own, *below]:
         if not is_hidden(image.name):
             named[image.name].append(image)
@@ -103,7 +167,7 @@ def _by_name(folder: Path) -> dict[str, list[Path]]:
     return named
 
 
-def _not_named(images: Sequence[Path]) -> int:
+def not_named(images: Sequence[Path]) -> int:
     """How many images lie in the folders of these, and are none of them."""
     named = {os.path.normpath(image) for image in images}
     count = 0
