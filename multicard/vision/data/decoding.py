@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 # Version of the pixels that `decode` returns. With another one, decoded caches are rebuilt and the
 # data has another fingerprint. 2: 16-bit grey is scaled, not cut off at 255;
-# transparency over white; turned by EXIF
-VERSION = 2
+# transparency over white; turned by EXIF. 3: a fourth band of a TIFF is transparency where the
+# file says so
+VERSION = 3
 # Pillow's transposition that turns an image upright, by EXIF's orientation (CIPA DC-008,
 # 4.6.5.1.1); 1 is upright
 TURNS = {
@@ -36,6 +37,8 @@ TURNS = {
 ORIENTATION = 0x112
 BITS_PER_SAMPLE = 0x102
 PHOTOMETRIC = 0x106
+EXTRA_SAMPLES = 0x152
+ALPHA = {1, 2}  # values of EXTRA_SAMPLES
 WHITE_IS_ZERO = 0  # a value of PHOTOMETRIC
 
 
@@ -123,10 +126,21 @@ def _rgb(image: "Image") -> "Image":
             "photographs.white-unknown",
             "32 bits a pixel, whose white is not known; save it with 8 or 16",
         )
-    if not image.has_transparency_data:
+    if not image.has_transparency_data or has_other_band(image):
         return image.convert("RGB")
     white = Image.new("RGBA", image.size, "white")
     return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
+
+
+def has_other_band(image: "Image") -> bool:
+    """True of a TIFF whose fourth band is near infrared or anything but transparency, for which
+    Pillow takes it.
+    """
+    tags: Any = getattr(image, "tag_v2", None)
+    if image.mode != "RGBA" or tags is None:
+        return False
+    extra = tags.get(EXTRA_SAMPLES, ())
+    return not ALPHA & {*(extra if isinstance(extra, tuple) else (extra,))}
 
 
 def _scaled_to_8_bits(image: "Image") -> "Image":

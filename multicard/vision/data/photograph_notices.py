@@ -6,7 +6,7 @@ from multicard.config.pasting import override
 from multicard.config.vision import ImagesConfig
 from multicard.messages import Message, in_one_line
 from multicard.records.schema_parts import Ignored
-from multicard.vision.data import class_names, not_classes
+from multicard.vision.data import class_names, not_classes, pixel_values
 from multicard.vision.data.splits import DataSplits
 
 SHOWN_KINDS = 8  # of what is not read, in a line
@@ -24,7 +24,7 @@ def of_data(data: DataSplits, config: ImagesConfig) -> list[Message]:
         inside = _folders_in_classes(data, config)
         if inside:
             notices.append(_of_several_folders(inside, config))
-    return notices
+    return [*notices, *pixel_values.of_images(data, config)]
 
 
 def _folders_in_classes(data: DataSplits, config: ImagesConfig) -> dict[str, list[str]]:

@@ -25,6 +25,7 @@ from multicard.vision.data import (
     label_tables,
     part_tables,
     photograph_notices,
+    pixel_values,
     repeated_images,
     sample_sources,
 )
@@ -77,6 +78,8 @@ def read(config: ImagesConfig, seed: int) -> DataSplits:
     counts = sum((part.ignored for part in samples), source.ignored)
     for part in unlabelled:
         counts[f"images of {part.name}, which has no labels"] += len(part.read().images)
+    pages = sum(pixel_values.further_pages(part.images) for part in samples)
+    counts[pixel_values.PAGES] += pages
     notices = [*dict.fromkeys([*source.notices, *samples[0].notices])]
     ignored = [Ignored(what, number) for what, number in counts.most_common() if number]
     train, *rest = (

@@ -1,0 +1,168 @@
+"""What decoding leaves of images whose values are not those of photographs: more than 8 bits of
+which few are used, further bands, and further pages. A sample of the images is looked at.
+"""
+
+import struct
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from multicard.config.vision import ImagesConfig
+from multicard.messages import Message
+from multicard.vision.data import decoding
+from multicard.vision.data.splits import DataSplits
+from multicard.vision.data.stored_images import Encoded
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+MOST_OPENED = 200  # images, evenly spaced among all
+MAY_HAVE_MORE = (".png", ".tif", ".tiff", ".pgm", ".ppm")
+TIFF = (".tif", ".tiff")
+SUBFILE = 0xFE  # tags of TIFF
+BANDS = 0x115
+PLAIN = 42  # begins a TIFF that is no BigTIFF
+TAG_BYTES = 12
+REDUCED_OR_MASK = 0b101  # bits of it: a smaller copy of another page, or its mask
+PAGES = "further pages of .tif"
+WHITE = 2**16 - 1
+ENOUGH = 2**14  # values below use a quarter of the range, or less
+
+
+def of_images(data: DataSplits, config: ImagesConfig) -> list[Message]:
+    """That images of 16 bits use few of them, and that images have a band that is not read."""
+    images = [*_encoded(data.train.images), *_encoded(data.test.images)]
+    opened = _evenly([image for image in images if _may_have_more(image)])
+    largest = list[int]()
+    bands = 0
+    for image in opened:
+        found = _looked_at(image)
+        if found is None:
+            continue
+        largest += [] if found[0] is None else [found[0]]
+        bands += found[1]
+    notices = list[Message]()
+    if largest and max(largest) < ENOUGH:
+        levels = (max(largest) * 255 + WHITE // 2) // WHITE + 1
+        bits = max(largest).bit_length()
+        notices.append(
+            Message(
+                "photographs.dark",
+                f"dataset.root={config.root}: images of 16 bits have values up to"
+                f" {max(largest):,} of {WHITE:,} ({bits} bits), in {len(largest):,} looked at;"
+                f" white stays {WHITE:,}, so that at most {levels} of 256 levels are left. Scale"
+                " them to the full range, or save them with 8 bits, if these are too few",
+                key="dataset.root",
+                root=str(config.root),
+                most=max(largest),
+                bits=bits,
+                levels=levels,
+                images=len(largest),
+            )
+        )
+    if bands:
+        notices.append(
+            Message(
+                "photographs.further-band",
+                f"dataset.root={config.root}: {bands:,} of {len(opened):,} images looked at have a"
+                " further band that is not called transparency, and is not read",
+                key="dataset.root",
+                root=str(config.root),
+                images=bands,
+                opened=len(opened),
+            )
+        )
+    return notices
+
+
+def _encoded(images: np.ndarray | Sequence[Encoded]) -> Sequence[Encoded]:
+    return () if isinstance(images, np.ndarray) else images
+
+
+def _may_have_more(image: Encoded) -> bool:
+    return not isinstance(image, Path) or image.suffix.lower() in MAY_HAVE_MORE
+
+
+def _evenly(images: Sequence[Encoded]) -> list[Encoded]:
+    step = max(1, -(-len(images) // MOST_OPENED))
+    return [*images[::step]]
+
+
+def _looked_at(encoded: Encoded) -> tuple[int | None, bool] | None:
+    """The largest value of an image of 16 bits (None of another), and whether it has a band that is
+    not read. None of one that cannot be decoded, which is said elsewhere.
+    """
+    from PIL import Image
+
+    try:
+        with encoded.open("rb") as file, Image.open(file) as image:
+            band = _has_further_band(image)
+            if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM"):
+                if _bits(image) < WHITE.bit_length():  # which is white then
+                    return None, band
+                return int(np.asarray(image).max()), band
+            if _is_cut_to_8_bits(image):
+                opaque = np.asarray(image.convert("RGBA"))[..., :3]
+                return (int(opaque.max()) + 1) * 256 - 1, band
+            return None, band
+    except Exception:
+        return None
+
+
+def _has_further_band(image: "Image") -> bool:
+    """True of a TIFF with more bands than are shown, or one that Pillow takes for transparency."""
+    tags: Any = getattr(image, "tag_v2", {})
+    return decoding.has_other_band(image) or tags.get(BANDS, 0) > len(image.getbands())
+
+
+def _bits(image: "Image") -> int:
+    tags: Any = getattr(image, "tag_v2", {})
+    return tags.get(decoding.BITS_PER_SAMPLE, (WHITE.bit_length(),))[0]
+
+
+def _is_cut_to_8_bits(image: "Image") -> bool:
+    """True of colour of 16 bits, of which Pillow reads the upper 8."""
+    tiles = getattr(image, "tile", ())
+    return image.mode in ("RGB", "RGBA", "LA") and any(";16" in str(tile) for tile in tiles)
+
+
+def further_pages(images: Iterable[Encoded]) -> int:
+    """How many pages of TIFFs are not read: all but the first, smaller copies and masks."""
+    return sum(
+        _further_pages(image)
+        for image in images
+        if isinstance(image, Path) and image.suffix.lower() in TIFF
+    )
+
+
+@cache
+def _further_pages(path: Path) -> int:
+    from PIL import Image
+
+    try:
+        if not _may_have_pages(path):
+            return 0
+        with Image.open(path) as image:
+            tags = list[int]()
+            for page in range(getattr(image, "n_frames", 1)):
+                image.seek(page)
+                tags.append(getattr(image, "tag_v2", {}).get(SUBFILE, 0))
+    except Exception:  # which decoding names
+        return 0
+    return sum(not tag & REDUCED_OR_MASK for tag in tags[1:])
+
+
+def _may_have_pages(path: Path) -> bool:
+    """False of a TIFF whose first page names no next one; Pillow takes thirty times as long."""
+    with path.open("rb") as file:
+        order, kind, first = file.read(2), file.read(2), file.read(4)
+        sign = "<" if order == b"II" else ">"
+        if struct.unpack(f"{sign}H", kind)[0] != PLAIN:
+            return True  # BigTIFF, or no TIFF
+        file.seek(struct.unpack(f"{sign}I", first)[0])
+        (tags,) = struct.unpack(f"{sign}H", file.read(2))
+        file.seek(tags * TAG_BYTES, 1)
+        return file.read(4) != bytes(4)
