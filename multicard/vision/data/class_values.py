@@ -259,7 +259,7 @@ def guessed_column(
     raise Refusal(
         "photographs.no-class-column",
         f"{place}: no column is called as classes are, and {column} may be anything else"
-        f" ({reason}); use `{remedy}` if it holds the classes{by_folders}",
+        f" ({reason}). Use `{remedy}` if it holds the classes{by_folders}",
         key="dataset.columns",
         column=column,
         remedy=remedy,

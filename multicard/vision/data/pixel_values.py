@@ -52,9 +52,9 @@ def of_images(data: DataSplits, config: ImagesConfig) -> list[Message]:
             Message(
                 "photographs.dark",
                 f"dataset.root={config.root}: images of 16 bits have values up to"
-                f" {max(largest):,} of {WHITE:,} ({bits} bits), in {len(largest):,} looked at;"
-                f" white stays {WHITE:,}, so that at most {levels} of 256 levels are left. Scale"
-                " them to the full range, or save them with 8 bits, if these are too few",
+                f" {max(largest):,} of {WHITE:,} ({bits} bits), in {len(largest):,} looked at."
+                f" White stays {WHITE:,}: at most {levels} of 256 levels are left. Scale them to"
+                " the full range, or save them with 8 bits, if these are too few",
                 key="dataset.root",
                 root=str(config.root),
                 most=max(largest),
