@@ -174,7 +174,7 @@ def test_turns_that_both_answers_share_are_the_prompt(checkpoint: Path, tmp_path
         (
             ["dataset=alpaca_cleaned"],
             {"instruction": "Q", "output": ""},
-            "llm.chat-empty-answer",
+            "llm.row-empty-answer",
             {},
         ),
     ],

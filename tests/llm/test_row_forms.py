@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from multicard.llm import preflight
-from multicard.llm.data import columns, forms, pairs, row_sources, turns
+from multicard.llm.data import beside_messages, columns, forms, pairs, row_sources, turns
 from multicard.llm.data.forms import Conversation
 from multicard.messages import Refusal
 from tests.conftest import Called, typed_llm
@@ -442,11 +442,6 @@ REFUSED: dict[str, tuple[Any, str, dict[str, Any]]] = {
         {"question": "Q", "answer": ["A", "B"]},
         "llm.row-list",
         {"column": "answer", "length": 2},
-    ),
-    "an answer in a list": (
-        {"question": "Q", "answer": ["A"]},
-        "llm.row-list",
-        {"column": "answer"},
     ),
     "several prompts": (
         {"prompt": ["P", "Q"], "completion": "A"},
@@ -929,7 +924,7 @@ def test_tools_are_written_beside_pairs_by_a_template_that_knows_them(tmp_path: 
 def test_flat_tools_are_wrapped_as_templates_read_them(column: str):
     flat = {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}}
     row = columns.RowColumns({column: [flat, {"type": "function", "function": flat}]})
-    assert forms.tools_of(row) == [{"type": "function", "function": flat}] * 2
+    assert beside_messages.tools_of(row) == [{"type": "function", "function": flat}] * 2
 
 
 def test_several_calls_of_a_function_call_turn_are_read():

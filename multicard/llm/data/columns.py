@@ -28,7 +28,14 @@ ANSWER = ("output", "completion", "response", "answer", "solution")
 CHOSEN = ("chosen", "chosen_response", "preferred_output")  # the last is OpenAI's
 # the last is ms-swift's
 REJECTED = ("rejected", "rejected_response", "non_preferred_output", "rejected_messages")
-HISTORY = ("history",)
+HISTORY = (  # Cohere's `chat_history` among them
+    "history",
+    "chat_history",
+    "conversation_history",
+    "dialog_history",
+    "dialogue_history",
+    "message_history",
+)
 TEXT = ("text",)
 SEGMENTS = ("segments",)
 DIALOGUE = ("dialogue", "summary")  # of the template `summarize`
@@ -45,7 +52,20 @@ READ = (
     *TEXT,
     *SEGMENTS,
 )
-NAMED = (*READ, *DIALOGUE, "split")  # what `dataset.columns` can name
+WANTED = "wanted"  # says of an answer whether it is to be learnt, as KTO's `label` does
+NAMED = (*READ, *DIALOGUE, "split", WANTED)  # what `dataset.columns` can name
+
+# Lists of what a question of multiple choice can be answered with
+CHOICES = (
+    "choices",
+    "options",
+    "answer_choices",
+    "answer_options",
+    "alternatives",
+    "candidates",
+    "endings",
+    "possible_answers",
+)
 
 # Columns that a form reads, and that change what is said or
 # learnt: a reader that cannot heed them refuses them
@@ -123,6 +143,10 @@ class RowColumns:
         """
         self._values[self._own[name]] = value
 
+    def lower_names(self) -> list[str]:
+        """All names in force, in lower case."""
+        return [*reversed(self._own)]
+
     def present(self, names: Sequence[str]) -> list[str]:
         """Those of the names that the row has, even with nothing in them."""
         return [name for name in names if name in self._own]
@@ -130,6 +154,10 @@ class RowColumns:
     def values(self) -> dict[str, Any]:
         """What the row holds, by the names in force."""
         return dict(self._values)
+
+    def theirs(self, name: str) -> str:
+        """The name that the file has for a column, by our name or its own in any case."""
+        return self._theirs.get(name, self._own.get(name, name))
 
     def all(self) -> list[str]:
         """All columns, as the file calls them."""
@@ -325,7 +353,7 @@ def guessed(row: Mapping[str, Any], wanted: Sequence[str], beside: bool = False)
     and none is guessed beside a column that is called as answers are and holds no text.
 
     Args:
-        beside: the only context of a question is named too, as `input`,
+        beside: the only context of a question, or its choices, are named too, as `input`,
             which the row does not have.
     """
     left = [
@@ -358,6 +386,9 @@ def guessed(row: Mapping[str, Any], wanted: Sequence[str], beside: bool = False)
         return None
     if beside and len(contexts) == 1 and contexts[0] not in found.values():
         other["input"] = contexts[0]
+    choices = [name for name in row if name.lower().strip() in CHOICES and is_filled(row[name])]
+    if beside and "input" not in other and len(choices) == 1:
+        other["input"] = choices[0]
     return override(other)
 
 

@@ -6,18 +6,18 @@ or refused by its meaning.
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from multicard.llm.data import choices, json_texts, turns
 from multicard.llm.data import columns as names
-from multicard.llm.data import json_texts, turns
-from multicard.llm.data.columns import RowColumns, guessed, is_filled, override
+from multicard.llm.data.beside_messages import history, tools_of, with_system
+from multicard.llm.data.columns import RowColumns, guessed, override
 from multicard.llm.data.flat_dialogues import flat_turns, is_dialogue
+from multicard.llm.data.learnt_rows import refuse_label
+from multicard.llm.data.roles import ROLE_KEYS, lowered
 from multicard.llm.data.turns import FORM, Message
 from multicard.messages import Refusal
-
-KTO = ("label", "kto_tag")
 
 
 class Conversation(NamedTuple):
@@ -58,7 +58,7 @@ def columns_of(row: Any, named: dict[str, str | None]) -> RowColumns:
     if (
         isinstance(row, list)
         and row
-        and all(isinstance(turn, dict) and {"role", "from"} & turn.keys() for turn in row)
+        and all(isinstance(turn, dict) and {*ROLE_KEYS} & lowered(turn).keys() for turn in row)
     ):
         row = {"messages": row}
     if not isinstance(row, dict):
@@ -75,7 +75,7 @@ def columns_of(row: Any, named: dict[str, str | None]) -> RowColumns:
 def conversation(row: RowColumns) -> Conversation:
     """The conversation that a row holds. Refuses (ValueError) a row of another kind, or of none."""
     json_texts.decode(row)
-    refuse_kto(row)
+    refuse_label(row)
     held = held_messages(row)
     if held is not None:
         column, said = held
@@ -112,6 +112,16 @@ def conversation(row: RowColumns) -> Conversation:
 
 
 def _unknown(row: RowColumns) -> Refusal:
+    for name in row.there(names.CONVERSATION):
+        value = row.peek(name)
+        is_begun = isinstance(value, str) and value.lstrip().startswith(("[", "{"))
+        if is_begun and json_texts.as_object(value) is value:
+            return Refusal(
+                "llm.row-text-of-list",
+                f"holds a text in {name} that begins as a list of messages, but is neither JSON nor"
+                " as Python prints one; write the column as JSON",
+                column=name,
+            )
     is_read = bool(row.there(names.CONTEXT))  # whatever its name, beside a question and its answer
     remedy = guessed(row.values(), ("instruction", "output"), beside=not is_read)
     hint = f", or name the columns, as `{remedy}`" if remedy else ""
@@ -124,22 +134,6 @@ def _unknown(row: RowColumns) -> Refusal:
     )
 
 
-def refuse_kto(row: RowColumns) -> None:
-    for name in row.there(KTO):
-        value = row.peek(name)
-        is_binary = isinstance(value, int) and value in (0, 1)
-        if isinstance(value, bool) or (is_binary and row.there(names.ANSWER)):
-            remedy = override({name: None})
-            raise Refusal(
-                "llm.row-kto",
-                f"says whether its answer is wanted ({name}), as KTO's data do, which no method"
-                f" here reads; keep the wanted answers and `{remedy}`, or make pairs of chosen and"
-                " rejected",
-                column=name,
-                remedy=remedy,
-            )
-
-
 def held_messages(row: RowColumns) -> tuple[str, list[Message]] | None:
     """The first column that holds messages, and these. Others that hold the same count as read."""
     found: tuple[str, list[Message]] | None = None
@@ -147,7 +141,16 @@ def held_messages(row: RowColumns) -> tuple[str, list[Message]] | None:
     for name in row.there(names.CONVERSATION):
         if is_question and name in names.LISTS:
             continue
-        said = turns.messages(row.peek(name), by_place=name in names.BY_PLACE)
+        value = _alone(row.peek(name))
+        if name in names.BY_PLACE and _are_conversations(value):
+            raise Refusal(
+                "llm.row-conversations",
+                f"holds {len(value)} lists in {name}, which are as many conversations, or the turns"
+                " of one; write a row for each conversation, or messages with a role",
+                column=name,
+                length=len(value),
+            )
+        said = turns.messages(value, by_place=name in names.BY_PLACE)
         if not said:
             continue
         if found is None:
@@ -166,10 +169,27 @@ def held_messages(row: RowColumns) -> tuple[str, list[Message]] | None:
     return found
 
 
+def _alone(value: Any) -> Any:
+    """The conversation that stands alone in a list; any other value as it is."""
+    held = json_texts.as_object(value) if isinstance(value, str) else value
+    return held[0] if _are_conversations(held) and len(held) == 1 else value
+
+
+def _are_conversations(value: Any) -> bool:
+    """True of a list of lists of texts or of messages."""
+    held = json_texts.as_object(value) if isinstance(value, str) else value
+    return (
+        isinstance(held, list)
+        and bool(held)
+        and all(isinstance(each, list | tuple) and len(each) > 0 for each in held)
+    )
+
+
 def _answered(row: RowColumns, asked: Sequence[str]) -> Conversation:
     """A question and its answer, with what stands before them."""
     question = one_of(row, asked)
     answer = one_of(row, row.there(names.ANSWER) or row.present(names.ANSWER))
+    refuse_number(row, answer)
     past = history(row)
     prompt = question_messages(row, question)
     said = [*past, *prompt, *_answer_of(row, answer, flat=is_dialogue(row.peek(question)))]
@@ -188,7 +208,14 @@ def _answer_beside(row: RowColumns) -> list[Message]:
 
 def _answer_of(row: RowColumns, answer: str, flat: bool = False) -> list[Message]:
     """The messages of a column with an answer; a number is refused."""
+    refuse_number(row, answer)
     value = row.get(answer)
+    return answer_messages(value if value is not None else "", row, answer, flat)
+
+
+def refuse_number(row: RowColumns, answer: str) -> None:
+    """Refuse a number where the text of an answer is wanted."""
+    value = row.peek(answer)
     if isinstance(value, int | float):
         raise Refusal(
             "llm.row-number",
@@ -197,7 +224,6 @@ def _answer_of(row: RowColumns, answer: str, flat: bool = False) -> list[Message
             column=answer,
             value=value,
         )
-    return answer_messages(value if value is not None else "", row, answer, flat)
 
 
 def one_of(row: RowColumns, found: Sequence[str]) -> str:
@@ -222,25 +248,16 @@ def prompt_messages(row: RowColumns, question: str) -> list[Message]:
     return history(row) + question_messages(row, question)
 
 
-def history(row: RowColumns) -> list[Message]:
-    """The turns before a question that a column of their own holds."""
-    held = turns.messages(row.peek("history"), by_place=True) if row.there(names.HISTORY) else None
-    if held is None:
-        return []
-    row.get("history")
-    return held
-
-
 def question_messages(row: RowColumns, question: str) -> list[Message]:
     """A question with its context, or the messages of a prompt."""
     value = row.get(question)
     if isinstance(value, list | dict):
-        said = turns.messages(value)
+        said = None if _say_nobody(value) else turns.messages(value)
         if not said:
             raise _several_texts(question, value) if isinstance(value, list) else _unknown(row)
         return said
     contexts = [name for name in row.there(names.CONTEXT) if name != question]
-    texts = [value, *(row.get(name) for name in contexts)]
+    texts = [value, *(context(row, name) for name in contexts)]
     if not all(isinstance(text, str) for text in texts):
         raise no_text(
             [
@@ -250,6 +267,7 @@ def question_messages(row: RowColumns, question: str) -> list[Message]:
             ]
         )
     said = flat_turns("\n".join(texts))
+    choices.refuse_unasked(row, "\n".join(texts))
     if said[-1]["role"] == "assistant":
         raise Refusal(
             "llm.row-prompt-answered",
@@ -258,6 +276,13 @@ def question_messages(row: RowColumns, question: str) -> list[Message]:
             column=question,
         )
     return said
+
+
+def context(row: RowColumns, name: str) -> Any:
+    """What a question is about; of choices that the command names so, a line each."""
+    value = row.get(name)
+    is_choices = name in row.named and row.theirs(name).lower().strip() in names.CHOICES
+    return choices.as_lines(value) if is_choices else value
 
 
 def no_text(found: Sequence[str]) -> Refusal:
@@ -288,7 +313,7 @@ def answer_messages(value: Any, row: RowColumns, column: str, flat: bool = False
         flat: it follows "Assistant:", and so begins with a space that is not its own.
     """
     if isinstance(value, list | dict):
-        said = turns.messages(value)
+        said = None if _say_nobody(value) else turns.messages(value)
         if not said:
             raise _several_texts(column, value) if isinstance(value, list) else unanswered(column)
         return said
@@ -313,63 +338,6 @@ def _segments(value: Any) -> list[tuple[str, bool]]:
     return [(part["text"], part["label"]) for part in value]
 
 
-# ---- what stands beside messages
-
-
-def with_system(row: RowColumns, said: list[Message]) -> list[Message]:
-    """The messages with the text of a column for the system's before them."""
-    text = row.get(*names.SYSTEM)
-    if text is None:
-        return said
-    system = turns.message(1, {"role": "system", "content": text})
-    if said and said[0]["role"] == "system":
-        if said[0]["content"].strip() != system["content"].strip():
-            remedy = override({row.there(names.SYSTEM)[0]: None})
-            raise Refusal(
-                "llm.row-two-systems",
-                "has two texts of the system, in a column and as a message; leave one out, as"
-                f" `{remedy}`",
-                remedy=remedy,
-            )
-        return said
-    return [system, *said]
-
-
-def tools_of(row: RowColumns) -> list[Any] | None:
-    """The tools that a row gives, as templates read them: functions in a `function` each,
-    which older forms lack.
-    """
-    name = next(iter(row.there(names.TOOLS)), None)
-    if name is None:
-        return None
-    tools = row.get(name)
-    if isinstance(tools, str):
-        with suppress(ValueError, RecursionError):
-            tools = json.loads(tools)
-    if isinstance(tools, dict):
-        tools = [tools]
-    if isinstance(tools, list):
-        with suppress(ValueError, RecursionError):
-            tools = [json.loads(tool) if isinstance(tool, str) else tool for tool in tools]
-    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        if not is_filled(tools):
-            return None
-        raise Refusal(
-            "llm.chat-tools",
-            f"has tools that are not JSON ({str(tools)[:40]!r}); give a list of tools, or none",
-            tools=str(tools)[:40],
-        )
-    wrapped = [
-        tool if "function" in tool or "name" not in tool else _function(tool) for tool in tools
-    ]
-    return wrapped or None
-
-
-def _function(flat: Mapping[str, Any]) -> dict[str, Any]:
-    about = {key: value for key, value in flat.items() if key != "type"}
-    return {"type": "function", "function": about}
-
-
 def _check_said(row: RowColumns, said: Sequence[Message]) -> None:
     """Pass over columns that say again what messages say;
     a prompt that is in none of them is refused.
@@ -377,13 +345,26 @@ def _check_said(row: RowColumns, said: Sequence[Message]) -> None:
     texts = texts_of(said)
     for name in row.there((*names.QUESTION, *names.CONTEXT, *names.ANSWER, *names.SYSTEM)):
         value = row.peek(name)
-        own = texts_of(turns.messages(value) or ()) if isinstance(value, list) else ()
+        own = texts_of(turns.messages(value) or ()) if _has_roles(value) else ()
         if (isinstance(value, str) and value.strip() in {text for _, text in texts}) or (
             own and own == texts[: len(own)]
         ):
             row.pass_over(name)
         elif name == "prompt":
             raise two_prompts(name)
+
+
+def _say_nobody(value: Any) -> bool:
+    """True of a list of texts in objects, as several answers: none says who speaks."""
+    parts = [lowered(part) for part in value if isinstance(part, dict)]
+    return len(parts) == len(value) and all("text" in part and "role" not in part for part in parts)
+
+
+def _has_roles(value: Any) -> bool:
+    """True of a list of messages; one of parts of a text says nowhere who speaks."""
+    return isinstance(value, list) and all(
+        isinstance(turn, dict) and {*ROLE_KEYS} & lowered(turn).keys() for turn in value
+    )
 
 
 def two_prompts(name: str) -> Refusal:

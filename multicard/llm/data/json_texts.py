@@ -1,30 +1,61 @@
-"""JSON texts where messages are expected: of CSV, of Parquet with text columns alone,
-and of `datasets`' type Json.
+"""Texts of JSON, or as Python prints it, where messages are expected: of CSV, of Parquet with text
+columns alone, and of `datasets`' type Json.
 
 Such a text is decoded only if it holds messages.
 A text that merely begins as JSON does is what somebody said.
 """
 
+import ast
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
+from warnings import catch_warnings, simplefilter
 
 from multicard.llm.data import columns as names
 from multicard.llm.data.columns import RowColumns, is_filled
-from multicard.llm.data.roles import CONTENT_KEYS, ROLE_KEYS, ROLES
+from multicard.llm.data.roles import CONTENT_KEYS, ROLE_KEYS, ROLES, lowered
 from multicard.messages import Refusal
 
+TEXT_PART = ("type", "text")  # of a text in parts
 CALL_KEYS = ("tool_calls", "function_call")  # in the place of a content
 ANSWERED = (*names.ANSWER, *names.CHOSEN, *names.REJECTED)
 
 
 def as_object(text: str) -> Any:
-    """The object or list that a JSON text holds; the text itself if it holds none."""
-    if text.lstrip().startswith(("[", "{")):
-        with suppress(ValueError, RecursionError):
-            return json.loads(text)
+    """The object or list that a JSON text holds, or a text that Python printed, as pandas writes
+    lists into CSV; the text itself if it holds none.
+    """
+    if not text.lstrip().startswith(("[", "{")):
+        return text
+    with suppress(ValueError, RecursionError):
+        return json.loads(text)
+    with suppress(ValueError, SyntaxError, RecursionError, MemoryError), catch_warnings():
+        simplefilter("ignore")  # of backslashes that escape nothing
+        found = ast.literal_eval(text.strip())
+        if isinstance(found, list | dict):
+            return found
     return text
+
+
+def one_text(value: Any) -> Any:
+    """The text that stands alone in a list, or in parts that say that they are text; any other
+    value as it is.
+    """
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
+        return value[0]
+    parts = value if isinstance(value, list) else [value]
+    if not parts or not all(isinstance(part, Mapping) for part in parts):
+        return value
+    are_text = all(
+        isinstance(part.get("text"), str)
+        and {*part} <= {*TEXT_PART}
+        and part.get("type", "text") == "text"
+        for part in parts
+    )
+    if not are_text or (len(parts) > 1 and not all("type" in part for part in parts)):
+        return value
+    return "".join(part["text"] for part in parts)
 
 
 def as_messages(value: Any) -> Any:
@@ -67,7 +98,7 @@ def decode(row: RowColumns) -> None:
     """
     questions = row.there(names.QUESTION) or row.there(names.CONTEXT[:1])
     for name in questions:
-        row.replace(name, as_messages(row.peek(name)))
+        row.replace(name, one_text(as_messages(row.peek(name))))
     asked = [row.peek(name) for name in questions]
     plain = [text.strip() for text in asked if isinstance(text, str)]
     for name in row.there(ANSWERED):
@@ -75,7 +106,7 @@ def decode(row: RowColumns) -> None:
         found = as_messages(value)
         if isinstance(value, str) and plain and not _answers(found, plain):
             continue
-        row.replace(name, found)
+        row.replace(name, one_text(found))
 
 
 def _answers(found: Any, asked: Sequence[str]) -> bool:
@@ -85,11 +116,14 @@ def _answers(found: Any, asked: Sequence[str]) -> bool:
         return False
     if _role_of(said[0]) not in ("user", "system"):
         return True
-    contents = [each.get(key) for each in said for key in CONTENT_KEYS]
+    contents = list[Any]()
+    for each in map(lowered, said):
+        contents += [each.get(key) for key in CONTENT_KEYS]
     return any(isinstance(content, str) and content.strip() in asked for content in contents)
 
 
 def _role_of(message: Mapping[str, Any]) -> str | None:
+    message = lowered(message)
     return next((ROLES.get(str(message[key]).lower()) for key in ROLE_KEYS if key in message), None)
 
 
@@ -97,5 +131,6 @@ def _is_message(found: Any) -> bool:
     """True of an object with a role that is known, and with a content or calls."""
     if not isinstance(found, Mapping) or _role_of(found) is None:
         return False
+    found = lowered(found)
     has_content = any(isinstance(found.get(key), str | list) for key in CONTENT_KEYS)
     return has_content or any(is_filled(found.get(key)) for key in CALL_KEYS)

@@ -6,21 +6,21 @@ from typing import Any, NamedTuple
 
 from multicard.llm.data import columns as names
 from multicard.llm.data import json_texts, turns
+from multicard.llm.data.beside_messages import tools_of, with_system
 from multicard.llm.data.columns import RowColumns
 from multicard.llm.data.flat_dialogues import flat_turns, is_dialogue
 from multicard.llm.data.forms import (
     answer_messages,
     held_messages,
     missing_columns,
+    no_text,
     one_of,
     prompt_messages,
-    refuse_kto,
     texts_of,
-    tools_of,
     two_prompts,
     unanswered,
-    with_system,
 )
+from multicard.llm.data.learnt_rows import refuse_label
 from multicard.llm.data.turns import Message
 from multicard.messages import Refusal
 
@@ -48,7 +48,7 @@ def pair(row: RowColumns, reader: str) -> Pair:
     if answered is not None and answered[1][-1]["role"] == "assistant":
         return _pair_of_answered(row, answered[1], rejected[0])
     if not (chosen and rejected):
-        refuse_kto(row)
+        refuse_label(row)
         for empty in (*row.present(names.CHOSEN)[:1], *row.present(names.REJECTED)[:1]):
             if not row.there((empty,)):
                 raise unanswered(empty)
@@ -80,7 +80,8 @@ def pair(row: RowColumns, reader: str) -> Pair:
     elif question:
         prompt = prompt_messages(row, question)
     else:
-        raise missing_columns(row, ["prompt"], reader)
+        empty = row.present((*names.QUESTION, *names.CONTEXT[:1]))
+        raise no_text(empty) if empty else missing_columns(row, ["prompt"], reader)
     chosen_turns, rejected_turns = (with_system(row, prompt + said) for said in answers)
     return Pair(chosen_turns, rejected_turns, tools_of(row))
 

@@ -2,6 +2,7 @@
 No torch.
 """
 
+from collections import Counter
 from typing import Any
 
 from multicard.config.llm import LlmConfig
@@ -9,7 +10,17 @@ from multicard.config.llm_models import HfConfig
 from multicard.config.llm_texts import DATASETS, ChatConfig, ChatLoss, StoredTextConfig
 from multicard.config.llm_tokenizers import Qwen25TokenizerConfig
 from multicard.llm import methods
-from multicard.llm.data import chat, forms, half_characters, pairs, templates, turns
+from multicard.llm.data import (
+    chat,
+    choices,
+    forms,
+    half_characters,
+    json_texts,
+    learnt_rows,
+    pairs,
+    templates,
+    turns,
+)
 from multicard.llm.data import columns as names
 from multicard.llm.data.chat import ChatTemplate
 from multicard.llm.data.columns import RowColumns, Unread, override
@@ -33,9 +44,11 @@ class RowReader:
         self.config = config
         self.pairs = methods.chosen(config).pairs
         self.unread = Unread()
+        self.unlearnt = Counter[str]()  # rows that are left out, by the column that says so
         self.repeating = 0  # rows whose answer begins with the text that it answers
         self.by_place = 0  # rows of texts that are the user's and the assistant's in turn
         self._data = config.dataset
+        self._is_of_files = getattr(self._data, "data_files", None) is not None
         self._template = templates.chosen(config)
         self._is_chat = isinstance(self._data, ChatConfig)
         self._named = self._data.columns if isinstance(self._data, StoredTextConfig) else {}
@@ -51,11 +64,17 @@ class RowReader:
         template = config.template_name
         self._reader = f"template={template}" if template else f"dataset={self._data.name}"
 
-    def read(self, row: Any) -> Row:
-        """A stored row. Refuses (ValueError) one that cannot be read as it is meant."""
+    def read(self, row: Any) -> Row | None:
+        """A stored row; None of one whose columns say that it is not learnt, which is counted.
+        Refuses (ValueError) one that cannot be read as it is meant.
+        """
+        columns = forms.columns_of(row, self._named)
+        unlearnt_by = learnt_rows.left_out_by(columns)
+        if unlearnt_by is not None:
+            self.unlearnt[unlearnt_by] += 1
+            return None
         if self._tokens is not None:
             self._tokens.begin_row()
-        columns = forms.columns_of(row, self._named)
         unread = Unread()
         if self.pairs:
             found = pairs.pair(columns, self._reader)
@@ -217,19 +236,29 @@ class RowReader:
     def _template_columns(self, columns: RowColumns) -> Row:
         """The columns that the template in force reads, with text in each."""
         assert self._template is not None
+        learnt_rows.refuse_label(columns)
         wanted = self._template.columns
         missing = [name for name in wanted if not columns.present((name,))]
         if missing:
             reads_input = "instruction" in wanted
             raise forms.missing_columns(columns, missing, self._reader, reads_input=reads_input)
-        row: Row = {name: columns.peek(name) for name in wanted}
+        row: Row = {name: json_texts.one_text(columns.peek(name)) for name in wanted}
         textless = [name for name, value in row.items() if not isinstance(value, str)]
         if textless:
             raise forms.no_text(textless)
+        answer = wanted[-1]
+        # the papers' own sets are read as they are
+        if self._is_of_files and not row[answer].strip():
+            raise Refusal(
+                "llm.row-empty-answer",
+                f"has an empty {answer}; give the answer's text, or leave the row out",
+                column=answer,
+            )
         columns.pass_over(*wanted)
         if "instruction" in wanted:
-            context = columns.get("input")
+            context = forms.context(columns, "input")
             if isinstance(context, list | dict):
                 raise forms.no_text(["input"])
             row["input"] = "" if context is None else str(context)
+        choices.refuse_unasked(columns, "\n".join(row[name] for name in row if name != answer))
         return row

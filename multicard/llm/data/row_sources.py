@@ -16,7 +16,7 @@ from multicard.config.llm import LlmConfig
 from multicard.config.llm_texts import DATASETS, ChatConfig, StoredTextConfig, SyntheticConfig
 from multicard.llm import methods
 from multicard.llm.data import columns as names
-from multicard.llm.data import held_out_rows, hub, pairs, templates, turns
+from multicard.llm.data import held_out_rows, hub, learnt_rows, pairs, roles, templates
 from multicard.llm.data.files import StoredRows, read_file, value_of
 from multicard.llm.data.held_out_rows import HeldOutRows
 from multicard.llm.data.row_folders import KEY, TEST_KEY
@@ -170,8 +170,18 @@ def _test_rows(config: LlmConfig, data: StoredTextConfig) -> tuple[HeldOutRows, 
             key=TEST_KEY,
             value=place,
         )
+    rows = dict(enumerate(stored.rows))
+    splits = split_rows(stored.rows, data.columns)
+    beside = Counter[str]()
+    if splits is not None:  # rows to train on among them are no test
+        beside.update(splits.unread(tests=True))
+        beside[f"rows to train on ({splits.column})"] = len(splits.train)
+        rows = {
+            number: {name: value for name, value in rows[number].items() if name != splits.column}
+            for number in splits.test
+        }
     try:
-        read = _read(config, data, dict(enumerate(stored.rows)), stored, to_test=True)
+        read = _read(config, data, rows, stored, to_test=True)
     except Refusal as error:
         reason = error.facts.get("reason", error.message)
         # without its remedy, which would change how the other rows are read
@@ -187,7 +197,8 @@ def _test_rows(config: LlmConfig, data: StoredTextConfig) -> tuple[HeldOutRows, 
             file=error.facts.get("file"),
             reason=messages.code_of(reason),
         ) from None
-    return HeldOutRows([*read.rows.values()], [*read.rows]), read.ignored
+    ignored = dict(Counter(read.ignored) + beside)
+    return HeldOutRows([*read.rows.values()], [*read.rows]), ignored
 
 
 def _synthetic(config: LlmConfig, data: SyntheticConfig, split: float | None) -> LoadedRows:
@@ -251,7 +262,9 @@ def _read(
     broken = dict[int, ValueError]()
     for number, row in rows.items():
         try:
-            converted[number] = reader.read(row)
+            own = reader.read(row)
+            if own is not None:
+                converted[number] = own
         except ValueError as error:
             broken[number] = error
     skips = isinstance(data, ChatConfig) and data.skip_broken
@@ -280,6 +293,20 @@ def _read(
             rows=len(rows),
             skippable=len(converted),
         )
+    if reader.unlearnt and not converted:
+        column = next(iter(reader.unlearnt))
+        remedy = names.override({column: None})
+        raise Refusal(
+            "llm.rows-unlearnt",
+            f"{key}={value}: none of its {len(rows)} rows is to be learnt, by {column}; give rows"
+            f" that are, or leave the column out, as `{remedy}`",
+            key=key,
+            value=value,
+            column=column,
+            remedy=remedy,
+        )
+    for column, count in reader.unlearnt.items():
+        reader.unread[f"rows that are not to be learnt ({column})"] += count
     kept = converted
     equal = None
     if reader.pairs:
@@ -305,7 +332,8 @@ def _read(
 def sample(config: LlmConfig, count: int) -> list[Row]:
     """The first `count` rows of a data set of the hub, in torchtune's columns."""
     reader = RowReader(config)
-    return [reader.read(row) for row in hub.fetch(_stored(config), count)]
+    rows = [reader.read(row) for row in hub.fetch(_stored(config), count)]
+    return [row for row in rows if row is not None]
 
 
 def texts(config: LlmConfig, rows: list[Row]) -> list[str]:
@@ -360,8 +388,9 @@ def _unread_of_whole(config: LlmConfig, data: StoredTextConfig) -> dict[str, int
     except (OSError, ValueError, LookupError, TypeError):
         return {}  # older caches say nothing
     bears = names.BEARING if "conversations" not in read else (*names.BEARING, *names.CHOSEN)
+    bears = (*bears, *learnt_rows.LABELS, *learnt_rows.FLAGS, *learnt_rows.OPPOSITE_LABELS)
     if any(name in bears for name in found) or any(
-        switch in json.dumps(found) for switch in turns.SWITCH_KEYS
+        switch in json.dumps(found) for switch in roles.SWITCH_KEYS
     ):
         return None
     return {name: count for name in found if name not in read}

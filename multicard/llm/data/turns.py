@@ -11,7 +11,21 @@ from typing import Any
 
 from multicard.llm.data import json_texts
 from multicard.llm.data.columns import RowColumns, is_filled
-from multicard.llm.data.roles import CALLS, CONTENT_KEYS, ROLE_KEYS, ROLES
+from multicard.llm.data.harmony import check_harmony
+from multicard.llm.data.roles import (
+    BEARING_KEYS,
+    CALLS,
+    CONTENT_KEYS,
+    EXCHANGES,
+    OFF,
+    ON,
+    OPPOSITE,
+    PARTLY_LEARNT,
+    ROLE_KEYS,
+    ROLES,
+    SWITCHES,
+    lowered,
+)
 from multicard.messages import Refusal
 
 Message = dict[str, Any]
@@ -23,70 +37,23 @@ FORM = (
 
 # Of a part of a content; the last says how long a service keeps what it has read
 PART_KEYS = ("type", "text", "cache_control")
-# A turn of two: a question and its answer
-EXCHANGES = (
-    ("input", "output"),
-    ("human", "assistant"),
-    ("user", "assistant"),
-    ("question", "answer"),
-)
-EXCHANGES += (("prompt", "response"), ("query", "response"), ("instruction", "output"))
-
-# Keys of a message that say whether it is learnt: OpenAI's `weight`, axolotl's `training` and
-# `train`, ms-swift's `loss` and `loss_scale`; torchtune's `masked` says the opposite
-SWITCHES = (
-    "weight",
-    "train",
-    "training",
-    "trainable",
-    "train_on_turn",
-    "loss",
-    "loss_scale",
-    "masked",
-)
-OPPOSITE = ("masked",)
-# axolotl's: parts of a message's text
-PARTLY_LEARNT = ("train_detail", "training_detail", "train_details")
-SWITCH_KEYS = tuple(f'"{name}"' for name in (*SWITCHES, *PARTLY_LEARNT))  # as they stand in JSON
-ON = ("1", "1.0", "true", "yes")
-OFF = ("0", "0.0", "false", "no")
-# Keys that bear text, or change what is learnt: whoever cannot write them refuses them
-BEARING_KEYS = (
-    "tool_calls",
-    "tools",
-    "functions",
-    "reasoning_content",
-    "reasoning",
-    "thinking",
-    "tool_plan",
-)
-BEARING_KEYS += (
-    "refusal",
-    "audio",
-    "image",
-    "images",
-    "video",
-    "videos",
-    "documents",
-    "citations",
-    "prefix",
-)
 
 
-def messages(turns: Any, by_place: bool = False) -> list[Message] | None:
+def messages(turns: Any, by_place: bool = False, by_pairs: bool = False) -> list[Message] | None:
     """The messages of a column; None if it holds no list of turns.
 
     Args:
         turns: objects with a role and a content, or objects with a question and its answer; also as
             JSON, of all together or of each; or one object with a list for each key.
-        by_place: the column's form has turns without names too: texts by turns, or lists of a
-            question and its answer. In any other column a list of texts is several answers,
-            or a column of several rows.
+        by_place: the column's form has turns without names too: texts by turns. In any other column
+            a list of texts is several answers, or a column of several rows.
+        by_pairs: it has lists of a question and its answer too, as histories have.
     """
     turns = json_texts.as_messages(turns)
     if isinstance(turns, str):
         turns = json_texts.as_object(turns)  # of CSV, and of Parquet with text columns alone
     if isinstance(turns, dict):
+        turns = lowered(turns)
         turns = _of_lists(turns) or turns
     if isinstance(turns, dict) and ({*ROLE_KEYS} & turns.keys()):
         turns = [turns]
@@ -99,7 +66,7 @@ def messages(turns: Any, by_place: bool = False) -> list[Message] | None:
             for number, (text, role) in enumerate(pairs, start=1)
         ]
     if (
-        by_place
+        by_pairs
         and turns
         and all(isinstance(turn, list | tuple) and len(turn) == 2 for turn in turns)
     ):
@@ -107,7 +74,7 @@ def messages(turns: Any, by_place: bool = False) -> list[Message] | None:
     if not all(isinstance(turn, dict) for turn in turns):
         return None
     found = list[Message]()
-    for number, turn in enumerate(turns, start=1):
+    for number, turn in enumerate(map(lowered, turns), start=1):
         exchange = None
         if not {*ROLE_KEYS} & turn.keys():
             exchange = next((names for names in EXCHANGES if {*names} <= turn.keys()), None)
@@ -167,6 +134,7 @@ def message(number: int, turn: Mapping[str, Any]) -> Message:
 
     Other keys that hold something are kept: see `settle`.
     """
+    turn = lowered(turn)
     columns = RowColumns(turn)
     said = columns.get(*ROLE_KEYS)
     speaker = turn.get("from")
@@ -180,11 +148,11 @@ def message(number: int, turn: Mapping[str, Any]) -> Message:
     filled = columns.there(CONTENT_KEYS) or given
     content = turn[filled[0]] if filled else None
     columns.pass_over(*filled[:1])
-    # a number is no text of the message
-    if len(filled) > 1 and isinstance(turn["value"], str | list):
-        if turn["value"] != content:
-            raise _two_values(number, CONTENT_KEYS)
-        columns.pass_over("value")
+    for name in filled[1:]:
+        if turn[name] == content:
+            columns.pass_over(name)
+        elif name == "value" and isinstance(turn[name], str | list):
+            raise _two_values(number, CONTENT_KEYS[:2])  # a number is no text of the message
     role = ROLES.get(str(said).lower())
     if role is None:
         stated = "no role" if said is None else f"role {said!r}"
@@ -194,6 +162,8 @@ def message(number: int, turn: Mapping[str, Any]) -> Message:
             message=number,
             role=said,
         )
+    if role == "assistant":
+        check_harmony(columns, number)
     own: Message = {"role": role, "content": content}
     own |= {name: turn[name] for name in columns.unread() if name not in SWITCHES}
     if str(said).lower() in CALLS:

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from multicard.llm.data.columns import is_filled
-from multicard.llm.data.turns import BEARING_KEYS, Message, unwritten
+from multicard.llm.data.roles import BEARING_KEYS
+from multicard.llm.data.turns import Message, unwritten
 from multicard.messages import Refusal
 
 REASONING = ("reasoning_content", "reasoning", "thinking", "tool_plan")

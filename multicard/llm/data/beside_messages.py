@@ -1,0 +1,81 @@
+"""What stands beside a row's messages, in columns of its own: earlier turns, the system's text,
+and tools.
+"""
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from multicard.llm.data import columns as names
+from multicard.llm.data import json_texts, turns
+from multicard.llm.data.columns import RowColumns, is_filled, override
+from multicard.llm.data.turns import Message
+from multicard.messages import Refusal
+
+
+def history(row: RowColumns) -> list[Message]:
+    """The turns before a question that a column of their own holds."""
+    for name in row.there(names.HISTORY):
+        held = turns.messages(row.peek(name), by_place=True, by_pairs=True)
+        if held is not None:
+            row.get(name)
+            return held
+    return []
+
+
+def with_system(row: RowColumns, said: list[Message]) -> list[Message]:
+    """The messages with the text of a column for the system's before them."""
+    text = row.get(*names.SYSTEM)
+    text = json_texts.one_text(text)
+    if isinstance(text, str) and text.lstrip().startswith("[{"):
+        parts = json_texts.one_text(json_texts.as_object(text))
+        text = parts if isinstance(parts, str) else text
+    if text is None:
+        return said
+    system = turns.message(1, {"role": "system", "content": text})
+    if said and said[0]["role"] == "system":
+        if said[0]["content"].strip() != system["content"].strip():
+            remedy = override({row.there(names.SYSTEM)[0]: None})
+            raise Refusal(
+                "llm.row-two-systems",
+                "has two texts of the system, in a column and as a message; leave one out, as"
+                f" `{remedy}`",
+                remedy=remedy,
+            )
+        return said
+    return [system, *said]
+
+
+def tools_of(row: RowColumns) -> list[Any] | None:
+    """The tools that a row gives, as templates read them: functions in a `function` each,
+    which older forms lack.
+    """
+    name = next(iter(row.there(names.TOOLS)), None)
+    if name is None:
+        return None
+    tools = row.get(name)
+    if isinstance(tools, str):
+        tools = json_texts.as_object(tools)
+    if isinstance(tools, dict):
+        tools = [tools]
+    if isinstance(tools, list):
+        with suppress(ValueError, RecursionError):
+            tools = [json.loads(tool) if isinstance(tool, str) else tool for tool in tools]
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        if not is_filled(tools):
+            return None
+        raise Refusal(
+            "llm.chat-tools",
+            f"has tools that are not JSON ({str(tools)[:40]!r}); give a list of tools, or none",
+            tools=str(tools)[:40],
+        )
+    wrapped = [
+        tool if "function" in tool or "name" not in tool else _function(tool) for tool in tools
+    ]
+    return wrapped or None
+
+
+def _function(flat: Mapping[str, Any]) -> dict[str, Any]:
+    about = {key: value for key, value in flat.items() if key != "type"}
+    return {"type": "function", "function": about}

@@ -1,0 +1,39 @@
+"""gpt-oss's keys of an answer's part: its channel, and which tool it is said to."""
+
+import re
+
+from multicard.llm.data.columns import RowColumns
+from multicard.messages import Refusal
+
+HARMONY_CHANNELS = ("analysis", "commentary")
+OPEN_CHANNELS = ("final",)
+OPEN_RECIPIENTS = ("all", "user", "assistant")
+TOOL_RECIPIENT = re.compile(r"(functions|browser|python|container|api_tool)(\.[\w.-]+)?")
+
+
+def check_harmony(columns: RowColumns, number: int) -> None:
+    """Refuse an answer's part that gpt-oss's own keys call reasoning, or a call of a tool.
+
+    Keys of other meanings stay unread, as a `channel` by which somebody wrote.
+    """
+    channel = str(columns.peek("channel")) if columns.there(("channel",)) else ""
+    recipient = str(columns.peek("recipient")) if columns.there(("recipient",)) else ""
+    found = None
+    if channel in HARMONY_CHANNELS:
+        found = "channel", channel
+    elif TOOL_RECIPIENT.fullmatch(recipient):
+        found = "recipient", recipient
+    if found is not None:
+        key, value = found
+        raise Refusal(
+            "llm.chat-harmony",
+            f"message {number} (assistant) is no answer, by its {key} {value}; put reasoning into"
+            " the answer behind it, under the chat template's own key, and calls into tool_calls",
+            message=number,
+            column=key,
+            value=value,
+        )
+    if channel in OPEN_CHANNELS:
+        columns.pass_over("channel")
+    if recipient in OPEN_RECIPIENTS:
+        columns.pass_over("recipient")

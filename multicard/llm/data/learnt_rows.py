@@ -1,0 +1,145 @@
+"""Rows whose own columns say whether they are learnt: those that are not are left out, and counted.
+
+A switch of a row (`weight`, `train`, `loss`) means what it means in a message. Whether an answer is
+wanted, as in KTO's data, is heeded where the command names the column, and refused elsewhere.
+"""
+
+import math
+
+from multicard.llm.data import columns as names
+from multicard.llm.data.columns import RowColumns, override
+from multicard.llm.data.roles import OFF, ON, OPPOSITE, SWITCHES
+from multicard.messages import Refusal
+
+# Columns that say in any way whether an answer is wanted, as VERDICTS
+LABELS = (
+    "label",
+    "kto_tag",
+    "kto_label",
+    "desirable",
+    "is_desirable",
+    "thumbs_up",
+    "feedback",
+    names.WANTED,
+)
+# Those of other meanings too, unless they hold true or false
+FLAGS = (
+    "chosen",
+    "is_chosen",
+    "accepted",
+    "is_accepted",
+    "preferred",
+    "is_preferred",
+    "correct",
+    "is_correct",
+    "is_good",
+    "approved",
+    "is_approved",
+)
+# Of these true says that an answer is not wanted
+OPPOSITE_LABELS = (
+    "undesirable",
+    "is_undesirable",
+    "unwanted",
+    "is_rejected",
+    "is_bad",
+    "is_wrong",
+    "is_incorrect",
+    "thumbs_down",
+)
+WANTED = (
+    *ON,
+    *("t", "y", "desirable", "desired", "wanted", "good", "positive", "chosen", "accepted"),
+    *("preferred", "correct", "like", "liked", "up", "thumbs_up", "thumbs up", "👍", "+1"),
+)
+UNWANTED = (
+    *OFF,
+    *("f", "n", "undesirable", "undesired", "unwanted", "bad", "negative", "rejected"),
+    *("incorrect", "wrong", "dislike", "disliked", "down", "thumbs_down", "thumbs down", "👎"),
+    *("-1", "-1.0"),
+)
+VERDICTS = (*WANTED, *UNWANTED)
+# Beside one of these a number or a word is about an answer; beside a text alone it is a class
+ANSWERS = (*names.ANSWER, *names.CONVERSATION, "summary")
+
+
+def left_out_by(row: RowColumns) -> str | None:
+    """The column that says that a row is not to be learnt, as the file calls it; None of others.
+
+    Raises:
+        Refusal: the column says something that cannot be heeded.
+    """
+    if names.WANTED in row.named and not _is_wanted(row):
+        return row.theirs(names.WANTED)
+    found: str | None = None
+    for name in row.there(SWITCHES):
+        stated = _stated(row.peek(name))
+        if stated in (*ON, *OFF):
+            row.pass_over(name)
+            if (stated in ON) == (name in OPPOSITE):
+                found = found or row.theirs(name)
+        elif isinstance(row.peek(name), list) or _is_number(stated):
+            raise _unheeded(row, name)
+    return found
+
+
+def _is_wanted(row: RowColumns) -> bool:
+    """What the column that the command names says of a row's answer."""
+    value = row.get(names.WANTED)
+    stated = _stated(value)
+    if stated not in VERDICTS:
+        name = row.theirs(names.WANTED)
+        raise Refusal(
+            "llm.row-wanted",
+            f"has {name}={value!r}, which does not say whether its answer is wanted; give true or"
+            " false, or leave the row out",
+            column=name,
+            value=str(value),
+        )
+    is_opposite = row.theirs(names.WANTED).lower().strip() in OPPOSITE_LABELS
+    return (stated in WANTED) != is_opposite
+
+
+def _unheeded(row: RowColumns, name: str) -> Refusal:
+    theirs = row.theirs(name)
+    remedy = override({theirs: None})
+    return Refusal(
+        "llm.row-weight",
+        f"has {theirs}={row.peek(name)!r}; of a row only 0 and 1 can be heeded, or false and true;"
+        f" leave the column out, as `{remedy}`",
+        column=theirs,
+        value=str(row.peek(name)),
+        remedy=remedy,
+    )
+
+
+def refuse_label(row: RowColumns) -> None:
+    """Refuse a row that says whether its answer is wanted, unless the command names the column."""
+    has_answer = bool(row.there(ANSWERS))
+    for name in row.left((*LABELS, *FLAGS, *OPPOSITE_LABELS)):
+        value = row.peek(name)
+        stated = _stated(value)
+        is_truth = isinstance(value, bool) or stated in ("true", "false")
+        if is_truth if name in FLAGS else is_truth or (has_answer and stated in VERDICTS):
+            theirs = row.theirs(name)
+            remedy = override({names.WANTED: theirs})
+            raise Refusal(
+                "llm.row-kto",
+                f"says whether its answer is wanted ({theirs}), as KTO's data do; learn the wanted"
+                f" answers alone, as `{remedy}`, or those that are not wanted too, as"
+                f" `{override({theirs: None})}`",
+                column=theirs,
+                remedy=remedy,
+            )
+
+
+def _stated(value: object) -> str:
+    return str(value).lower().strip()
+
+
+def _is_number(stated: str) -> bool:
+    try:
+        number = float(stated)
+    except ValueError:
+        return False
+    return not math.isnan(number)  # which says nothing
