@@ -87,7 +87,7 @@ def test_the_same_rows_are_read_of_each_form_of_file(name: str, tmp_path: Path):
 @pytest.mark.parametrize(
     ("name", "text", "code"),
     [
-        ("a.json", {"train": ROWS, "test": ROWS}, "llm.several-lists"),
+        ("a.json", {"train": ROWS, "more": ROWS}, "llm.several-lists"),
         ("a.json", {"a": {"b": 1}}, "llm.no-list"),
         ("a.csv", "input,output\na,b,c\n", "llm.csv-cells"),
         ("a.jsonl", '{"a": 1}\n{"a": \n', "llm.bad-line"),

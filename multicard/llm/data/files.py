@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from multicard.config.llm_texts import StoredTextConfig
 from multicard.llm.data import separated_rows
-from multicard.llm.data.columns import READ, is_filled
+from multicard.llm.data.json_tables import rows_of, table_of, without_header
 from multicard.llm.data.row_folders import KEY, TEST_KEY, FoundFiles, found_files, kind_of
 from multicard.messages import Refusal
 from multicard.records.separated_text import decoded
@@ -171,12 +171,12 @@ def _read_json(content: bytes, is_lines: bool = False) -> tuple[list[Any], dict[
         is_whole = _is_json(first)
         follows = any(line.strip() for line in lines[lines.index(first) + 1 :])
         if (is_whole and (follows or is_lines)) or not (is_whole or _is_json(text)):
-            return _json_lines(lines), {}  # which names the line that is not JSON
+            return _rows_of_lines(_json_lines(lines))  # which names the line that is not JSON
     try:
-        return _rows_of(_loaded(text))
+        return rows_of(_loaded(text))
     except (json.JSONDecodeError, RecursionError) as error:
         if _is_json(first):  # lines that are lists
-            return _json_lines(lines), {}
+            return _rows_of_lines(_json_lines(lines))
         line = error.lineno if isinstance(error, json.JSONDecodeError) else 1
         raise _bad_line(line) from None
 
@@ -226,41 +226,14 @@ def _json_lines(lines: Sequence[str]) -> list[Any]:
     return rows
 
 
+def _rows_of_lines(lines: list[Any]) -> tuple[list[Any], dict[str, int]]:
+    """The rows of lines, of which the first may name the columns, or the only one be a table."""
+    table = table_of(lines[0]) if len(lines) == 1 and isinstance(lines[0], dict) else None
+    return (without_header(lines), {}) if table is None else table
+
+
 def _bad_line(number: int) -> Refusal:
     return Refusal("llm.bad-line", f"line {number} is not JSON, or nested too deep", line=number)
-
-
-def _rows_of(value: Any) -> tuple[list[Any], dict[str, int]]:
-    """The rows of a JSON value: a list, an object with a list of objects under one key,
-    or an object that is a row.
-    """
-    if isinstance(value, list):
-        return value, {}
-    if isinstance(value, dict):
-        if any(name in READ and not _is_table(inner) for name, inner in value.items()):
-            return [value], {}  # a row alone
-        tables = [name for name, rows in value.items() if _is_table(rows)]
-        if len(tables) == 1:
-            beside = {name: 1 for name in value if name != tables[0] and is_filled(value[name])}
-            return value[tables[0]], beside
-        if len(tables) > 1:
-            raise Refusal(
-                "llm.several-lists",
-                f"it holds several lists of rows ({', '.join(tables)}); give a file with one",
-                lists=tables,
-            )
-        if value and not any(isinstance(inner, dict) for inner in value.values()):
-            return [value], {}
-    raise Refusal("llm.no-list", "it holds no list of rows, as [{...}, ...]")
-
-
-def _is_table(value: Any) -> bool:
-    """True of a list of rows; the messages of a single row are objects with a role,
-    or with what was said.
-    """
-    if not (isinstance(value, list) and value and all(isinstance(row, dict) for row in value)):
-        return False
-    return not all({"role", "from"} & row.keys() for row in value)
 
 
 def _read_parquet(content: bytes) -> tuple[list[Any], dict[str, int]]:
