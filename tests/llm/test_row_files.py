@@ -460,3 +460,34 @@ def test_nulls_of_arrows_union_of_columns_reach_no_text(tmp_path: Path):
         return row_sources.load(typed_llm(*words, "dataset.loss=all")).rows
 
     assert texts("r.parquet") == texts("r.jsonl") and "null" not in json.dumps(texts("r.parquet"))
+
+
+@pytest.mark.parametrize("names", [["a.jsonl", "a.json"], ["b/a.json", "b/a.jsonl", "c.json"]])
+def test_files_of_one_name_in_several_forms_are_refused_with_one_of_them(
+    names: list[str], tmp_path: Path
+):
+    folder_of(tmp_path, *names)
+    with refused("llm.data-file-twice", key="dataset.data_files") as caught:
+        files.read_file(str(tmp_path))
+    (word,) = shlex.split(caught.value.facts["remedy"])
+    found = row_sources.load(typed_llm("dataset=grammar", word, "batch_size=1"))
+    assert found.available == len({Path(name).stem for name in names})
+
+
+def test_a_file_and_its_compressed_copy_are_refused(tmp_path: Path):
+    (tmp_path / "train.jsonl").write_text(LINES)
+    (tmp_path / "train.jsonl.gz").write_bytes(gzip.compress(LINES.encode()))
+    with refused("llm.data-file-twice", names=["train.jsonl", "train.jsonl.gz"]):
+        files.read_file(str(tmp_path))
+
+
+def test_a_file_called_after_what_it_holds_is_no_split_in_silence(tmp_path: Path):
+    folder_of(tmp_path, "code.jsonl", "math.jsonl", "train_tickets.jsonl")
+    with refused("llm.data-folder-unclear", names=["train_tickets.jsonl"]) as caught:
+        files.read_file(str(tmp_path))
+    (word,) = shlex.split(caught.value.facts["remedy"])
+    found = row_sources.load(typed_llm("dataset=grammar", word, "batch_size=1"))
+    assert found.available == 3
+    (tmp_path / "test_tickets.jsonl").write_text(LINES)
+    found_files = files.read_file(str(tmp_path))
+    assert [row["input"] for row in found_files.rows] == ["train_tickets.jsonl"]

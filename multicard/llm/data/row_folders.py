@@ -156,7 +156,10 @@ def _of_folder(value: str, folder: Path, to_test: bool) -> tuple[list[Path], Cou
             remedy=remedy,
         )
     _refuse_several(value, folder, {path: told[path] for path in read})
+    if read and not others:
+        _refuse_unclear(value, folder, files, {path: told[path] for path in read})
     read = read or [path for path in files if path not in others]
+    _refuse_copies(value, read)
     _require_all_shards(value, read)
     ignored = _unreachable(folder)
     for path in every:
@@ -230,6 +233,54 @@ def _refuse_several(value: str, folder: Path, trains: Mapping[Path, NamedSplit])
         splits=names,
         remedy=remedy,
     )
+
+
+def _refuse_unclear(
+    value: str, folder: Path, files: Sequence[Path], trains: Mapping[Path, NamedSplit]
+) -> None:
+    """Refuse files called after what they hold, as train_tickets.jsonl beside code.jsonl: where
+    nothing is there to test on, the word need not say a split.
+    """
+    beside = [path for path in files if path not in trains and path.parent in _folders(trains)]
+    if not beside or not all(split.part.rest and split.form for split in trains.values()):
+        return
+    names = [str(path.relative_to(folder)) for path in trains]
+    remedy = override(KEY, [str(path) for path in files])
+    alone = override(KEY, [str(path) for path in trains])
+    raise Refusal(
+        "llm.data-folder-unclear",
+        f"{KEY}={value}: {', '.join(names)} may be the training split, or one of all files; name"
+        f" all of them, as `{remedy}`, or it alone, as `{alone}`",
+        key=KEY,
+        value=value,
+        names=names,
+        remedy=remedy,
+    )
+
+
+def _folders(files: Iterable[Path]) -> set[Path]:
+    return {path.parent for path in files}
+
+
+def _refuse_copies(value: str, read: Sequence[Path]) -> None:
+    """Refuse files of one name in several forms: rows.jsonl and rows.parquet are the same rows."""
+    forms = dict[tuple[Path, str], list[Path]]()
+    for path in read:
+        forms.setdefault((path.parent, _stem(path)), []).append(path)
+    first = [paths[0] for paths in forms.values()]
+    twice = next((paths for paths in forms.values() if len(paths) > 1), None)
+    if twice is not None:
+        remedy = override(KEY, [str(path) for path in first])
+        names = [path.name for path in twice]
+        raise Refusal(
+            "llm.data-file-twice",
+            f"{KEY}={value}: {' and '.join(names)} may hold the same rows; name the files to read,"
+            f" as `{remedy}`",
+            key=KEY,
+            value=value,
+            names=names,
+            remedy=remedy,
+        )
 
 
 def _hidden(path: Path, folder: Path) -> bool:
