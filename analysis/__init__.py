@@ -29,7 +29,9 @@ def conclusion(folders: Sequence[Path]) -> "Conclusion":
     from .runs import load
 
     found = [
-        answer for answer in answers(load.read(folders).runs) if len(answer.ranking.settings) > 1
+        answer
+        for answer in answers(load.read(folders).runs)
+        if len(answer.ranking.settings) > 1 or answer.ranking.lengths
     ][:MOST]
     sentences = [
         f"{answer.work}: {answer.sentence}" if len(found) > 1 else answer.sentence

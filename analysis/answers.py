@@ -20,9 +20,9 @@ from multicard.records import figures, limits
 from multicard.records.text_table import first_few
 
 from . import learned, next_steps, recommended, rerun_commands, training_command
-from .commands.best import COST, RankedSetting, Ranking, Said, did_as_much, known_rankings
+from .commands.best import COST, RankedSetting, Ranking, Said, known_rankings
 from .next_steps import Advice, NextSteps
-from .runs import circumstances, grouping
+from .runs import circumstances, grouping, works
 from .runs.columns import KINDS
 from .runs.grouping import MEMORY, of_setting
 from .runs.load import Run
@@ -89,7 +89,8 @@ class Answer:
         """
         compared = [*self.best.counted, *(self.against.counted if self.against else ())]
         said = [
-            limit.says.partition(":")[0] for limit in limits.in_order(grouping.limits_of(compared))
+            limits.general(limit).partition(":")[0]
+            for limit in limits.in_order(grouping.limits_of(compared))
         ]
         if self.against not in (None, self.best):
             names = [grouping.label(one.cell, self.apart) for one in (self.best, self.against)]
@@ -106,7 +107,8 @@ class Answer:
         """The recommendation, how sure it is, what it costs, and why it cannot be made."""
         failings = f"; but {' and '.join(self.failings)}" if self.failings else ""
         parts = [self.lead, *self._enough, *self._uncounted, *self._costs, *self._fewer]
-        return ", ".join(parts) + failings + "".join(f"; {one}" for one in self.unranked)
+        left_out = [*self.unranked, *self._other_lengths, *self._unlike_others]
+        return ", ".join(parts) + failings + "".join(f"; {one}" for one in left_out)
 
     @property
     def unranked(self) -> list[Message]:
@@ -120,6 +122,31 @@ class Answer:
             )
             for says, number in self.ranking.untold.items()
         ]
+
+    @property
+    def _other_lengths(self) -> list[Message]:
+        """That a script trains for longer with other values of an argument, so that these are not
+        compared.
+        """
+        lengths = self.ranking.lengths
+        if not lengths:
+            return []
+        named = " and ".join(lengths)
+        sets = "sets" if len(lengths) == 1 else "set"
+        said = f"{named} {sets} how much the script trains: no value is faster than another"
+        return [Message("answer.other-lengths", said, keys=[*lengths])]
+
+    @property
+    def _unlike_others(self) -> list[Message]:
+        """That settings of a script on other ranks trained neither as much nor as many steps."""
+        found = works.unlike(self.ranking.runs)
+        if found is None:
+            return []
+        said = (
+            f"settings trained {found.range}, and neither as many steps: the script may go on from"
+            " files that an earlier run left in its working folder"
+        )
+        return [Message("answer.unlike-amounts", said, least=found.least, most=found.most)]
 
     @property
     def sentence(self) -> str:
@@ -287,7 +314,8 @@ class Answer:
         yield from learned.beside(self.ranking, best, other)
         yield from self._other_batch(other)
         yield from learned.how_well_measured(best, other)
-        of_whole_runs = (("energy", ENERGY), (COST, COST)) if did_as_much(best, other) else ()
+        did_as_much = works.did_as_much(best.runs, other.runs)
+        of_whole_runs = (("energy", ENERGY), (COST, COST)) if did_as_much else ()
         for name, column in (("memory", MEMORY), *of_whole_runs):
             own, others = (of_setting(one.runs, column) for one in (best, other))
             if own and others and abs(own / others - 1) > recommended.NOTABLE:

@@ -12,8 +12,8 @@ from multicard.messages import Message
 from multicard.records import figures
 from multicard.records.schema import LlmRecord, ScriptRecord
 
-from .commands.best import RankedSetting, Ranking, did_as_much
-from .runs import by_int4, details, grouping, quality
+from .commands.best import RankedSetting, Ranking
+from .runs import by_int4, details, grouping, quality, works
 from .runs.grouping import ACCURACY, HELD_OUT, LOSS
 from .runs.quality import is_less
 from .stats.between_runs import is_one_loss
@@ -40,11 +40,13 @@ def beside(ranking: Ranking, best: RankedSetting, other: RankedSetting) -> Itera
     column = quality.shared(best.learned, other.learned)
     if column == ACCURACY:
         yield _accuracy_beside(ranking, best, other)
-    if not did_as_much(best, other):
-        own, others = (grouping.trained(one.runs[0]) for one in (best, other))
-        unequal = grouping.unequal_samples(best.runs, other.runs)
+    if not works.did_as_much(best.runs, other.runs):
+        own, others = (works.trained(one.runs[0]) for one in (best, other))
+        unequal = works.unequal_amounts(best.runs, other.runs)
         if unequal is not None:
-            own, others = (f"{samples:,.0f} samples" for samples in unequal)
+            unit, of_best, of_other = unequal
+            own = f"{of_best:,.0f} {unit}"
+            others = f"{of_other:,.0f}"
         reason = f"{LOSSES[column]} not compared: " if column in LOSSES else ""
         said = f"{reason}trained on {own}, not {others}"
         yield Message("answer.other-amounts", said, trained=own, other=others)
@@ -156,6 +158,10 @@ def how_well_measured(*settings: RankedSetting) -> Iterator[Message]:
     ):
         said = "how well it learns is not known: `multicard.log(loss=...)` tells"
         yield Message("answer.learning-unknown", said)
+    counted = works.script_amounts(runs)
+    if counted is not None and not counted.are_known and len(settings) > 1:
+        said = "of samples that nobody counted: `multicard.step(samples=...)` tells"
+        yield Message("answer.samples-uncounted", said)
     if kind != LlmRecord.kind:
         return
     if any(run[HELD_OUT] is None for run in runs):

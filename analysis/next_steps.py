@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from multicard.config import schema
-from multicard.messages import Message
+from multicard.messages import Message, code_of
 from multicard.records.bounds import Bound
 from multicard.records.text_table import capital
 
@@ -27,6 +27,7 @@ PHASES = {  # what a step's largest phase is called
     "optimizer": "the optimiser",
 }
 FACTORS = (1, 2, 4)  # of a batch size, to try
+OF_AMOUNTS = ("amounts.unequal-repetitions", "answer.unknown-amounts")  # codes of failings
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,9 @@ class NextSteps:
         first = self.best.runs[0]
         if self._untried is not None and (self._is_diagnosed or not self.failings):
             return self._try(self._untried)
+        if any(code_of(failing) in OF_AMOUNTS for failing in self.failings):
+            said = "Have each run train as much, and say how much: these do not compare."
+            return Advice(Message("answer.train-as-much", said), None)
         if self.failings:
             steps_first = ("max_steps", STEPS, "epochs")  # no roles: advice, in this order
             lengths = (key for key in steps_first if first[key] is not None)

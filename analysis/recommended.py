@@ -12,12 +12,10 @@ from collections.abc import Iterator, Sequence
 from multicard.config.job import count
 from multicard.measure.repeated_runs import Ratio, student_quantile
 from multicard.messages import Message
-from multicard.records import figures
-from multicard.records.schema import ScriptRecord
+from multicard.records import amounts, figures
 
 from .commands.best import RankedSetting, Ranking
-from .runs import details, grouping
-from .runs.columns import STEPS
+from .runs import details, grouping, works
 from .runs.grouping import MEMORY, of_setting
 from .runs.quality import is_less
 
@@ -124,19 +122,28 @@ def failings(ranking: Ranking, setting: RankedSetting) -> Iterator[Message]:
         else:
             said = f"it missed the target accuracy of {figures.text('target_accuracy', target)}"
             yield Message("answer.missed-target", said, target=target)
-    steps_of_runs = [int(run["steps"] or 0) for run in setting.runs]
-    steps = min(steps_of_runs)
-    most_steps = max(steps_of_runs)
-    is_whole_script = (
-        setting.runs[0]["kind"] == ScriptRecord.kind and setting.runs[0][STEPS] is None
-    )
-    # as one that finds what an earlier run left
-    if is_whole_script and steps < (1 - grouping.LEFT_OUT) * most_steps:
-        said = f"its runs did unequal work ({steps:,} to {most_steps:,} steps)"
-        yield Message("answer.unequal-runs", said, steps=steps, most_steps=most_steps)
+    yield from _of_amounts(ranking, setting)
+    steps = min(int(run["steps"] or 0) for run in setting.runs)
     if steps < LEAST_STEPS:
         said = f"it is too short to tell ({count(steps, 'measured step')})"
         yield Message("answer.too-short", said, steps=steps)
+
+
+def _of_amounts(ranking: Ranking, setting: RankedSetting) -> Iterator[Message]:
+    """That the repetitions of a script's setting trained other amounts, or that nobody knows how
+    much its settings trained.
+    """
+    own = works.script_amounts(setting.runs)
+    if own is not None and not own.are_equal:
+        yield amounts.unequal_repetitions(own)
+        return
+    every = works.unknown_amounts(ranking.runs)
+    if every is not None:
+        said = (
+            f"whether settings trained as much is not known ({every.range}):"
+            " `multicard.step(samples=...)` tells"
+        )
+        yield Message("answer.unknown-amounts", said, least=every.least, most=every.most)
 
 
 def _nearest_to_defaults(

@@ -20,9 +20,10 @@ from multicard.records.limits import Forbids
 from multicard.records.schema import LlmRecord, VisionRecord
 
 from ..runs import details, grouping
-from ..runs.grouping import ACCURACY, LEFT_OUT
+from ..runs.grouping import ACCURACY
 from ..runs.load import Run
 from ..runs.quality import LOSS_APART, is_less
+from ..runs.works import LEFT_OUT
 from ..stats.between_runs import RepeatedRuns
 from .comparison import FAILS, ComparedCell, Readings, RuleComparison
 from .measures import Measure

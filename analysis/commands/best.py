@@ -24,7 +24,7 @@ from multicard.records.limits import Forbids
 from multicard.records.output import Output
 from multicard.records.text_table import TextTable, clean, first_few, in_bytes
 
-from ..runs import by_int4, grouping, quality
+from ..runs import by_int4, grouping, quality, works
 from ..runs.columns import KINDS
 from ..runs.grouping import ACCURACY, HELD_OUT, LOSS, MEMORY, PACE, of_setting
 from ..runs.load import Run
@@ -142,12 +142,6 @@ class RankedSetting:
         return quality.best_error(self.learned)
 
 
-def did_as_much(a: RankedSetting, b: RankedSetting) -> bool:
-    if grouping.trained(a.runs[0]) != grouping.trained(b.runs[0]):
-        return False
-    return grouping.unequal_samples(a.runs, b.runs) is None
-
-
 Told = Callable[[RankedSetting, RankedSetting], bool]
 
 
@@ -191,6 +185,8 @@ class Ranking:
     keys: the columns that tell settings apart.
     untold: the number of runs that are not ranked, by what limits them;
     empty where there are several works.
+    lengths: the arguments of a script that set how long it trains, whose other values are other
+    works.
     """
 
     goal: str
@@ -201,6 +197,7 @@ class Ranking:
     keys: list[str]
     repeated: RepeatedRuns = field(repr=False)
     untold: Mapping[str, int] = field(default_factory=dict[str, int], repr=False)
+    lengths: tuple[str, ...] = ()
 
     @property
     def best(self) -> RankedSetting:
@@ -229,7 +226,7 @@ class Ranking:
     @property
     def paced(self) -> str:
         """What follows a time: " a million tokens"; empty where it is that of whole runs."""
-        return f" a {KINDS[self.runs[0]['kind']].paced}" if self.is_at_pace else ""
+        return f" a {works.unit_of_pace(self.runs)}" if self.is_at_pace else ""
 
     @cached_property
     def unit(self) -> Scale:
@@ -255,10 +252,12 @@ class Ranking:
         """
         first = setting.runs[0]
         scored = self.repeated.held_out.of(setting.runs)
-        return scored and scored.rows, grouping.trained(first), quality.kind_of_loss(first)
+        return scored and scored.rows, works.trained(first), quality.kind_of_loss(first)
 
     def more_accurate(self, a: RankedSetting, b: RankedSetting) -> bool:
-        return did_as_much(a, b) and self.repeated.more_accurate(a.runs, b.runs, self.confidence)
+        return works.did_as_much(a.runs, b.runs) and self.repeated.more_accurate(
+            a.runs, b.runs, self.confidence
+        )
 
     def _told(self, a: RankedSetting, b: RankedSetting) -> bool:
         costs_less = self.repeated.cheaper(COST, a.runs, b.runs, self.confidence)
@@ -571,9 +570,14 @@ def _not_ranked(runs: Sequence[Run], selected: Selected) -> list[Message]:
 
 
 def _rankings(runs: Sequence[Run], goal: str, mix: bool, repeated: RepeatedRuns) -> list[Ranking]:
-    works = grouping.by_work(runs, mix, at_pace=goal == "time")
+    # how much memory a setting needs does not depend on how long it trains
+    found = works.by_work(runs, mix, at_pace=goal in ("time", "memory"))
     return [
-        _ranking(own, goal, _work(work, list(works)), repeated, mix) for work, own in works.items()
+        replace(
+            _ranking(own, goal, _work(work, list(found)), repeated, mix),
+            lengths=works.lengths_of(work),
+        )
+        for work, own in found.items()
     ]
 
 
@@ -582,11 +586,11 @@ def _with_untold(found: list[Ranking], selected: Selected) -> list[Ranking]:
     return [replace(one, untold=selected.untold) for one in found] if len(found) == 1 else found
 
 
-def _work(work: grouping.Cell, works: Sequence[grouping.Cell]) -> str:
-    if len(works) == 1:
+def _work(work: grouping.Cell, every: Sequence[grouping.Cell]) -> str:
+    if len(every) == 1:
         return ""
     kind = dict(work)["kind"]
-    of_kind = [dict(other) for other in works if dict(other)["kind"] == kind]
+    of_kind = [dict(other) for other in every if dict(other)["kind"] == kind]
     order = sorted(
         (key for key, _ in work),
         key=lambda key: (key in grouping.ORIGIN, key != "scale", "." in key),
@@ -595,9 +599,7 @@ def _work(work: grouping.Cell, works: Sequence[grouping.Cell]) -> str:
 
 
 def _ranking(runs: list[Run], goal: str, work: str, repeated: RepeatedRuns, mix: bool) -> Ranking:
-    column = (
-        PACE if goal == "time" and len(set(map(grouping.trained, runs))) > 1 else GOALS[goal].name
-    )
+    column = PACE if goal == "time" and works.is_at_pace(runs) else GOALS[goal].name
     names = [*grouping.settings(runs), *([] if mix else grouping.CORES)]
     setting_columns = [name for name in names if any(name in run.columns for run in runs)]
     settings = list[RankedSetting]()

@@ -32,8 +32,7 @@ from multicard.records.limits import Forbids
 from multicard.records.output import Output
 from multicard.records.text_table import clean, first_few
 
-from ..runs import grouping
-from ..runs.circumstances import differences
+from ..runs import circumstances, grouping, works
 from ..runs.grouping import Cell, ok_runs
 from ..runs.load import Run
 from ..runs.quality import LOSS_APART
@@ -332,7 +331,7 @@ def _timed(
             mixed = f"{side} mixes commits, machines, data or cores in one cell"
             said = f"{mixed}: {mixture} (`--mix` averages over them)"
             raise Refusal("compare.mixed", said, key="--mix", side=side, mixture=mixture)
-    untold = _untold([*ok_a, *ok_b])
+    untold = _untold([*ok_a, *ok_b]) or _other_step_work(ok_a, ok_b)
     if untold is not None:
         return CellComparison(cell, a, b, None, untold)
     ok_a, ok_b = grouping.undisturbed(ok_a), grouping.undisturbed(ok_b)
@@ -375,6 +374,21 @@ def _untold(runs: Sequence[Run]) -> Message | None:
     return Message("compare.untold", said, limit=found[0].code)
 
 
+def _other_step_work(a: Sequence[Run], b: Sequence[Run]) -> Message | None:
+    """That a script's steps train other amounts on both sides, so that their times tell nothing."""
+    if not all(map(works.is_script, [*a, *b])):
+        return None
+    sides = ([circumstances.step_work(run.record()) for run in runs] for runs in (a, b))
+    found = circumstances.means_apart(*sides)
+    if found is None:
+        return None
+    said = (
+        f"{UNDECIDED}: a step trains {found[0]:,.1f} samples or tokens in A, {found[1]:,.1f} in B;"
+        " `multicard best` compares the time of as much work"
+    )
+    return Message("compare.untold", said, limit="step-work")
+
+
 def differing_circumstances(compared: Sequence[CellComparison]) -> list[str]:
     """Differences of the environments of A's runs and B's,
     for each pair of values that is compared.
@@ -384,7 +398,7 @@ def differing_circumstances(compared: Sequence[CellComparison]) -> list[str]:
     for sides, cells in pairs.items():
         a = list(chain.from_iterable(cell.a for cell in cells))
         b = list(chain.from_iterable(cell.b for cell in cells))
-        for line in differences(a, b):
+        for line in circumstances.differences(a, b):
             if len(pairs) > 1:
                 said = f"A {sides[0]}, B {sides[1]}: {line}"
                 lines.append(Message("compare.of-pair", said, a=sides[0], b=sides[1], line=line))

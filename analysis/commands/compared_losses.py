@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from multicard.measure.repeated_runs import ABOVE, BELOW, WITHIN
 from multicard.messages import Message
 
-from ..runs import grouping, quality
+from ..runs import grouping, quality, works
 from ..runs.grouping import HELD_OUT
 from ..runs.load import Run
 from ..stats.between_runs import RepeatedRuns, is_one_loss
@@ -46,7 +46,7 @@ def compared(repeated: RepeatedRuns, a: Sequence[Run], b: Sequence[Run]) -> Comp
         return None
     if not is_one_loss(ok_a[0], ok_b[0]):
         return ComparedLosses(loss_a, loss_b, None, OTHER_LOSS)
-    if grouping.trained(ok_a[0]) != grouping.trained(ok_b[0]):
+    if not works.did_as_much(ok_a, ok_b):
         return ComparedLosses(loss_a, loss_b, None, OTHER_WORK)
     if min(loss_a, loss_b) <= 0 or not repeated.have_same_rows(ok_a, ok_b):
         return ComparedLosses(loss_a, loss_b, None, OTHER_ROWS)

@@ -16,7 +16,7 @@ from multicard.measure.repeated_runs import MARGIN
 from multicard.messages import Message
 
 from ..commands.best import RankedSetting, Ranking, known_rankings
-from ..runs import circumstances, grouping, quality
+from ..runs import circumstances, grouping, quality, works
 from ..runs.grouping import ACCURACY, HELD_OUT, of_setting
 from ..runs.load import Run
 from ..stats import effects
@@ -154,15 +154,15 @@ class WhatMatters:
                 sides.append(list(chain.from_iterable(one.counted for one in with_level)))
                 names.append(f"{self._names[best.axis]}={grouping.typed(level)}")
             said |= dict.fromkeys(circumstances.doubts(sides[0], sides[1], names))
-            unequal = grouping.unequal_samples(sides[0], sides[1])
-            if unequal is not None:
+            unequal = works.unequal_amounts(sides[0], sides[1])
+            # the time of as much work has no such doubt
+            if unequal is not None and not self.ranking.is_at_pace:
+                unit, *means = unequal
                 amounts = (
-                    f"{names[0]} trained on {unequal[0]:,.0f} samples, {names[1]} on"
-                    f" {unequal[1]:,.0f}"
+                    f"{names[0]} trained on {means[0]:,.0f} {unit}, {names[1]} on {means[1]:,.0f}"
                 )
-                said[Message("doubt.other-amounts", amounts, samples=[*unequal], sides=names)] = (
-                    None
-                )
+                doubt = Message("doubt.other-amounts", amounts, amounts=means, sides=names)
+                said[doubt] = None
         return [*said]
 
     @cached_property

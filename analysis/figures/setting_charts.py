@@ -28,8 +28,9 @@ from ..commands.best import COST, RankedSetting, Ranking, known_rankings
 from ..runs import details, grouping, quality
 from ..runs.columns import KINDS, RunKind
 from ..runs.details import REST
-from ..runs.grouping import HELD_OUT, MEMORY, did_work_of, of_setting
+from ..runs.grouping import HELD_OUT, MEMORY, of_setting
 from ..runs.load import Run
+from ..runs.works import did_work_of
 from . import captions, chart_data
 from .chart_data import IDEAL, MEASURED, SHARED, Row
 from .charts import (

@@ -27,7 +27,7 @@ from multicard.records.text_table import clean
 from .. import rerun_commands
 from ..commands import list_runs
 from ..figures.setting_charts import mean_time_s
-from ..runs import details, grouping
+from ..runs import details, grouping, works
 from ..runs.columns import KINDS
 from ..runs.details import DetailedRun
 from ..runs.grouping import PACE, Cell, of_setting
@@ -291,8 +291,8 @@ def _counts(rows: Sequence[RunsRow]) -> Column:
 
 
 def _results(rows: Sequence[RunsRow], repeated: RepeatedRuns, mix: bool) -> list[Column]:
-    works = grouping.by_work([row.runs[0] for row in rows], mix, at_pace=True).values()
-    at_pace = any(len(set(map(grouping.trained, own))) > 1 for own in works)
+    runs = grouping.ok_runs([*chain.from_iterable(row.runs for row in rows)])
+    at_pace = any(map(works.is_at_pace, works.by_work(runs, mix, at_pace=True).values()))
     # times and energies of different amounts compare nothing
     names = [PACE, *LISTED[1:]] if at_pace else SHOWN
     first, *others = [_figure(name, rows, repeated) for name in names]

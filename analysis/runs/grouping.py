@@ -1,9 +1,7 @@
-"""Settings and works: which runs measured the same thing, which did the same work,
-and the figures of a setting.
+"""Settings: which runs measured the same thing, and the figures of a setting.
 
 Runs that differ in the seed alone repeat one setting, on the same data, commit and machine and with
-the same share of it. Runs of different settings may be ranked against one another where they did
-the same amount of the same work.
+the same share of it. `works.py` says which settings did the same work.
 
 `mix`, wherever a function takes it, lets runs of several commits
 and machines count as one setting, work or cell.
@@ -21,11 +19,10 @@ from multicard.messages import Message
 from multicard.records import figures, limits
 from multicard.records.comparable import ALL_THREADS, DATA, RECIPE, apart, following, kinds
 from multicard.records.limits import Forbids
-from multicard.records.schema import ScriptRecord
 from multicard.records.schema_parts import Limit
 from multicard.records.text_table import clean
 
-from .columns import KINDS, RESERVED, STEPS
+from .columns import RESERVED
 from .load import Run
 
 ACCURACY = "test_accuracy"
@@ -42,7 +39,6 @@ TRACED = "profiled"
 # observes the training itself; other profilers do so with profile.window=start alone
 AROUND = "nsys"
 COMMIT = 9  # digits
-LEFT_OUT = 0.01  # of an epoch's rows, up to which they count as all
 # runs that differ here are averaged and compared only on request
 ORIGIN = ("commit", "dirty", "hardware")
 Cell = tuple[tuple[str, Any], ...]  # key and value, in the order of the keys
@@ -157,61 +153,6 @@ def by_setting(
 
     groups = grouped(runs, cell)
     return groups if own else split(groups, without)
-
-
-def by_work(runs: Sequence[Run], mix: bool, at_pace: bool = False) -> dict[Cell, list[Run]]:
-    """The runs by the work that they did, its amount included.
-
-    Args:
-        at_pace: the number of steps, or of epochs, is the amount, whatever the ranks trained in it:
-            the time of as much work, `pace_s`, compares such runs.
-    """
-    keys = [name for name in settings(runs) if name == DATA or Role.work in schema.of(name)]
-    columns = ("kind", *keys, *(() if mix else ORIGIN))
-    return grouped(
-        runs,
-        lambda run: (*((key, run[key]) for key in columns), ("trained", trained(run, at_pace))),
-    )
-
-
-def did_work_of(run: Run, kind: str, settings: Mapping[str, Any]) -> bool:
-    """True for settings of a kind with the work of a run, wherever its data lie."""
-    own = {key: run[key] for key in settings if Role.work in schema.of(key)}
-    return run["kind"] == kind and all(
-        str(value) == str(settings[key]) for key, value in own.items()
-    )
-
-
-def trained(run: Run, at_pace: bool = False) -> str:
-    """The amount of work of a run: "all rows", "100 preference pairs".
-
-    With `max_steps`, a tuning run on more GPUs takes more rows. Without it, rows that make no whole
-    step are left out: over 1 % of them are another amount. Runs on preference pairs have rewards in
-    their records; packed rows are counted as sequences.
-    """
-    limited = KINDS[run["kind"]].curve == "step" and (run["max_steps"] or run[STEPS]) is not None
-    unit = "packed sequences" if limited and run["packed"] else "rows"
-    unit = unit if run["reward_accuracy"] is None else "preference pairs"
-    if limited and at_pace and run[PACE] is not None:
-        return f"{unit} of {run['max_steps'] or run[STEPS]} steps"
-    is_part = not at_pace and (run["rows_share"] or 1.0) < 1 - LEFT_OUT
-    return f"{run['samples_trained'] if limited or is_part else 'all'} {unit}"
-
-
-def unequal_samples(a: Sequence[Run], b: Sequence[Run]) -> tuple[float, float] | None:
-    """The mean samples that the runs of two settings of a script trained on,
-    where these are over 1 % apart.
-
-    No key says how much a script trains that `steps` does not stop. None where it is as much,
-    or not known.
-    """
-    sides = []
-    for runs in (a, b):
-        amounts = [run["samples_trained"] for run in runs]
-        if runs[0]["kind"] != ScriptRecord.kind or runs[0][STEPS] is not None or not all(amounts):
-            return None
-        sides.append(math.fsum(amounts) / len(amounts))
-    return (sides[0], sides[1]) if min(sides) < (1 - LEFT_OUT) * max(sides) else None
 
 
 def of_setting(runs: Sequence[Run], column: str) -> float | None:

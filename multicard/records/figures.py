@@ -231,7 +231,8 @@ FIGURES = {
         Figure("tokens", "tokens, without padding", "tokens.non_padding"),
         Figure("padded_tokens", "tokens, with padding", "tokens.all"),
         Figure("padding_share", "share of padding among tokens", unit=SHARE, keys={}),
-        Figure("samples_trained", "samples trained", keys={}),
+        Figure("samples_trained", "samples trained", head="samples", at_end=(SCRIPT,), keys={}),
+        Figure("steps_of_ranks", "steps of all ranks", keys={}),
         Figure("rows_share", "share of the rows trained on", unit=SHARE, keys={}),
         _accuracy(
             "test_accuracy",

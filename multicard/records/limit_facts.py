@@ -15,6 +15,7 @@ MOST_NAMED = 8  # slow steps, in a sentence
 # What the recorder of a script's steps saw, and how the oldest records say it
 APART_CODE = "script.no-process-group"
 OLD_APART = "no process group"
+WENT_ON_CODE = "script.went-on"
 
 
 def is_crowded(record: AnyRecord) -> bool:
@@ -67,6 +68,11 @@ def trained_apart(record: AnyRecord) -> bool:
     return APART_CODE in record.seen_codes or any(
         text.startswith(OLD_APART) for text in record.seen
     )
+
+
+def went_on(record: AnyRecord) -> bool:
+    """True for a script that went on from what an earlier run left."""
+    return isinstance(record, ScriptRecord) and WENT_ON_CODE in record.seen_codes
 
 
 def apart_by(reason: ApartBy) -> Callable[[AnyRecord], bool]:

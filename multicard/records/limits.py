@@ -266,6 +266,19 @@ RESTARTED = LimitKind(
     applies=lambda record: len(record.segments) > 1,
     noted=True,
 )
+WENT_ON = LimitKind(
+    says=Message(
+        "limit.went-on",
+        "the script went on from what an earlier run left in its working folder, and trained the"
+        " rest; have each run start anew",
+    ),
+    sign="f",
+    column="went_on",
+    forbids=_only(Forbids.prediction),
+    applies=limit_facts.went_on,
+    noted=True,
+    brief=True,
+)
 NO_INT4 = LimitKind(
     says=Message(
         "limit.no-quantised-loss",
@@ -306,6 +319,7 @@ KINDS = (
         OTHER_WEIGHTS,
         OTHER_STEPS,
         RESTARTED,
+        WENT_ON,
         NO_INT4,
         DIRTY,
     ),

@@ -186,6 +186,8 @@ class ScriptReport(RankReport, kw_only=True, tag_field="kind", tag="script"):
     where known.
     samples_unknown: steps, from 0, that trained on nobody knows how many samples, beside others
     that are known.
+    trained_part: samples that it drew in a step, and fewer that its model was given of them; None
+    where it was given all.
     calls_per_step: of backward, the median over steps.
     waits_known: how long steps waited for their batches is; not where another thread drew them.
     evaluate_s: None where another thread drew the batches of an evaluation.
@@ -194,6 +196,7 @@ class ScriptReport(RankReport, kw_only=True, tag_field="kind", tag="script"):
     epochs: list[CountedEpoch] = []
     left_out: list[int] = []
     samples_unknown: list[int] = []
+    trained_part: list[int] | None = None
     calls_per_step: float = 0.0
     waits_known: bool = True
     evaluate_s: float | None = 0.0

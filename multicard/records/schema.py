@@ -242,6 +242,12 @@ class Record(Struct, kw_only=True):
         return int(self.axes.get("gpus") or 1) * int(self.axes.get("nodes") or 1)
 
     @property
+    def steps_of_ranks(self) -> int | None:
+        """of the optimiser, the warm-up's too: of a rank, times the ranks"""
+        steps = _sum(epoch.steps for epoch in getattr(self, "epochs", ()))
+        return None if steps is None else steps * self.ranks
+
+    @property
     def cost(self) -> float | None:
         """price of a GPU hour x GPUs x hours of total_s, without start-up; null without a price,
         and on CPU ranks
@@ -419,7 +425,9 @@ class LlmRecord(Record, kw_only=True, tag_field="kind", tag="llm"):
 
     @property
     def pace_s(self) -> float | None:
-        """of a million tokens, of a script of a thousand samples, at the rate after the warm-up"""
+        """of a million tokens, of a script of a thousand samples, or tokens where no samples are
+        known, at the rate after the warm-up
+        """
         rate = self.tokens_per_s and self.tokens_per_s.non_padding
         return 1e6 / rate if rate else None
 
@@ -480,7 +488,9 @@ class ScriptRecord(Record, kw_only=True, tag_field="kind", tag="script"):
 
     @property
     def pace_s(self) -> float | None:
-        return 1e3 / self.samples_per_s if self.samples_per_s else None
+        tokens_per_s = self.tokens_per_s and self.tokens_per_s.non_padding
+        rate = self.samples_per_s or tokens_per_s
+        return 1e3 / rate if rate else None
 
 
 def _sum(counts: Iterable[int | None]) -> int | None:

@@ -3,6 +3,7 @@ with the mean of its runs and their standard deviation.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from statistics import fmean, stdev
@@ -14,11 +15,12 @@ from multicard.config import schema
 from multicard.config.roles import Role
 from multicard.measure import formulas
 from multicard.messages import Message, link, say
-from multicard.records import comparable, figures, limits, text_table
+from multicard.records import amounts, comparable, figures, limits, text_table
+from multicard.records.amounts import Amounts
 from multicard.records.figures import FIGURES, RECORDS, SHARE, Figure
 from multicard.records.limits import Forbids
 from multicard.records.run_folder import RecordedRun
-from multicard.records.schema import AnyRecord
+from multicard.records.schema import AnyRecord, ScriptRecord
 
 AGAINST_ONE = "x 1 GPU"
 USE = "use"
@@ -69,7 +71,8 @@ def lines(
         for axis in comparable.varied(records, RECORDS[kind].always)
         if Role.repetition not in schema.of(axis)
     ]
-    settings = _settings(records, axes)
+    whole_settings = _settings(records, axes)
+    settings = [*chain.from_iterable(map(_by_amount, whole_settings))]
     marked = {id(run.record) for run in runs if run.folder in {*recommended}}
     rows = [
         _setting(group, axes, any(id(record) in marked for record in group))
@@ -78,8 +81,13 @@ def lines(
     ]
     notes = list[str]()
     notes += limits.left_out([limits.of(record) for record in group] for group in settings)
-    if len(settings) < len(records):
+    if any(len(group) > 1 for group in settings):
         notes.append(Message("table.deviation", "±: standard deviation of the n runs"))
+    notes += [
+        str(amounts.unequal_repetitions(found))
+        for whole in whole_settings
+        if (found := _amounts(whole)) is not None and not found.are_equal
+    ]
     rate = RECORDS[kind].rate
     skipped = RECORDS[kind].skips
     unmeasured = [
@@ -177,6 +185,30 @@ def _settings(records: Sequence[AnyRecord], axes: Sequence[str]) -> list[list[An
             record
         )
     return [*groups.values()]
+
+
+def _amounts(group: Sequence[AnyRecord]) -> Amounts | None:
+    """How much each run of a script's setting trained; None of what is no script's."""
+    if not all(isinstance(record, ScriptRecord) for record in group):
+        return None
+    return amounts.of_runs([partial(_figure_of, record) for record in group])
+
+
+def _figure_of(record: AnyRecord, name: str) -> Any:
+    return FIGURES[name].value(record)
+
+
+def _by_amount(group: list[AnyRecord]) -> list[list[AnyRecord]]:
+    """The runs of a setting by how much they trained: the times of different amounts have no mean,
+    which would be that of no run.
+    """
+    found = _amounts(group)
+    if found is None or found.are_equal:
+        return [group]
+    by_class: dict[float, list[AnyRecord]] = {}
+    for record, amount in zip(group, found.classes(), strict=True):
+        by_class.setdefault(amount, []).append(record)
+    return [*by_class.values()]
 
 
 def _setting(

@@ -116,7 +116,7 @@ class Contributions:
             self.operations.rest()
             return
         self._new += is_new
-        if self._window is None and (is_new or self._is_due) and not _has_compiled():
+        if self._window is None and (is_new or self._is_due) and not has_compiled():
             self._window = _Window(is_short=is_new)
             self._is_due = False
             self.is_open = True
@@ -241,7 +241,7 @@ def _is_in(source: Any, sources: Iterable[Any]) -> bool:
     return any(each is source for each in sources)
 
 
-def _has_compiled() -> bool:
+def has_compiled() -> bool:
     """True where torch.compile is in use: its graphs hide their operations,
     and a mode would have it compile anew.
     """

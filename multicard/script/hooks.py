@@ -45,7 +45,7 @@ def installed(recorder: Recorder) -> Iterator[None]:
         | _modes(recorder)
         | _scaler(steps)
     )
-    replaced |= _clearing(recorder, steps) | _contexts(recorder)
+    replaced |= _clearing(recorder, steps) | _contexts(recorder) | _left_files(recorder)
     try:
         with ExitStack() as patches:
             for (owner, name), measured in replaced.items():
@@ -123,6 +123,8 @@ def _batches(recorder: Recorder) -> Replaced:
             drawn = samples_collated(batch, one.source.batch_size, count)
         recorder.receives(one, trains, drawn)
         recorder.contributions.receives(one, trains, batch)
+        if trains and not one.in_thread:
+            recorder.inputs.receives(batch, drawn)
         return batch
 
     return {
@@ -189,6 +191,35 @@ def _clearing(recorder: Recorder, steps: Steps) -> Replaced:
     return {
         (Optimizer, "zero_grad"): measured_clear,
         (torch.nn.Module, "zero_grad"): measured_clear_module,
+    }
+
+
+def _left_files(recorder: Recorder) -> Replaced:
+    """Where the script reads what an earlier run may have left, and makes an optimiser."""
+    read = torch.load
+    make_optimizer = Optimizer.__init__
+    load_state = Optimizer.load_state_dict
+
+    @functools.wraps(read)
+    def measured_read(*arguments: Any, **keywords: Any) -> Any:
+        recorder.left_files.reads(arguments[0] if arguments else keywords.get("f"))
+        return read(*arguments, **keywords)
+
+    @functools.wraps(make_optimizer)
+    def measured_make(optimizer: Optimizer, *arguments: Any, **keywords: Any) -> None:
+        recorder.left_files.makes_optimizer = True
+        make_optimizer(optimizer, *arguments, **keywords)
+
+    @functools.wraps(load_state)
+    def measured_load_state(optimizer: Optimizer, *arguments: Any, **keywords: Any) -> Any:
+        if not recorder.steps:
+            recorder.left_files.loads_state()
+        return load_state(optimizer, *arguments, **keywords)
+
+    return {
+        (torch, "load"): measured_read,
+        (Optimizer, "__init__"): measured_make,
+        (Optimizer, "load_state_dict"): measured_load_state,
     }
 
 

@@ -51,7 +51,10 @@ LIBRARIES = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib
     str(PACKAGES / "multicard")
 }
 # whatever starts the script
-OWN = ("script.relative-import", "script.own-ranks", "script.replaced", "script.no-step")
+OWN = (
+    *("script.relative-import", "script.own-ranks", "script.replaced"),
+    *("script.no-step", "script.nothing-left"),
+)
 
 
 @contextmanager

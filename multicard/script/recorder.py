@@ -29,8 +29,10 @@ from multicard.run.rank_report import RankReportWriter
 from multicard.script.batches import BatchSource, Draws
 from multicard.script.contributions import Contributions
 from multicard.script.gaps import Gaps
+from multicard.script.left_files import LeftFiles
 from multicard.script.losses import Losses
 from multicard.script.marks import step
+from multicard.script.parts import ModelInputs
 from multicard.script.passes import Pass, StepData
 from multicard.script.seen import Seen, sentences
 from multicard.script.step_times import Lap, StepTimes
@@ -83,6 +85,8 @@ class Recorder:
         self.contributions = Contributions()
         self.trained = TrainedParameters()
         self.threads = Threads()
+        self.left_files = LeftFiles()
+        self.inputs = ModelInputs()
         self.steps = self.evaluations = 0
         self._laps = Laps(torch.device("cpu"))
         self._started_s: float | None = None
@@ -356,6 +360,7 @@ class Recorder:
         if loss is not None:
             self._keep_loss(self.steps, loss)
         self.steps += 1
+        self.inputs.step_ends(self.steps)
         if self.steps == 1:
             self._see_model()
         elif not self._grouped:  # ranks may join after steps of their own
@@ -370,8 +375,7 @@ class Recorder:
         # ranks that exchange nothing may be past the step: those stop as soon as they see it
         if self.steps >= self._length or 0 < self.board.stop_at <= self.steps:
             self._stopped = True
-            self.is_over = True
-            self.contributions.finish()
+            self.leave()
             raise EndedError
 
     def _see_model(self) -> None:
@@ -419,6 +423,7 @@ class Recorder:
         """Measure nothing any more."""
         self.is_over = True
         self.contributions.finish()
+        self.inputs.close()
 
     def close(self, is_whole: bool = False) -> None:
         """Write the report and the steps, once. Waits for the device, and for another thread that
@@ -429,8 +434,7 @@ class Recorder:
                 then is the device
                 asked what the parameters hold: one that hangs would not answer.
         """
-        self.is_over = True
-        self.contributions.finish()
+        self.leave()
         with self._closing:
             started_s, self._started_s = self._started_s, None
             if started_s is not None:
@@ -476,6 +480,9 @@ class Recorder:
         content.samples_unknown = (
             np.flatnonzero(data.unknown[:steps]).tolist() if self.draws.ever else []
         )
+        tells_samples = all(samples is not None for samples, _ in self._told)
+        if self.inputs.trained is not None and not tells_samples:
+            content.trained_part = [*self.inputs.trained]
         content.calls_per_step = float(np.median(data.calls)) if len(data.calls) else 0.0
         content.evaluate_s = self._times.evaluate_s if evaluations_known else None
         content.loads = self.draws.ever
@@ -520,6 +527,7 @@ class Recorder:
             waits_known=self.threads.waits_known,
             evaluations_known=evaluations_known,
             tells_loss=tells_loss,
+            went_on_from=self.left_files.went_on_from(),
         )
 
     def _figures(self) -> tuple[float | None, dict[str, float]]:

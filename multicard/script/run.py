@@ -9,7 +9,7 @@ import runpy
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -37,6 +37,20 @@ def no_step(config: ScriptConfig) -> Refusal:
         "mark steps with multicard.step(), and train in the processes that torchrun would start",
         key="script",
         value=config.script,
+    )
+
+
+def nothing_left(config: ScriptConfig, files: Sequence[str]) -> Refusal:
+    """The refusal of a script that made an optimiser and computed no gradients."""
+    where = "in its working folder, which all runs of a command share"
+    found = f"what an earlier run left {where}" if not files else f"{', '.join(files)} {where}"
+    return Refusal(
+        "script.nothing-left",
+        f"script={config.script}: made an optimiser, but computed no gradients on this rank: it had"
+        f" nothing left to train, as where it finds {found}; have each run start anew",
+        key="script",
+        value=config.script,
+        files=[*files],
     )
 
 
@@ -137,8 +151,11 @@ def run(rank: Rank, config: ScriptConfig, folder: Path) -> None:
     end_children()
     # the process does not wait for threads of the script
     threading._shutdown = lambda: None  # pyright: ignore[reportAttributeAccessIssue]
-    if not recorder.steps:
-        raise no_step(config)
+    if recorder.steps:
+        return
+    if recorder.left_files.makes_optimizer and not recorder.draws.backwards:
+        raise nothing_left(config, recorder.left_files.read)
+    raise no_step(config)
 
 
 def _call(config: ScriptConfig) -> None:

@@ -12,6 +12,7 @@ from multicard.script.passes import StepData
 from multicard.script.step_times import StepTimes
 
 NOTABLE = 0.02  # of the run's time
+USUAL = 0.75  # of the steps, whose number of batches is said of all
 
 
 @dataclass
@@ -25,6 +26,7 @@ class Seen:
         trained_alone: no process group, though there are several ranks. loads: batches of a
             DataLoader were trained on.
         waits_known: no other thread drew them. evaluations_known: nor those of an evaluation.
+        went_on_from: names of files that an earlier run left.
     """
 
     steps: int
@@ -38,6 +40,7 @@ class Seen:
     waits_known: bool
     evaluations_known: bool
     tells_loss: bool
+    went_on_from: Sequence[str] = ()
 
 
 def sentences(seen: Seen, data: StepData, times: StepTimes) -> list[Message]:
@@ -50,6 +53,13 @@ def _counted(seen: Seen, data: StepData, times: StepTimes) -> Iterator[Message]:
         names = [*seen.step_names]
         yield Message(
             "script.steps-of", f"steps are those of {', then of '.join(names)}", names=names
+        )
+    if seen.went_on_from:
+        files = ", ".join(seen.went_on_from)
+        yield Message(
+            "script.went-on",
+            f"went on from what an earlier run left ({files}), and trained the rest",
+            files=[*seen.went_on_from],
         )
     if seen.stopped_after is not None:
         yield Message(
@@ -72,7 +82,12 @@ def _counted(seen: Seen, data: StepData, times: StepTimes) -> Iterator[Message]:
     known = data.batches[data.batches > 0]
     batches = int(np.percentile(known, 50, method="higher")) if len(known) else 0
     if batches > 1:
-        yield accumulated(batches)
+        is_usual = (known == batches).mean() > USUAL
+        yield (
+            accumulated(batches, batches)
+            if is_usual
+            else accumulated(int(known.min()), int(known.max()))
+        )
     if seen.evaluations:
         yield Message(
             "script.evaluations",
@@ -89,11 +104,11 @@ def _counted(seen: Seen, data: StepData, times: StepTimes) -> Iterator[Message]:
         )
 
 
-def accumulated(batches: int) -> Message:
+def accumulated(least: int, most: int) -> Message:
     """So many batches make a step."""
-    return Message(
-        "script.accumulated", f"gradients of {batches} batches make a step", batches=batches
-    )
+    batches = str(least) if least == most else f"{least} to {most}"
+    said = f"gradients of {batches} batches make a step"
+    return Message("script.accumulated", said, least=least, most=most)
 
 
 def _not_known(seen: Seen, data: StepData) -> Iterator[Message]:

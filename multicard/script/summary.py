@@ -57,11 +57,15 @@ def summarise(
     codes = _seen(ranks)
     if _one_draws_for_all(ranks):
         codes = {sentence: code for sentence, code in codes.items() if code not in OF_DRAWS}
+    part = _trained_part(ranks)
+    if part is not None:
+        codes[str(part)] = part.code
     record.left_out = sorted({number for rank in ranks for number in rank.left_out})
     _relate(record, placement, ranks)
     _rate(record, ranks, table)
     if _one_draws_for_all(ranks) and (record.batches_per_step or 0) > 1:
-        message = accumulated(round(record.batches_per_step or 0))
+        batches = round(record.batches_per_step or 0)
+        message = accumulated(batches, batches)
         codes[str(message)] = message.code
     if ended:
         own = [rank.epochs[0] for rank in ranks]
@@ -70,7 +74,7 @@ def summarise(
         record.evaluate_s = max(evaluated) if len(evaluated) == len(ranks) else None
         train_s = max(epoch.train_s for epoch in own)
         done = max(epoch.steps for epoch in own)
-        is_known = not any(rank.samples_unknown for rank in ranks)
+        is_known = not any(rank.samples_unknown for rank in ranks) and part is None
         samples = int(table["samples"].sum()) or None if is_known else None
         record.epochs = [Epoch(0, done, train_s, record.total_s, samples=samples)]
         record.test_accuracy = ranks[0].test_accuracy
@@ -148,6 +152,7 @@ def _rate(
 
     unknown = {number for rank in ranks for number in rank.samples_unknown}
     is_known = not any(counted.counts(number) for number in unknown)
+    is_known = is_known and _trained_part(ranks) is None
     record.samples_per_s = rate("samples") if is_known else None
     if table["tokens"].any():
         record.tokens = TokenCounts()
@@ -163,6 +168,23 @@ def _one_draws_for_all(ranks: Sequence[ScriptReport]) -> bool:
     """
     return any(rank.loads for rank in ranks) and any(
         not rank.loads and rank.grouped for rank in ranks
+    )
+
+
+def _trained_part(ranks: Sequence[ScriptReport]) -> Message | None:
+    """That ranks trained on a part of the samples that they drew, so that nobody knows on how many;
+    None where a rank draws those of others.
+    """
+    parts = [rank.trained_part for rank in ranks if rank.trained_part is not None]
+    if not parts or _one_draws_for_all(ranks):
+        return None
+    drawn, given = parts[0]
+    return Message(
+        "script.trained-part",
+        f"of {drawn} samples that a step drew the model was given {given}: how many are trained on"
+        " is not known; the script can give it by multicard.step(samples=...)",
+        drawn=drawn,
+        given=given,
     )
 
 

@@ -578,10 +578,15 @@ def test_a_script_whose_repetitions_did_unequal_work_is_not_ranked_by_their_mean
     """As one that goes on from a file that its first run left."""
     each = [records.script(**DEFAULT, repetition=n, steps=None) for n in (1, 2)]
     for one, number in zip(each, counts, strict=True):
-        one["step_s"] = one["step_s"] | {"count": number}
-    failings = answer(tmp_path, *each).failings
-    found = [message.facts for message in failings if message.code == "answer.unequal-runs"]
-    assert found == ([{"steps": 640, "most_steps": 1920}] if is_unequal else [])
+        one["epochs"] = [one["epochs"][0] | {"samples": number}]
+    found = answer(tmp_path, *each)
+    codes_of_failings = [message.code for message in found.failings]
+    assert ("amounts.unequal-repetitions" in codes_of_failings) is is_unequal
+    if is_unequal:
+        facts = found.failings[0].facts
+        assert facts == {"unit": "samples", "least": 640, "most": 1920}
+        assert found.recommended is None and found.ranking.column == "pace_s"
+        assert says(found.next.sentence, "answer.train-as-much")
 
 
 def test_a_slower_setting_has_the_interval_of_how_much_slower(tmp_path: Path):
@@ -640,7 +645,8 @@ def test_a_script_that_trained_on_other_amounts_says_so(tmp_path: Path):
     assert not says(same.sentence, "answer.other-amounts")
     (epoch,) = each[1]["epochs"]
     each[1]["epochs"] = [epoch | {"samples": epoch["samples"] // 3, "steps": epoch["steps"] // 3}]
+    each[1]["samples_per_s"] *= 1.5
     other = answer(tmp_path / "other", *each)
-    assert says(other.sentence, "answer.other-amounts")
+    assert says(other.sentence, "answer.other-amounts") and other.ranking.is_at_pace
     (effects,) = [one for one in what_matters([other.ranking]) if one.measure == "total_s"]
-    assert "doubt.other-amounts" in codes(" ".join(effects.doubts))
+    assert "doubt.other-amounts" not in codes(" ".join(effects.doubts))

@@ -14,8 +14,9 @@ from analysis.answers import sentences
 from analysis.commands import best
 from analysis.commands.best import Limits, RankedSetting, front
 from analysis.figures.setting_charts import trade_off
-from analysis.runs import grouping, load
+from analysis.runs import load
 from analysis.runs.load import Run
+from analysis.runs.works import trained
 from analysis.stats.between_runs import REMEDY, RepeatedRuns
 from multicard.config import prices
 from multicard.config.placement import place
@@ -267,7 +268,7 @@ def test_runs_that_did_other_work_are_not_ranked_against_one_another(
 
 def works(runs: Iterable[Run]) -> set[str]:
     """The headings of rankings of tuning runs that differ in the amount of their work alone."""
-    return {f"tuning trained={grouping.trained(run, at_pace=True)}:" for run in runs}
+    return {f"tuning trained={trained(run, at_pace=True)}:" for run in runs}
 
 
 def test_training_tuning_and_other_numbers_of_steps_are_ranked_apart(tmp_path: Path):

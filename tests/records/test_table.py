@@ -474,3 +474,20 @@ SHARED = {"disturbed_by": [{"name": "solve", "pid": 7}, {"name": None, "pid": 8}
 )
 def test_notes_say_what_a_table_cannot(runs: list[Any], said: list[Told]):
     assert told("\n".join(comparable.notes(runs))) == said
+
+
+def test_repetitions_of_a_script_that_trained_other_amounts_have_no_mean():
+    """As those of one that goes on from what its first run left."""
+    made = list[dict[str, Any]]()
+    for number, (samples, total_s) in enumerate([(6144, 30.0), (2048, 11.0), (2050, 13.0)], 1):
+        record = records.script(total_s=total_s, repetition=number, steps=None)
+        record["epochs"] = [record["epochs"][0] | {"samples": samples}]
+        made.append(record)
+    header, first, second, *notes = lines_of(made)
+    assert header.split()[:3] == ["n", "total", "s"]
+    assert first.split()[:2] == ["-", "30.0"]
+    assert second.split()[:4] == ["2", "12.0", "±", "1.4"]
+    facts = find("\n".join(notes), "amounts.unequal-repetitions").facts
+    assert facts == {"unit": "samples", "least": 2048, "most": 6144}
+    equal = lines_of(made[1:])
+    assert not says("\n".join(equal), "amounts.unequal-repetitions") and len(equal) < 5

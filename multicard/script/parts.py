@@ -1,0 +1,130 @@
+"""Whether a script trains on all samples of the batches that it draws, or on a part of them.
+
+A rank may draw the whole batch and give the model every W-th sample of it, and mining of hard
+examples gives it the hardest ones alone. What the loaders hand out is then no number of samples
+that are trained on. In a few early steps the inputs of the model are counted beside the batches:
+tensors with as many numbers a sample as one of the batch.
+"""
+
+import threading
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from multicard.script.contributions import has_compiled
+from multicard.script.operations import tensors_in
+
+FIRST = 1  # the step, from 0, from which on they are counted: the warm-up holds them
+WATCHED = 3  # steps
+ENOUGH = 2  # steps in which a part was trained on
+
+
+class TrainedPart(NamedTuple):
+    """Samples that were drawn in some steps, and those of them that the model was given."""
+
+    drawn: int
+    given: int
+
+
+class ModelInputs:
+    """Counts, in a few steps, the samples that are drawn and those that models are given.
+
+    Samples are told by how many numbers they have: images from their classes.
+    """
+
+    def __init__(self) -> None:
+        self._drawn = Counter[int]()  # samples, by the numbers that each has
+        self._given = Counter[int]()
+        self._found = list[TrainedPart]()
+        self._hooks = list[Any]()
+        self._thread = 0
+        self._level = 0  # of the module that is called, within others
+        self._counted_at = 0  # the level of the call whose inputs are counted; 0: none
+
+    def receives(self, batch: Any, count: int | None) -> None:
+        """A batch of so many samples was handed out for the training."""
+        if not self._hooks or not count:
+            return
+        tensors = [tensor for tensor in tensors_in(batch) if _samples(tensor) == count]
+        for numbers in {_numbers_a_sample(tensor) for tensor in tensors}:
+            self._drawn[numbers] += count
+
+    def step_ends(self, steps: int) -> None:
+        """So many steps have ended."""
+        if self._hooks:
+            self._conclude()
+        if steps == FIRST and not has_compiled():
+            self._begin()
+        elif steps >= FIRST + WATCHED:
+            self.close()
+
+    def close(self) -> None:
+        """Watch nothing any more."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    @property
+    def trained(self) -> TrainedPart | None:
+        """What was drawn and trained on in the first step that trained on a part; None where most
+        steps trained on all of it.
+        """
+        return self._found[0] if len(self._found) >= ENOUGH else None
+
+    def _begin(self) -> None:
+        self._thread = threading.get_ident()
+        self._level = self._counted_at = 0
+        self._hooks = [
+            register_module_forward_pre_hook(self._enters),
+            register_module_forward_hook(self._leaves, always_call=True),
+        ]
+
+    def _enters(self, module: Any, inputs: Any) -> None:
+        if threading.get_ident() != self._thread:
+            return
+        self._level += 1
+        if self._counted_at or not torch.is_grad_enabled():
+            return
+        tensors = [*tensors_in(inputs)]
+        if tensors:  # else they are given by name, and those within tell
+            self._counted_at = self._level
+            self._counts_inputs(tensors)
+
+    def _counts_inputs(self, tensors: Iterable[Tensor]) -> None:
+        most = Counter[int]()  # a call may take several tensors of the same samples
+        for tensor in tensors:
+            if _samples(tensor):
+                numbers = _numbers_a_sample(tensor)
+                most[numbers] = max(most[numbers], _samples(tensor))
+        self._given += most
+
+    def _leaves(self, module: Any, inputs: Any, result: Any) -> None:
+        if threading.get_ident() != self._thread or not self._level:
+            return
+        if self._level == self._counted_at:
+            self._counted_at = 0
+        self._level -= 1
+
+    def _conclude(self) -> None:
+        """Judge the step by the samples with the most numbers: these are inputs. A model that is
+        given others, as crops of them, tells nothing.
+        """
+        largest = max(self._drawn, default=0)
+        part = TrainedPart(self._drawn[largest], self._given[largest])
+        if 0 < part.given < part.drawn:
+            self._found.append(part)
+        self._drawn.clear()
+        self._given.clear()
+        self._level = self._counted_at = 0
+
+
+def _samples(tensor: Tensor) -> int:
+    return int(tensor.shape[0]) if tensor.ndim and tensor.numel() else 0
+
+
+def _numbers_a_sample(tensor: Tensor) -> int:
+    return tensor.numel() // int(tensor.shape[0])
