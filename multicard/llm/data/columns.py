@@ -208,7 +208,11 @@ def check_named(named: Mapping[str, str | None], where: str, rows: Sequence[Any]
     Args:
         where: the data by its key and value, for the sentence.
     """
-    found = list(dict.fromkeys(name for row in rows if isinstance(row, dict) for name in row))
+    names = []
+    for row in rows:
+        if isinstance(row, dict):
+            names.extend(row)
+    found = list(dict.fromkeys(names))
     for ours, theirs in named.items():
         known = NAMED if theirs is not None else found
         if ours not in known:
@@ -361,7 +365,7 @@ def guessed(row: Mapping[str, Any], wanted: Sequence[str], beside: bool = False)
         for name, value in row.items()
         if isinstance(value, str) and value and not _is_about(name)
     ]
-    if not any(_has_sign(name, sign) for name in left for sign in TARGETS):
+    if not any(any(_has_sign(name, sign) for sign in TARGETS) for name in left):
         left = [name for name in left if not any(_has_sign(name, sign) for sign in SOURCES)]
     found = dict[str, str]()
     for ours in wanted:

@@ -3,6 +3,7 @@ No torch.
 """
 
 import os
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +46,8 @@ def folder_of(source: str) -> Path | None:
     # the library writes a name in its own way: "org/My-Set" as "org___my-set"
     wanted = _bare(source)
     folders = [folder for folder in cache.glob("*") if _bare(folder.name) == wanted]
-    revisions = [path for folder in folders for path in folder.glob("*/*/*") if path.is_dir()]
-    whole = [path for path in revisions if path.suffix != UNFINISHED]
+    revisions = chain.from_iterable(folder.glob("*/*/*") for folder in folders)
+    whole = [path for path in revisions if path.is_dir() and path.suffix != UNFINISHED]
     return max(whole, key=lambda path: path.stat().st_mtime) if whole else None
 
 

@@ -191,7 +191,7 @@ def _rows_of_splits(value: Mapping[str, Any], tables: Sequence[str]) -> list[Any
     rows = list[dict[str, Any]]()
     for name in tables:
         rows += [{**row, "split": name} for row in value[name]]
-    has_split = any("split" in row for name in tables for row in value[name])
+    has_split = any(any("split" in row for row in value[name]) for name in tables)
     if None in parts or not has_training or has_split:
         raise Refusal(
             "llm.several-lists",

@@ -131,7 +131,7 @@ def _check_prompt(
             if isinstance(value, list)
             else texts_of(flat_turns(str(value)))
         )
-        is_said = bool(texts) and all(text in said for said in own for text in texts)
+        is_said = bool(texts) and all(all(text in said for text in texts) for said in own)
         if not is_said and not all(
             str(value).strip() in {text for _, text in said} for said in own
         ):

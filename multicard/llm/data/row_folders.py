@@ -9,6 +9,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -344,7 +345,7 @@ def _splits(paths: Sequence[Path]) -> dict[Path, NamedSplit]:
             (stems[path], path.parent),
             *((place.name, place.parent) for place in path.parents),
         ]
-    beside = part_names.named({name for level in levels.values() for name, _ in level})
+    beside = part_names.named({name for name, _ in chain.from_iterable(levels.values())})
     found = dict[Path, NamedSplit]()
     for path, level in levels.items():
         for name, place in level:

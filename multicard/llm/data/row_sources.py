@@ -343,7 +343,10 @@ def texts(config: LlmConfig, rows: list[Row]) -> list[str]:
     template = templates.chosen(config)
     pairs = templates.INSTRUCT_PAIRS if methods.chosen(config).pairs else ()
     around = [*(template.around if template else ()), *pairs]
-    return [part for row in rows for part in (*around, *strings(row))]
+    found = []
+    for row in rows:
+        found.extend((*around, *strings(row)))
+    return found
 
 
 def strings(row: Row) -> list[str]:

@@ -111,9 +111,7 @@ def _rows(found: Sequence[CellLine], delimiter: str) -> list[dict[str, str | Non
     twice = sorted({name for name in names if names.count(name) > 1})
     if "" in twice:
         unnamed = [place for place, name in enumerate(names) if not name]
-        if not any(
-            row.cells[place] for row in found[1:] for place in unnamed if place < len(row.cells)
-        ):
+        if not any(_has_cells(row, unnamed) for row in found[1:]):
             twice.remove("")
     if twice:
         raise Refusal(
@@ -127,3 +125,8 @@ def _rows(found: Sequence[CellLine], delimiter: str) -> list[dict[str, str | Non
         cells = [*row.cells, *[None] * (len(names) - len(row.cells))]
         rows.append(dict(zip(names, cells, strict=True)))
     return rows
+
+
+def _has_cells(row: CellLine, places: Sequence[int]) -> bool:
+    """Whether one of a row's cells at these places is filled."""
+    return any(row.cells[place] for place in places if place < len(row.cells))

@@ -70,7 +70,10 @@ def split_rows(rows: Sequence[Any], named: Mapping[str, str | None]) -> SplitRow
 
 
 def _called(rows: Sequence[Any]) -> list[str]:
-    found = dict.fromkeys(name for row in rows for name in row)
+    names = []
+    for row in rows:
+        names.extend(row)
+    found = dict.fromkeys(names)
     return [name for name in found if name.strip().lower() in SPLITS]
 
 

@@ -23,6 +23,7 @@ bytes a token, where real rows of Alpaca have 4.4.
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 from random import Random
 from typing import NamedTuple
 
@@ -121,7 +122,8 @@ def _sentence(random: Random, adjective: bool) -> tuple[str, str]:
     """A sentence with one or two errors, and the right one.
     Its subject has an `adjective`, or none.
     """
-    (when, tense), (preposition, place) = random.choice(TIMES), random.choice(WHERE)
+    when, tense = random.choice(TIMES)
+    preposition, place = random.choice(WHERE)
     third, plain, past = random.choice(VERBS)
     plural = random.random() < 0.4
     subject = random.choice(NOUNS) + ("s" if plural else "")
@@ -143,16 +145,12 @@ def _sentence(random: Random, adjective: bool) -> tuple[str, str]:
     return " ".join(wrong) + " .", " ".join(right) + " ."
 
 
-GRAMMAR = tuple(
-    partial(_grammar, sentences=sentences, adjective=adjective)
-    for sentences, adjective, rows in (
-        (1, False, 12),
-        (1, True, 2),
-        (2, False, 3),
-        (2, True, 2),
-        (3, False, 1),
-    )
-    for _ in range(rows)
+GRAMMAR = (
+    *(partial(_grammar, sentences=1, adjective=False),) * 12,
+    *(partial(_grammar, sentences=1, adjective=True),) * 2,
+    *(partial(_grammar, sentences=2, adjective=False),) * 3,
+    *(partial(_grammar, sentences=2, adjective=True),) * 2,
+    partial(_grammar, sentences=3, adjective=False),
 )
 
 
@@ -212,8 +210,7 @@ def _summarize(random: Random, meetings: int, fillers: int) -> Example:
 
 SUMMARIZE = tuple(
     partial(_summarize, meetings=meetings, fillers=fillers)
-    for meetings in (1, 1, 1, 2, 3)
-    for fillers in (0, 1, 3, 5)
+    for meetings, fillers in product((1, 1, 1, 2, 3), (0, 1, 3, 5))
 )
 
 
@@ -282,14 +279,10 @@ def _past(random: Random, size: int) -> Example:
     return _task(f"Rewrite in the past tense: {now}", " ".join(past), now)
 
 
-INSTRUCT = tuple(
-    partial(make, size=size)
-    for make, sizes in {
-        _add: (4, 7),
-        _sort: (8, 16, 28, 50),
-        _reverse: (8, 16, 24, 36, 50),
-        _advice: (4, 6, 9, 12),
-        _past: (2, 4, 7, 10, 14),
-    }.items()
-    for size in sizes
+INSTRUCT = (
+    *(partial(_add, size=size) for size in (4, 7)),
+    *(partial(_sort, size=size) for size in (8, 16, 28, 50)),
+    *(partial(_reverse, size=size) for size in (8, 16, 24, 36, 50)),
+    *(partial(_advice, size=size) for size in (4, 6, 9, 12)),
+    *(partial(_past, size=size) for size in (2, 4, 7, 10, 14)),
 )

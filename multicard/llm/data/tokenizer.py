@@ -169,7 +169,9 @@ def of_folder(path: str) -> "PreTrainedTokenizerFast":
     whatever tokenizer.json says: transformers does neither unless it is asked to.
     """
     folder = Path(_expand(path))
-    files = [file for pattern in FILES for file in sorted(folder.glob(pattern))]
+    files = []
+    for pattern in FILES:
+        files.extend(sorted(folder.glob(pattern)))
     return _read_folder(
         str(folder),
         tuple((file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in files),

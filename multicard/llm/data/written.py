@@ -333,10 +333,11 @@ def calls_of(said: Message) -> list[dict[str, Any]]:
 def has_python(said: Sequence[Message], text: str) -> bool:
     """True where a text has an object of arguments as Python prints it, which is no JSON."""
     return any(
-        printed in text
+        any(
+            any(printed in text for printed in _printed(call["function"]["arguments"]))
+            for call in calls_of(each)
+        )
         for each in said
-        for call in calls_of(each)
-        for printed in _printed(call["function"]["arguments"])
     )
 
 

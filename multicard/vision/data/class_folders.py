@@ -232,15 +232,16 @@ def _parts_within_classes(root: Path, filled: dict[Path, FolderListing]) -> Foun
     """
     if not filled or not all(len(kinds_within(inside)) > 1 for inside in filled.values()):
         return None
-    names = {name.lower() for inside in filled.values() for name in part_names.named(inside.names)}
+    names = set[str]()
+    for inside in filled.values():
+        names.update(name.lower() for name in part_names.named(inside.names))
     parts = []
     for name in sorted(names, key=order_of_tests):
-        own = {
-            folder.name: within
-            for folder, inside in filled.items()
-            for within in inside.folders
-            if within.name.lower() == name
-        }
+        own = dict[str, Path]()
+        for folder, inside in filled.items():
+            for within in inside.folders:
+                if within.name.lower() == name:
+                    own[folder.name] = within
         part = part_names.parsed(name)
         assert part is not None
         parts.append(DataPart(name, part.kind, partial(read_folders, root, own, Counter[str]())))

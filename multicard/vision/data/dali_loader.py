@@ -7,6 +7,7 @@ order: DALI's own reader shuffles and shards by rules of its own.
 from collections import deque
 from collections.abc import Iterator
 from importlib import import_module
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -123,7 +124,7 @@ class Dali:
 
     def _named(self, error: RuntimeError) -> Exception:
         """The error with the file that could not be decoded, which DALI does not name."""
-        for path in (path for batch in self.feeder.recent for path in batch):
+        for path in chain.from_iterable(self.feeder.recent):
             try:
                 decoding.decode(path, 32)
             except ValueError as broken:

@@ -253,7 +253,9 @@ def content(config: DatasetConfig) -> dict[str, list[Blob]]:
     data = DATASETS[config.name].read(config, 0)
     blobs: dict[str, Path | memoryview] = {}
     encoded = [split.images for split in (data.train, data.test) if isinstance(split.images, list)]
-    paths = [path_of(image) for images in encoded for image in images]
+    paths = []
+    for images in encoded:
+        paths.extend(path_of(image) for image in images)
     root = os.path.commonpath(paths) if paths else ""
     for name, split in (("train", data.train), ("test", data.test)):
         blobs[f"{name} labels"] = _bytes_of(split.labels)

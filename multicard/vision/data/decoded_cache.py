@@ -158,10 +158,10 @@ class SplitCache:
         digest = hashlib.sha256(f"{VERSION} {decoding.VERSION} {self.config.image_size}".encode())
         root = folder_of(self.root)
         for image in self.images:
-            path, row = (
-                path_of(image),
-                (f"#{image.index}{image.file.column}" if isinstance(image, StoredImage) else ""),
-            )
+            path = path_of(image)
+            row = ""
+            if isinstance(image, StoredImage):
+                row = f"#{image.index}{image.file.column}"
             status = path.stat()
             name = os.path.relpath(path, root).encode(errors="surrogateescape")  # of any bytes
             digest.update(

@@ -63,10 +63,12 @@ class Resident:
         self.compiled = source.compiled and self.on_cuda
         if self.mode == "resident":
             if self.rows is not None and self.on_cuda:
-                self.images, self.labels = images[self.rows], self.labels[self.rows]
+                self.images = images[self.rows]
+                self.labels = self.labels[self.rows]
                 self.rows = np.arange(len(self.rows))
             self.setup_bytes = read * (image_bytes + self.labels.itemsize)
-            self.raw, self.targets = self._send(self.images), self._send(self.labels)
+            self.raw = self._send(self.images)
+            self.targets = self._send(self.labels)
 
     def __iter__(self) -> Iterator[Batch]:
         source = self.source
@@ -107,7 +109,8 @@ class Resident:
             )
             return
         self.raw = self.targets = torch.empty(0)  # frees the last epoch's
-        self.raw, self.targets = self._send(self.images[order]), self._send(self.labels[order])
+        self.raw = self._send(self.images[order])
+        self.targets = self._send(self.labels[order])
         self.order = torch.arange(len(order), device=self.source.device)
 
     def _batch(

@@ -178,7 +178,9 @@ def holds_notes(folder: Path) -> bool:
     """True of a folder of files about images alone, as meta/ of Food-101: neither an empty one, nor
     one with images of a form that is not read.
     """
-    files = [name for _, _, names in os.walk(folder) for name in names if not is_hidden(name)]
+    files = []
+    for _, _, names in os.walk(folder):
+        files.extend(name for name in names if not is_hidden(name))
     return bool(files) and all(Path(name).suffix.lower() in NOTES for name in files)
 
 

@@ -62,7 +62,9 @@ class TransformedSamples(Dataset[tuple[torch.Tensor, int]]):
         )
         window = self.source.windows(np.array([draw]))
         if window is not None:
-            (top,), (left,), (flip,) = window.top, window.left, window.flip
+            (top,) = window.top
+            (left,) = window.left
+            (flip,) = window.flip
             channels_first = channels_first[
                 :, top : top + window.height, left : left + window.width
             ]

@@ -122,12 +122,10 @@ def _files(root: Path, images: Sequence[Path], endings: Sequence[str]) -> list[P
     ]
     found = list[Path]()
     for place in places:
-        beside = [
-            each
-            for folder in class_folders(place)
-            if holds_notes(folder)
-            for each in folder.iterdir()
-        ]
+        beside = []
+        for folder in class_folders(place):
+            if holds_notes(folder):
+                beside.extend(folder.iterdir())
         every = [*place.iterdir(), *beside]
         for path in sorted(every, key=lambda path: ("train" not in path.stem.lower(), path.name)):
             if (

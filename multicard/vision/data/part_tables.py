@@ -204,8 +204,10 @@ def _of_tables(
         parts.append(replace(part, name=name, kind=kind))
         del source.ignored[NOT_NAMED]  # another table may
         ignored = ignored + source.ignored
-    images = [image for part in parts for image in part.read().images]
-    ignored[NOT_NAMED] = not_named([image for image in images if isinstance(image, Path)])
+    paths = list[Path]()
+    for part in parts:
+        paths.extend(image for image in part.read().images if isinstance(image, Path))
+    ignored[NOT_NAMED] = not_named(paths)
     ordered = tuple(tables[part.name] for part in parts)
     return FoundParts(parts, +ignored, tables=ordered)
 

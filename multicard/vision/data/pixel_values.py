@@ -158,7 +158,9 @@ def _further_pages(path: Path) -> int:
 def _may_have_pages(path: Path) -> bool:
     """False of a TIFF whose first page names no next one; Pillow takes thirty times as long."""
     with path.open("rb") as file:
-        order, kind, first = file.read(2), file.read(2), file.read(4)
+        order = file.read(2)
+        kind = file.read(2)
+        first = file.read(4)
         sign = "<" if order == b"II" else ">"
         if struct.unpack(f"{sign}H", kind)[0] != PLAIN:
             return True  # BigTIFF, or no TIFF

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
+from itertools import chain
 from pathlib import Path
 
 from multicard.config.pasting import override
@@ -73,7 +74,7 @@ def stored_parts(
     for folder in folders:
         if folder not in places:
             ignored[f"{folder.name}/"] += count_files(folder)
-    every = sorted(path for paths in files.values() for path in paths)
+    every = sorted(chain.from_iterable(files.values()))
     if whole:
         return FoundParts([DataPart(WHOLE, None, partial(_read_files, every, named))], ignored)
     if not known or (len(files) == 1 and _splits_rows(every, named)):
@@ -81,7 +82,10 @@ def stored_parts(
         return FoundParts(found.parts, ignored + found.ignored)
     for name in files.keys() - known:
         ignored.update(f"{path.name}, of no part" for path in files[name])
-    trained = [path for name in known if _is_to_train(name) for path in files[name]]
+    trained = list[Path]()
+    for name in known:
+        if _is_to_train(name):
+            trained.extend(files[name])
     label = label_of(trained, named) if trained else ""
     parts = []
     for name in sorted(known, key=order_of_tests):
@@ -136,8 +140,9 @@ def _holds_files(folder: Path, levels: int = 3) -> bool:
     inside = look(folder)
     if inside.has_images:
         return False
-    if any(True for ending in (PARQUET, STREAM) for _ in folder.glob(f"*{ending}")):
-        return True
+    for ending in (PARQUET, STREAM):
+        if next(folder.glob(f"*{ending}"), None) is not None:
+            return True
     return levels > 0 and any(_holds_files(each, levels - 1) for each in inside.folders)
 
 

@@ -159,7 +159,9 @@ def _by_name(folder: Path | None, folders: Sequence[Path]) -> dict[str, list[Pat
             for path in sorted(folder.iterdir())
             if path.name.lower().endswith(SUFFIXES) and path.is_file()
         ]
-    below = [image for each in folders for image in images_in(each)[0]]
+    below = list[Path]()
+    for each in folders:
+        below.extend(images_in(each)[0])
     for image in [*own, *below]:
         if not is_hidden(image.name):
             named[image.name].append(image)
