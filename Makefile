@@ -71,6 +71,7 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python -m tools.reading
 
 lock: install
 	$(BIN)/python -m uv pip compile -q --universal --python-version 3.11 --custom-compile-command "make lock" \

@@ -522,7 +522,11 @@ def sentences(ranking: Ranking) -> Said:
 def recommended_runs(found: Sequence[Answer]) -> list[Run]:
     """The runs of the settings that are recommended, for tables that mark their rows."""
     settings = [answer.recommended for answer in found]
-    return [run for setting in settings if setting is not None for run in setting.runs]
+    runs = []
+    for setting in settings:
+        if setting is not None:
+            runs.extend(setting.runs)
+    return runs
 
 
 def of_ranking(ranking: Ranking) -> Answer:
@@ -533,6 +537,8 @@ def of_ranking(ranking: Ranking) -> Answer:
     # no roles: a title
     model, dataset = (figures.text("", first[name]) for name in ("model", "dataset"))
     what = figures.text("", first["script"]) if first["script"] else f"{model} on {dataset}{size}"
-    work = f"{KINDS[first['kind']].title}: {what}" + f" ({apart})" * bool(apart)
+    work = f"{KINDS[first['kind']].title}: {what}"
+    if apart:
+        work += f" ({apart})"
     best, against, is_default = recommended.of_ranking(ranking)
     return Answer(work, ranking, best, against, is_default)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 from multicard.config.job import count
@@ -378,7 +379,8 @@ def _yes(holds: bool) -> str:
 
 def _text(goal: str, value: float) -> str:
     unit = GOALS[goal].unit
-    return unit.text(value) + " s" * (unit is SECONDS)
+    text = unit.text(value)
+    return f"{text} s" if unit is SECONDS else text
 
 
 def output(
@@ -419,14 +421,14 @@ def output(
         ]
         said = answer(ranking) if every else Said(ranking.sentences, None)
         sentences = [*said.sentences, *(one.sentences[0] for one in others if one.settings)]
-        above = [*[f"{ranking.work}:"] * bool(ranking.work), *sentences]
+        above = [f"{ranking.work}:", *sentences] if ranking.work else sentences
         columns.append(ranking.columns([one.goal for one in others], said.recommended))
         tables.append(table(columns[-1], above))
     described = repeated.of_column(column).described(ranked) * (
         len(ranked) > 1 and not grouping.is_exact(runs, column)
     )
-    settings = [one for ranking in found for one in ranking.settings]
-    counted = [run for one in settings for run in one.counted]
+    settings = list(chain.from_iterable(ranking.settings for ranking in found))
+    counted = chain.from_iterable(one.counted for one in settings)
     left_out = []
     if GOALS[goal].can_be_disturbed:
         left_out = grouping.disturbed_notes(one.runs for one in settings)
@@ -443,11 +445,17 @@ def output(
         if len(found) > 1:
             said = f"{len(found)} different works, each ranked by itself:"
             several.append(Message("best.several-works", said, n=len(found)))
-        printed = [line for one in tables for line in ([""] * len(several) + one.lines(width))]
+        printed = []
+        for one in tables:
+            if several:
+                printed.append("")
+            printed += one.lines(width)
         return [*several, *printed, *text_table.folded(notes, width)]
 
     shown = [*tables[:-1], tables[-1]._replace(below=notes)]
-    ranked_rows = [row for own in columns for row in sorted(rows(own), key=lambda row: row["rank"])]
+    ranked_rows = []
+    for own in columns:
+        ranked_rows += sorted(rows(own), key=lambda row: row["rank"])
     return Output(lines, lambda: shown, ranked_rows)
 
 
@@ -501,8 +509,9 @@ def _selected(runs: Sequence[Run], goal: str, asked: Limits, mix: bool) -> Selec
     settings = [group for group in grouping.group(ok, keys).values() if of_setting(group, column)]
     if not settings:
         raise _without_figure(goal, column, len(ok))
-    with_figure = [run for setting in settings for run in setting]
-    within = {run.folder for setting in settings if asked.keep(setting) for run in setting}
+    with_figure = list(chain.from_iterable(settings))
+    kept = chain.from_iterable(setting for setting in settings if asked.keep(setting))
+    within = {run.folder for run in kept}
     if not within:
         reached = asked.nearest(settings)
         said = f"none of {count(len(with_figure), 'run')} keeps to the limits ({reached})"

@@ -10,6 +10,7 @@ and machines count as one setting, work or cell.
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, TypeVar
 
 import multicard.llm.methods  # noqa: F401 (its options have keys of their own)
@@ -51,7 +52,7 @@ def settings(runs: Sequence[Run]) -> list[str]:
     with the data's fingerprint and without the seed.
     """
     shapes = dict.fromkeys(tuple(run.columns) for run in runs)
-    names = dict.fromkeys(name for shape in shapes for name in shape)
+    names = dict.fromkeys(chain.from_iterable(shapes))
     no_settings = {*RESERVED, *(f"{name}.name" for name in names)}  # an axis says what was in force
     keys = [name for name in names if name not in no_settings and _is_setting(name)]
     profiled = any(run[PROFILER] == AROUND for run in runs)
@@ -111,7 +112,7 @@ def split_options(
     """
     parts = dict(groups)
     for key in keys:
-        having = {run[option] for runs in groups.values() for run in runs if key in run.columns}
+        having = {run[option] for run in chain.from_iterable(groups.values()) if key in run.columns}
         for cell, runs in [*parts.items()]:
             own = [run for run in runs if run[option] in having]
             if len(group(own, [option, key])) > len(group(own, [option])):
@@ -124,7 +125,10 @@ def split_options(
 
 def keys_of(cells: Iterable[Cell]) -> list[str]:
     """The columns of cells, which may differ between them (see `split`)."""
-    return list(dict.fromkeys(name for cell in cells for name, _ in cell))
+    names = []
+    for cell in cells:
+        names.extend(name for name, _ in cell)
+    return list(dict.fromkeys(names))
 
 
 def have_data(keys: Iterable[str]) -> bool:
@@ -196,7 +200,7 @@ def ok_runs(runs: Sequence[Run]) -> list[Run]:
 
 def limits_of(runs: Iterable[Run]) -> list[Limit]:
     """The limits that some of the runs have, each once, in the order of the registry."""
-    return limits.in_order(limit for run in runs for limit in run.limits)
+    return limits.in_order(chain.from_iterable(run.limits for run in runs))
 
 
 def marks(runs: Iterable[Run]) -> str:
@@ -333,7 +337,8 @@ def commit(run: Run, absent: str = "no commit") -> str:
     """
     if run["commit"] is None:
         return absent
-    return clean(run["commit"])[:COMMIT] + "+" * bool(run["dirty"])
+    digits = clean(run["commit"])[:COMMIT]
+    return f"{digits}+" if run["dirty"] else digits
 
 
 def machine(run: Run) -> str:

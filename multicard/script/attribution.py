@@ -288,7 +288,10 @@ def _left_for_other_data(passes: Sequence[Pass]) -> dict[int, int]:
         The calls of backward before the first batch of the other pass,
         by the number of the pass that was left.
     """
-    drawn = sorted((place, number) for number, one in enumerate(passes) for place in one.places)
+    drawn = []
+    for number, one in enumerate(passes):
+        drawn.extend((place, number) for place in one.places)
+    drawn.sort()
     places = [place for place, _ in drawn]
     found = {}
     for number, one in enumerate(passes):
@@ -338,12 +341,10 @@ def _next_training(passes: Sequence[Pass], total: int) -> list[int]:
     """The calls of backward before the first batch that
     was handed out after each pass had ended.
     """
-    drawn = [
-        (place, backwards)
-        for one in passes
-        for place, backwards, trains in zip(one.places, one.backwards, one.trains, strict=True)
-        if trains
-    ]
+    drawn = []
+    for one in passes:
+        batches = zip(one.places, one.backwards, one.trains, strict=True)
+        drawn.extend((place, backwards) for place, backwards, trains in batches if trains)
     drawn.sort()
     places = np.array([place for place, _ in drawn], dtype=np.int64)
     following = []

@@ -85,7 +85,10 @@ def _of_stream(
 
 
 def _are_of_one_size(passes: Sequence[Pass]) -> bool:
-    return len({size for one in passes for size in one.sizes}) == 1
+    sizes = set()
+    for one in passes:
+        sizes.update(one.sizes)
+    return len(sizes) == 1
 
 
 def _reads_as_far(lead: np.ndarray, ahead: int, is_alike: bool) -> bool:

@@ -60,7 +60,7 @@ def summarise(
     part = _trained_part(ranks)
     if part is not None:
         codes[str(part)] = part.code
-    record.left_out = sorted({number for rank in ranks for number in rank.left_out})
+    record.left_out = sorted(set().union(*(rank.left_out for rank in ranks)))
     _relate(record, placement, ranks)
     _rate(record, ranks, table)
     if _one_draws_for_all(ranks) and (record.batches_per_step or 0) > 1:
@@ -102,13 +102,14 @@ def _seen(ranks: Sequence[ScriptReport]) -> dict[str, str]:
             first = by_code.setdefault(code, sentence)
             if code == UNCODED or sentence == first:
                 found[sentence] = code
-    differ = {
-        code
-        for rank in ranks
-        for sentence, code in zip(rank.seen, rank.seen_codes, strict=False)
-        if sentence != by_code[code]
-    }
-    first_with = {code: rank.rank for rank in reversed(ranks) for code in rank.seen_codes}
+    differ = set[str]()
+    first_with = dict[str, int]()
+    for rank in ranks:
+        for sentence, code in zip(rank.seen, rank.seen_codes, strict=False):
+            if sentence != by_code[code]:
+                differ.add(code)
+        for code in rank.seen_codes:
+            first_with.setdefault(code, rank.rank)
     return {
         (
             f"rank {first_with[code]}: {sentence} (other ranks differ)"
@@ -150,7 +151,9 @@ def _rate(
             else None
         )
 
-    unknown = {number for rank in ranks for number in rank.samples_unknown}
+    unknown = set()
+    for rank in ranks:
+        unknown.update(rank.samples_unknown)
     is_known = not any(counted.counts(number) for number in unknown)
     is_known = is_known and _trained_part(ranks) is None
     record.samples_per_s = rate("samples") if is_known else None

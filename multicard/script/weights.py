@@ -117,12 +117,10 @@ def averages_models() -> bool:
 
 def trained(optimizer: Any) -> list[torch.Tensor]:
     """The parameters that an optimiser steps, in its order."""
-    return [
-        tensor
-        for group in optimizer.param_groups
-        for tensor in group["params"]
-        if tensor.requires_grad
-    ]
+    found = []
+    for group in optimizer.param_groups:
+        found.extend(tensor for tensor in group["params"] if tensor.requires_grad)
+    return found
 
 
 def of(parameters: Iterable[torch.Tensor]) -> Weights:
