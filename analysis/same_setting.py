@@ -116,8 +116,8 @@ def _metrics_beside(panel: Panel, measure: str) -> dict[Cell, PrintedFigure]:
 
 def notes(panel: Panel, shown: Sequence[PrintedFigure]) -> list[Message]:
     """Lines below a panel's table: where the figures `shown` are from, what else is printed, what
-    is not as printed, misprints, machines and versions;
-    or what keeps printed figures from standing beside these.
+    is not as printed, misprints, machines and versions; or what keeps printed figures from standing
+    beside these.
 
     None for what was shrunk, which is marked.
     """

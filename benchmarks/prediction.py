@@ -4,8 +4,8 @@
 
 Published tables are replayed: the model never sees the family of GPUs that it predicts. Rows with
 defects are left out; `multicard/estimate/published.csv` has the reasons. `fitted` makes
-`estimate.scaling.PUBLISHED` of them. Your own runs are
-compared by `python -m analysis predictions`.
+`estimate.scaling.PUBLISHED` of them. Your own runs are compared by `python -m analysis
+predictions`.
 """
 
 import json

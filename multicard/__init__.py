@@ -1,8 +1,8 @@
 """Runs, measures and explains image recognition and LLM tuning on a node with several GPUs.
 
 In Python, `multicard.load("multirun/first")` reads what was measured (docs/python.md). A script
-that `measure_script.py` runs may mark its steps and tell its
-figures by `multicard.step` and `multicard.log`.
+that `measure_script.py` runs may mark its steps and tell its figures by `multicard.step` and
+`multicard.log`.
 """
 
 from os import PathLike

@@ -278,8 +278,8 @@ class SpreadsMore(Rule, frozen=True, kw_only=True, tag="spreads_more"):
     """A measure spreads more along one axis than along another, or than another measure does.
 
     The spread is the logarithm of the most of a measure over its least along an axis, for each
-    value of the other axis. Compared are the smallest spread
-    along `axis` and the largest along `than`.
+    value of the other axis. Compared are the smallest spread along `axis` and the largest along
+    `than`.
 
     than, than_measure: the other axis and the other measure; by default the same ones.
     """

@@ -86,8 +86,7 @@ def has_dali() -> bool:
 
 def made_images(root: Path) -> Path:
     """`root`, with 70,000 images as MNIST's four files: scikit-learn's digits (8 x 8), enlarged
-    three times, each at a random place. The test images
-    show digits that no training image shows.
+    three times, each at a random place. The test images show digits that no training image shows.
     """
     from sklearn.datasets import load_digits
 

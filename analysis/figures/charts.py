@@ -3,8 +3,8 @@ layers in a chart for each value of its field `chart`.
 
 Beside its data a row has what is drawn of it, in the unit of its chart: `shown`, `shown_low` and
 `shown_high`, the limits `least` and `most` of the chart's axis, and a `label`. Its field `series`
-says which line or group of bars it belongs to. A phone shows
-the same specification with one chart per row.
+says which line or group of bars it belongs to. A phone shows the same specification with one chart
+per row.
 """
 
 import textwrap

@@ -371,8 +371,8 @@ def trade_off(runs: Sequence[Run]) -> list[Chart]:
 
 def trade_off_of(ranking: Ranking, name: str) -> Chart | None:
     """The front and the fastest other settings as points, coloured and shaped by what tells few of
-    them apart, else by the first two columns of few values;
-    None where fewer than two have what time is drawn against.
+    them apart, else by the first two columns of few values; None where fewer than two have what
+    time is drawn against.
     """
     shown = [
         one

@@ -113,8 +113,8 @@ class RunningCell:
 
 class Onlooker:
     """The runs under some folders, which need not exist yet: `results` by folder (inode and change
-    time), the cells that are `running`, and those `cut_off`,
-    without a record though nobody measures them any more.
+    time), the cells that are `running`, and those `cut_off`, without a record though nobody
+    measures them any more.
     """
 
     def __init__(self, folders: Sequence[Path]) -> None:

@@ -148,8 +148,8 @@ def exact_ratio(
     top: Sequence[float], bottom: Sequence[float], confidence: float, basis: str
 ) -> Interval:
     """mean(top) / mean(bottom) of figures that are counted, by Student's interval of its logarithm
-    (delta method); a side of one value has no scatter.
-    Raises ValueError for a mean that is not above 0.
+    (delta method); a side of one value has no scatter. Raises ValueError for a mean that is not
+    above 0.
     """
     sides = [np.asarray(side, dtype=float) for side in (top, bottom)]
     if min(side.mean() for side in sides) <= 0:

@@ -40,8 +40,8 @@ def switched(words: list[str], workload: Workload) -> list[str]:
     their keys; values of texts stay as they are typed; `glob()` becomes the options that it
     matches; `-m` comes first. A word tells that a rank's batch follows from the global one,
     whatever an experiment or a preset has for it. `+experiment=NAME`, as it is written where the
-    defaults do not have the group, becomes `experiment=NAME`.
-    `glob()` that matches nothing and several keys that are `auto` are refused.
+    defaults do not have the group, becomes `experiment=NAME`. `glob()` that matches nothing and
+    several keys that are `auto` are refused.
     """
     words = _once(
         [_matched(word, workload) for word in sorted(words, key=lambda word: word not in MULTIRUN)]

@@ -8,8 +8,8 @@ class Role(Flag):
     Role.identity | ...)`.
 
     Whoever needs "all keys that ..." asks `schema.keys(role)`, and keeps no list. A role is
-    declared where it is true of some value of the key.
-    Exactly one of the first two is true of each key:
+    declared where it is true of some value of the key. Exactly one of the first two is true of each
+    key:
 
     identity: part of a cell's identity: it changes what is measured.
     beside: of the command or its job alone: the same cell, whatever its value.

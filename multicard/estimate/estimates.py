@@ -133,8 +133,8 @@ def printing_errors() -> Iterator[None]:
 
 class Predictor:
     """Predictions for one target, by a history and rows that others measured (`shared_rows.read`),
-    of runs on the code of a commit (`history.commit_of`).
-    `busy_now` gives the share of a target's cores that others have now.
+    of runs on the code of a commit (`history.commit_of`). `busy_now` gives the share of a target's
+    cores that others have now.
     """
 
     def __init__(

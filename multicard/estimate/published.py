@@ -7,8 +7,8 @@ differ). `gpu` is the name in `machine/gpus.csv`. GPUs with TF32 compute what th
 in it. `defect` says why a row cannot be what it says, so that it is left out: its batch changes by
 over 10 % with the GPUs, a GPU is over 1.15 times as fast among more, several GPUs are slower than
 one, rates below 50 are rounded by over 1 %, over a quarter of a workload's nodes are beyond linear,
-or nodes with the same GPUs differ by over 1.3 times.
-Its sources (figures alone are taken from them):
+or nodes with the same GPUs differ by over 1.3 times. Its sources (figures alone are taken from
+them):
 
 - lambda, lambda-2021: github.com/lambdal/deeplearning-benchmark,
   pytorch/pytorch-train-{throughput,bs}-{fp16,fp32}.csv, and those of 2021 in its root. H100 SXM5 is

@@ -70,8 +70,7 @@ def product(*factors: PredictedInterval) -> PredictedInterval:
 
 def spread(values: Sequence[float], sd: float) -> PredictedInterval:
     """The geometric mean of figures above 0, with the 90 % interval of the next one; `sd` is that
-    of the logarithm between runs, and counts as
-    PRIOR_DEGREES of freedom beside those of `values`.
+    of the logarithm between runs, and counts as PRIOR_DEGREES of freedom beside those of `values`.
     """
     logs = [math.log(value) for value in values]
     mean = math.fsum(logs) / len(logs)

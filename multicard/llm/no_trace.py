@@ -60,8 +60,8 @@ def _end_forward(module: FSDPModule) -> None:
     """Shard a module again, as a backward pass does at its end.
 
     FSDP ends the forward pass of modules that it shards as one after the last of them was called.
-    TRL's loss reads the output's weights without calling it,
-    so that FSDP would wait for that call, and gather them no more.
+    TRL's loss reads the output's weights without calling it, so that FSDP would wait for that call,
+    and gather them no more.
     """
     state = module._get_fsdp_state()
     state._modules_to_run_forward.clear()

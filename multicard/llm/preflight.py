@@ -338,8 +338,8 @@ def train_tokenizer(config: LlmConfig, loaded: row_sources.LoadedRows) -> list[b
     """The embedded tokenizer's tokens, by rank; None for another tokenizer.
 
     It sees held-out rows too, which tells nothing to the model: its weights are random, and a token
-    is a token whatever text it was merged from. So a split
-    leaves the model's vocabulary as it is without one.
+    is a token whatever text it was merged from. So a split leaves the model's vocabulary as it is
+    without one.
     """
     options = config.tokenizer
     rows = loaded.rows

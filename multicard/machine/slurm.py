@@ -306,8 +306,8 @@ def is_alive(job: str) -> bool:
 
 def ended(jobs: list[str]) -> dict[str, State]:
     """The last states of those `jobs`, none of them in the queue, that have ended by accounting, or
-    by the controller where accounting does not know their end.
-    A job that the controller has forgotten has the state "".
+    by the controller where accounting does not know their end. A job that the controller has
+    forgotten has the state "".
     """
     if not jobs:
         return {}

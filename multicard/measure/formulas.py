@@ -20,8 +20,8 @@ def step_times_s(
 
     A step ends when its slowest rank has ended it: with T_k the longest that any rank took from the
     start of the epoch to the end of step k, a step takes T_k - T_(k-1), and the steps add up to the
-    epoch. The maxima over ranks of single steps add up to more,
-    as a rank that is late in one step waits less in the next.
+    epoch. The maxima over ranks of single steps add up to more, as a rank that is late in one step
+    waits less in the next.
     """
     if not len(step_s):
         return np.empty(0)

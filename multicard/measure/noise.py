@@ -191,8 +191,7 @@ def _refutes(squares: float, degrees: int, prior_sd: float) -> bool:
 
 def _drawn(squares: float, degrees: int, prior_sd: float) -> float:
     """The pooled variance of few settings: drawn towards that of the machine's kind, unless they
-    refute it. Drawn to it all the same, runs would be
-    called different in up to 12 % of the cases.
+    refute it. Drawn to it all the same, runs would be called different in up to 12 % of the cases.
     """
     if _refutes(squares, degrees, prior_sd):
         return squares / degrees

@@ -74,8 +74,8 @@ def warm_up(samples: np.ndarray) -> int:
 
     It is the cut after which the standard error of the mean of the rest is least, taken as
     independent, over means of 5 (White, Cobb and Spratt 2000, Proc. Winter Simulation Conf., 755);
-    over single samples where they are few. They cut up to a half;
-    but where a machine changes its speed in the middle, what came before counts too.
+    over single samples where they are few. They cut up to a half; but where a machine changes its
+    speed in the middle, what came before counts too.
     """
     size = MSER_BATCH if len(samples) >= MSER_LEAST else 1
     means = samples[: len(samples) // size * size].reshape(-1, size).mean(axis=1)

@@ -160,8 +160,8 @@ class Ranges:
     named as in `phases_s`, or `evaluate`.
 
     On CUDA an NVTX range: well below a microsecond without a listener, and visible to any profiler
-    attached from outside. torch's own ranges cost more and
-    are opened only while `recording` is set.
+    attached from outside. torch's own ranges cost more and are opened only while `recording` is
+    set.
     """
 
     def __init__(self, device: "torch.device", nvtx: bool = False) -> None:

@@ -97,8 +97,8 @@ def saved_s(step_s: dict[str, float]) -> dict[str, float | None]:
     - alone. The core takes t = launch + batch x compute, so that from a whole and a half batch
       launch = 2 half - core and compute =
     core - launch. The core, which does least, takes at most what any other step on whole batches
-    does. Launch and compute save at most whole - input: no
-    step is shorter than preparing its batches.
+    does. Launch and compute save at most whole - input: no step is shorter than preparing its
+    batches.
     """
     whole = step_s["whole"]
     device = step_s["device"]

@@ -303,8 +303,8 @@ def _variables(placement: Placement, nodes: int) -> dict[str, str]:
 
 def _code_cache() -> str:
     """Where Inductor keeps compiled code, which it runs; a ValueError where somebody has taken the
-    place. The folder that torch sets by itself, as it is imported,
-    is in /tmp and has a name that anybody could take.
+    place. The folder that torch sets by itself, as it is imported, is in /tmp and has a name that
+    anybody could take.
     """
     chosen = os.environ.get(CODE_CACHE)
     temporary = Path(tempfile.gettempdir())

@@ -57,8 +57,8 @@ def _obey(controller: int) -> None:
 
 def unblock_in_children() -> None:
     """Have processes that this one starts from here on hear ENDING_SIGNALS. They inherit the
-    blocked ones, also as other programs (exec), and a script that
-    ends one and waits for it would wait for ever.
+    blocked ones, also as other programs (exec), and a script that ends one and waits for it would
+    wait for ever.
     """
     unblock = partial(signal.pthread_sigmask, signal.SIG_UNBLOCK, ENDING_SIGNALS)
     os.register_at_fork(after_in_child=unblock)

@@ -4,8 +4,8 @@ claims it until it has left a record.
 A claim is a file beside the folder, of a name that nobody else takes, locked as long as its process
 lives. Who claims makes the file and then looks at the others: of two at once at least one sees the
 other. Whether another's claim still counts is known from SLURM for jobs; from the lock; without
-locks from the process's number and start; and of a process
-elsewhere from when it touched its file last.
+locks from the process's number and start; and of a process elsewhere from when it touched its file
+last.
 
 A finished measurement is put aside meanwhile, until the new one has finished too.
 """

@@ -74,8 +74,8 @@ BAD = ("failed", "interrupted", "timeout", "refused")
 @contextmanager
 def replacing(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
     """A file to write what `path` is to be: whoever reads `path` sees all of it or none, after a
-    power cut too. A link in its place is replaced, not followed,
-    and nobody can guess the name of what is written first.
+    power cut too. A link in its place is replaced, not followed, and nobody can guess the name of
+    what is written first.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)

@@ -265,8 +265,8 @@ class Statistics(Struct):
     By the slowest rank's clock, step k takes T_k - T_(k-1), where T_k is the longest that any rank
     took from the start
     of the epoch to the end of step k: the steps add up to the epoch. Older records have each step's
-    longest over the ranks, which add up to more;
-    the analysis derives theirs anew from steps.parquet.
+    longest over the ranks, which add up to more; the analysis derives theirs anew from
+    steps.parquet.
     """
 
     mean: Number = None
@@ -539,8 +539,8 @@ class PredictedInterval(Struct):
 
 class AsBusy(Struct):
     """Times if others stay as busy as during the runs that a prediction rests on: given where
-    others kept the cores busy during all of these runs,
-    and about as busy just before the run started.
+    others kept the cores busy during all of these runs, and about as busy just before the run
+    started.
     """
 
     busy: Annotated[Float, "share of the run's cores that others had during those runs"]

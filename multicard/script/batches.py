@@ -119,8 +119,8 @@ class Draws:
 
     def begins(self, data: Any, index_sampler: Any) -> Pass:
         """A loader begins a pass. Its source is, of those drawn from before, the same object, as
-        lists find an object without a comparison,
-        and passes of a source are told from others by it.
+        lists find an object without a comparison, and passes of a source are told from others by
+        it.
         """
         source = BatchSource(data, index_sampler)
         before = (*self._known, *(each.source for each in self._new))

@@ -23,8 +23,8 @@ class step:  # noqa: N801  a context manager, which scripts call like a function
     step.loss = loss`.
 
     A step is the block, and the wait for the batches that were drawn since the one before. Steps of
-    optimisers are no longer counted then. What is known in
-    the block alone may be set on the object.
+    optimisers are no longer counted then. What is known in the block alone may be set on the
+    object.
 
     Args:
         samples: that this rank trains on in the step; None: as many as its DataLoaders handed out

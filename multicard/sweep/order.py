@@ -2,8 +2,8 @@
 
 A machine drifts: it gets warmer, or others begin to use it. In the order in which axes are typed, a
 drift over the sweep looks like an effect of the first axis. So the cells of a round, which measures
-each setting once, are shuffled. Rounds follow one another as typed,
-and so do the experiments of `experiment=all`. Tables keep the typed order.
+each setting once, are shuffled. Rounds follow one another as typed, and so do the experiments of
+`experiment=all`. Tables keep the typed order.
 
 The order follows from a seed and each cell's own overrides. The same command therefore goes on in
 the same order, and cells that are added later leave that of the others as it is.

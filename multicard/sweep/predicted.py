@@ -40,8 +40,8 @@ Predicted = tuple[Cell, Estimate]
 
 def show(sweep: Sweep, on_slurm: bool = False) -> None:
     """Print estimates of the cells, those measured before too, and which of them are refused; of
-    jobs of SLURM without what only their own nodes can answer.
-    Refuses a predict.gpu that is no known GPU.
+    jobs of SLURM without what only their own nodes can answer. Refuses a predict.gpu that is no
+    known GPU.
     """
     left = sweep.left
     cells.check(sweep, left, on_slurm or any(is_elsewhere(cell.cfg) for cell in left))

@@ -64,8 +64,8 @@ class JobArray:
 
 def submit(sweep: Sweep) -> dict[int, str]:
     """Submit the cells that are not in the queue already. Returns SLURM's name of each job, by the
-    cell's number; a ValueError where SLURM cannot be asked,
-    or refuses what is the same for all jobs.
+    cell's number; a ValueError where SLURM cannot be asked, or refuses what is the same for all
+    jobs.
     """
     for program in ("sbatch", "srun"):  # submitit wants both
         if shutil.which(program) is None:

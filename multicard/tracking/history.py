@@ -1,8 +1,8 @@
 """The history of a run: its clock, a row for each step and each epoch, and samples of its GPUs.
 
 A record counts training in seconds from its start, over all attempts (`ended_s`, `total_s`), and
-has each attempt's start by the clock of the day, to a second.
-Runtime leaves out the time between two attempts, as W&B's does.
+has each attempt's start by the clock of the day, to a second. Runtime leaves out the time between
+two attempts, as W&B's does.
 """
 
 import math

@@ -1,8 +1,8 @@
 """A run of W&B that is written with the times of a record, whenever that happens.
 
 `wandb.log` stamps a row with the time of the call. Rows and samples go through W&B's own interface
-instead, which keeps theirs; it is none of W&B's public ones,
-and so nothing outside of this file uses it.
+instead, which keeps theirs; it is none of W&B's public ones, and so nothing outside of this file
+uses it.
 """
 
 import time

@@ -81,8 +81,8 @@ def prepare(loop: Loop, evaluated: int, loaders: Sequence[Input] = ()) -> float 
     by steps and evaluations of zeros that leave no trace.
 
     These have the shapes of the run, those of its odd last batches too: they run uncompiled, and
-    cuDNN tries its convolutions for each shape. All ranks call it.
-    A model that torch cannot compile here is refused.
+    cuDNN tries its convolutions for each shape. All ranks call it. A model that torch cannot
+    compile here is refused.
 
     Args:
         evaluated: samples that this rank evaluates.

@@ -221,8 +221,8 @@ def replicated(
 def ddp_received(config: VisionConfig, traffic: Traffic) -> dict[str, int] | None:
     """All-reduce: 2 (w - 1) / w of the gradients a step, as in a ring. Broadcast from rank 0:
     parameters and buffers when DDP starts, all buffers before each training step for which every
-    rank has a batch (others go without DDP's forward pass),
-    the BatchNorm statistics before each evaluation.
+    rank has a batch (others go without DDP's forward pass), the BatchNorm statistics before each
+    evaluation.
     """
     if isinstance(config.strategy, DdpConfig) and config.strategy.sync_batchnorm:
         return None

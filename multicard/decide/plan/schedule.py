@@ -194,8 +194,8 @@ def earliest(
     tasks: Sequence[PlanTask], chosen: Sequence[GpusOption], order: Iterable[int], gpus: int
 ) -> Schedule:
     """Schedule each task in turn as soon as its GPUs are free for all of its time; tasks that run
-    already go on. The order has each after those that it waits for;
-    in that of another schedule's starts, none begins later than there.
+    already go on. The order has each after those that it waits for; in that of another schedule's
+    starts, none begins later than there.
     """
     spans = {place: (0.0, chosen[place].planned_s) for place, task in enumerate(tasks) if task.held}
     for place in order:

@@ -2,8 +2,8 @@
 then measured in full.
 
 One cell trains at a time, on the whole machine; the others that are in wait in their processes, as
-far as memory allows. All that is learnt is in a journal at once,
-so that a race which was cut off goes on.
+far as memory allows. All that is learnt is in a journal at once, so that a race which was cut off
+goes on.
 """
 
 import itertools
@@ -98,9 +98,9 @@ class LiveRace:
 
     widest: configuration of a cell that needs GPUs, if any does. raced_s: seconds of all rounds,
     with starts and ends.
-    over_ranks: cells have different numbers of ranks.
-    By the cell's place among `cells`: alive, the processes; peaks, peak memory in bytes of each
-    rank; trained_s, seconds of all epochs by its steps, those of a calm block where it has one.
+    over_ranks: cells have different numbers of ranks. By the cell's place among `cells`: alive, the
+    processes; peaks, peak memory in bytes of each rank; trained_s, seconds of all epochs by its
+    steps, those of a calm block where it has one.
 
     Raises:
         ValueError: an earlier race of this name was of other cells or code, or on another machine,

@@ -76,8 +76,8 @@ class MeasuredBlock:
 
     def reading(self) -> Reading:
         """Samples per second; not finite where the block has none. Where samples differ from step
-        to step, the error is by how far the time of each step is
-        from that of its samples at the mean rate.
+        to step, the error is by how far the time of each step is from that of its samples at the
+        mean rate.
         """
         samples = float(self.samples.sum())
         expected_s = self.samples * self.seconds / samples

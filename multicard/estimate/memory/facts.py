@@ -127,8 +127,8 @@ def _image_facts(config: RunConfig) -> ImageFacts:
 
 def _text_facts(config: LlmConfig) -> TextFacts:
     """The model's vocabulary, and the tokens of its longest batch: of packed rows `max_seq_len`, of
-    rows on this machine the longest row's, else an interval that
-    ends with the most that the run would take.
+    rows on this machine the longest row's, else an interval that ends with the most that the run
+    would take.
     """
     limit = config.max_seq_len or config.model.max_seq_len
     data = config.dataset

@@ -294,8 +294,8 @@ def attention(
     **_: Any,
 ) -> torch.Tensor:
     """torch's `scaled_dot_product_attention` as on a GPU from Ampere on: fused, but for float64.
-    (B, heads, S, width) each, the mask of each layer in their type,
-    its rows padded to a multiple of 16.
+    (B, heads, S, width) each, the mask of each layer in their type, its rows padded to a multiple
+    of 16.
     """
     dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else query.dtype
     if dtype is torch.float64:

@@ -4,13 +4,13 @@ to the token that ends it.
 Chat templates are programs, so that answers are found in what they write. A prompt for an answer
 ends where the answer begins. It ends with the first special tokens behind its content: neither the
 line break that Gemma's template adds, nor Phi 3's end of text, is ever generated. GLM's template
-writes no such token, as the model ends an answer with the
-token that begins the user's next message.
+writes no such token, as the model ends an answer with the token that begins the user's next
+message.
 
 Some templates write an answer differently once others follow, without its thoughts (Qwen 3) or with
 another end (gpt-oss). TRL has forms of the known ones for training, which mark the answers. Of
-others the last answer is learnt. Reasoning is part of its answer,
-also if the prompt for an answer without any ends with empty reasoning.
+others the last answer is learnt. Reasoning is part of its answer, also if the prompt for an answer
+without any ends with empty reasoning.
 """
 
 import re

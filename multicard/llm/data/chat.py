@@ -126,8 +126,8 @@ class ChatTemplate(NamedTuple):
 
 def template(config: LlmConfig) -> ChatTemplate:
     """The chat template in force: `dataset.chat_template`, else that of the tokenizer's or the
-    weights' folder, else the form of Llama 3 or Qwen 2.5.
-    Refuses (ValueError) one that is missing or cannot be read.
+    weights' folder, else the form of Llama 3 or Qwen 2.5. Refuses (ValueError) one that is missing
+    or cannot be read.
     """
     asked = getattr(config.dataset, "chat_template", None)
     is_qwen = isinstance(config.tokenizer, Qwen25TokenizerConfig)

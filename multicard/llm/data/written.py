@@ -3,8 +3,8 @@ or is named, or refused.
 
 Templates name keys that they write only sometimes: the first of several calls, or the reasoning of
 the last answer. So the text itself is searched. Short words stand in any text by chance, so that a
-stand-in for each conversation of the same shape is written too,
-in which every part is unlike all others.
+stand-in for each conversation of the same shape is written too, in which every part is unlike all
+others.
 """
 
 import json

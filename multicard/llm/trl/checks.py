@@ -21,8 +21,8 @@ from multicard.messages import Refusal
 
 def check_quantised(model: Any, config: LlmConfig) -> None:
     """Refuse (ValueError) a method that would leave layers as they are: it knows linears, not the
-    weights of experts that are one tensor, and torchao passes
-    over linears whose width no group divides.
+    weights of experts that are one tensor, and torchao passes over linears whose width no group
+    divides.
     """
     method = methods.chosen(config)
     if method.nf4 or method.fake_quantised:
@@ -71,8 +71,8 @@ def check_kernels(model: Any, config: LlmConfig) -> None:
 def check_rows(model: Any, config: LlmConfig) -> None:
     """Refuse (ValueError) a model whose tokens read later ones or, of packed rows, those of another
     row: many that transformers has (Falcon, OPT, Mamba) do not tell rows apart by their positions.
-    Refuse one too whose own logits are not those of TRL's loss,
-    which scales and caps them by the names that configurations have for it.
+    Refuse one too whose own logits are not those of TRL's loss, which scales and caps them by the
+    names that configurations have for it.
     """
     tokens = torch.arange(8, device=next(model.parameters()).device)[None]  # two rows of four
     options = {"use_cache": False} | ({"position_ids": tokens % 4} if config.packed else {})

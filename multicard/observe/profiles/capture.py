@@ -91,8 +91,8 @@ class Window(_Profiler):
     until it returns False.
 
     The first `skip` steps run without the profiler, the next `warmup` with it, and then `steps` are
-    recorded. Nothing here waits for the device within the window,
-    as the trace would contain that call.
+    recorded. Nothing here waits for the device within the window, as the trace would contain that
+    call.
 
     Args:
         step_s: duration of a step, for a window configured in seconds.
