@@ -20,7 +20,8 @@ from multicard.records import figures, limits
 from multicard.records.text_table import first_few
 
 from . import learned, next_steps, recommended, rerun_commands, training_command
-from .commands.best import COST, RankedSetting, Ranking, Said, known_rankings
+from .commands.best import Said, known_rankings
+from .commands.ranking import COST, RankedSetting, Ranking
 from .next_steps import Advice, NextSteps
 from .runs import circumstances, grouping, works
 from .runs.columns import KINDS

@@ -12,7 +12,7 @@ from multicard.messages import Message
 from multicard.records import figures
 from multicard.records.schema import LlmRecord, ScriptRecord
 
-from .commands.best import RankedSetting, Ranking
+from .commands.ranking import RankedSetting, Ranking
 from .runs import by_int4, details, grouping, quality, works
 from .runs.grouping import ACCURACY, HELD_OUT, LOSS
 from .runs.quality import is_less

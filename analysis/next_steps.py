@@ -12,7 +12,7 @@ from multicard.records.bounds import Bound
 from multicard.records.text_table import capital
 
 from . import rerun_commands
-from .commands.best import RankedSetting, Ranking
+from .commands.ranking import RankedSetting, Ranking
 from .recommended import REPETITIONS
 from .runs import details, grouping
 from .runs.columns import KINDS, STEPS, RunKind

@@ -14,7 +14,7 @@ from multicard.measure.repeated_runs import Ratio, student_quantile
 from multicard.messages import Message
 from multicard.records import amounts, figures
 
-from .commands.best import RankedSetting, Ranking
+from .commands.ranking import RankedSetting, Ranking
 from .runs import details, grouping, works
 from .runs.grouping import MEMORY, of_setting
 from .runs.quality import is_less

@@ -19,7 +19,8 @@ from multicard.records.text_table import clean
 
 from . import training_command
 from .answers import Answer, of_ranking
-from .commands.best import Limits, rankings
+from .commands.best import rankings
+from .commands.ranking import Limits
 from .runs.columns import KINDS
 from .runs.load import Run
 

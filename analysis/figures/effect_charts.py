@@ -15,7 +15,8 @@ from multicard import workloads
 from multicard.measure.repeated_runs import MARGIN
 from multicard.messages import Message
 
-from ..commands.best import RankedSetting, Ranking, known_rankings
+from ..commands.best import known_rankings
+from ..commands.ranking import RankedSetting, Ranking
 from ..runs import circumstances, grouping, quality, works
 from ..runs.grouping import ACCURACY, HELD_OUT, of_setting
 from ..runs.load import Run

@@ -24,7 +24,8 @@ from multicard.records import figures as registry
 from multicard.records.comparable import DOUBTFUL
 from multicard.records.text_table import clean, first_few
 
-from ..commands.best import COST, RankedSetting, Ranking, known_rankings
+from ..commands.best import known_rankings
+from ..commands.ranking import COST, RankedSetting, Ranking
 from ..runs import details, grouping, quality
 from ..runs.columns import KINDS, RunKind
 from ..runs.details import REST

@@ -14,7 +14,8 @@ from .. import rerun_commands, training_command
 from ..answers import Answer
 from ..claims import ClaimVerdict, render
 from ..commands import table
-from ..commands.best import Ranking, rankings
+from ..commands.best import rankings
+from ..commands.ranking import Ranking
 from ..experiments import Experiment, Panel
 from ..figures import captions, draw
 from ..figures.effect_charts import TIME, UNREPEATED, what_matters

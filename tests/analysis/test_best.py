@@ -12,7 +12,7 @@ import pytest
 import multicard
 from analysis.answers import sentences
 from analysis.commands import best
-from analysis.commands.best import Limits, RankedSetting, front
+from analysis.commands.ranking import Limits, RankedSetting, front
 from analysis.figures.setting_charts import trade_off
 from analysis.runs import load
 from analysis.runs.load import Run

@@ -12,7 +12,7 @@ from analysis import answers, experiments
 from analysis.answers import Answer
 from analysis.commands import best
 from analysis.commands import table as paper_tables
-from analysis.commands.best import Limits
+from analysis.commands.ranking import Limits
 from analysis.figures import chart_data, draw
 from analysis.figures.effect_charts import what_matters
 from analysis.report.runs_section import table as runs_table

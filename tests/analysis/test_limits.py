@@ -10,7 +10,7 @@ import pytest
 import multicard
 from analysis import answers, claims
 from analysis.commands import best, compare, list_runs, predictions, share
-from analysis.commands.best import Limits
+from analysis.commands.ranking import Limits
 from analysis.figures import captions, draw
 from analysis.report import build
 from analysis.runs import load

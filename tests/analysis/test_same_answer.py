@@ -12,7 +12,7 @@ import pytest
 from analysis import answers, conclusion, report
 from analysis.answers import Answer
 from analysis.commands import best
-from analysis.commands.best import Limits
+from analysis.commands.ranking import Limits
 from analysis.figures.effect_charts import what_matters
 from analysis.figures.setting_charts import efficiency
 from analysis.report.blocks import Recommendation, Report, SortableTable

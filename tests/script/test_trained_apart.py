@@ -10,7 +10,7 @@ import pytest
 
 from analysis import answers
 from analysis.commands import best, compare
-from analysis.commands.best import Limits
+from analysis.commands.ranking import Limits
 from analysis.figures import draw
 from analysis.report import build
 from analysis.runs import load
