@@ -116,7 +116,7 @@ class CellSweeper(BasicSweeper):
     def _cells(self, arguments: list[str]) -> list[list[str]]:
         """The overrides of each cell, of all experiments where these are asked for."""
         from multicard import workloads
-        from multicard.sweep.cells import Axes
+        from multicard.sweep.axes import Axes
 
         assert self.config is not None
         assert isinstance(self.launcher, CellLauncher)

@@ -1,29 +1,23 @@
-"""The cells of a sweep: made by axes, composed once, then either measured before, refused,
-or left to measure.
-"""
+"""The cells of a sweep: composed once, then measured before, refused, or left to measure."""
 
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
 from hydra.types import HydraContext
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, open_dict
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from multicard.config import CONF, schema
 from multicard.config.base import RunConfig, Scale, plain
 from multicard.config.job import Device, count
 from multicard.config.placement import place
-from multicard.config.roles import Role
 from multicard.machine.slurm import Allocation
-from multicard.messages import Message, Refusal, console_script, link, say
+from multicard.messages import Message, console_script, link, say
 from multicard.records import run_folder, text_table
 from multicard.records.run_folder import RecordedRun
 from multicard.records.schema import SCHEMA_VERSION, AnyRecord
@@ -36,115 +30,6 @@ from multicard.sweep.order import Turn
 
 REPETITION = "repetition="  # begins the word of a repetition
 NAMED_CELLS = 10  # the most cells that are listed one by one
-Cells = list[list[str]]  # the overrides of each
-
-
-@dataclass(frozen=True)
-class Axes:
-    """The parts of `hydra.sweeper` and `hydra.experiment` that make cells.
-
-    params: keys to their values, separated by commas. smoke: the same, instead of these, with
-    `scale=smoke`; null
-    leaves a key out. exclude: values of some axes that cannot be together. parts: axes that are
-    tried one by one (`one_by_one`) in place of all their combinations.
-    """
-
-    params: Mapping[str, Any] = field(default_factory=dict)
-    smoke: Mapping[str, Any] = field(default_factory=dict)
-    exclude: Sequence[Mapping[str, Any]] = ()
-    parts: Sequence[str] = ()
-
-    @staticmethod
-    def of_experiment(name: str, smoke: Mapping[str, Any]) -> "Axes":
-        """The axes of a file of conf/experiment, whose `smoke` wins over that of the entry."""
-        hydra = OmegaConf.load(CONF / "experiment" / f"{name}.yaml").hydra
-        own = hydra.experiment
-        return Axes(
-            hydra.sweeper.params,
-            {**smoke, **own.get("smoke", {})},
-            own.get("exclude", ()),
-            own.get("parts", ()),
-        )
-
-    def cells(
-        self, words: Sequence[str], shrunk: bool, times: int, tell: Callable[[str], None] = say
-    ) -> Cells:
-        """The overrides of each cell.
-
-        Args:
-            words: of the command.
-            shrunk: True with `scale=smoke`.
-            times: measurements of each; 0 where the launcher decides.
-            tell: called with a line about cells that are left out.
-        """
-        values = {**self.params, **(self.smoke if shrunk else {})}
-        axes = [f"{key}={value}" for key, value in values.items() if value is not None]
-        axes += [f"repetition={','.join(map(str, range(1, times + 1)))}"] if times > 1 else []
-        cells = one_by_one(
-            product(OverridesParser.create().parse_overrides([*axes, *words])), self.parts
-        )
-        for entry in self.exclude:
-            named = {f"{key}={value}" for key, value in entry.items()}
-            within = [overrides for overrides in cells if not named <= {*overrides}]
-            left_out = len(cells) - len(within)
-            if left_out > 0:
-                message = Message(
-                    "cells.excluded",
-                    f"{count(left_out, 'cell')} left out by the experiment:"
-                    f" {' '.join(sorted(named))}",
-                    cells=left_out,
-                    values=sorted(named),
-                )
-                tell(message)
-            cells = within
-        return cells
-
-
-def product(overrides: Sequence[Override]) -> Cells:
-    """Every combination of the values of all keys; the last values of a key that is there twice."""
-    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-
-    # outermost: all cells are measured once before any is measured again
-    repeats = schema.keys(Role.repetition)
-
-    def place(override: Override) -> int:
-        key = override.get_key_element()
-        return repeats.index(key) if key in repeats else len(repeats)
-
-    (cells,) = BasicSweeper.split_arguments(sorted(overrides, key=place), None)
-    return cells
-
-
-def one_by_one(cells: Cells, parts: Sequence[str]) -> Cells:
-    """The cells of a grid that have the first value of each part, of all but one,
-    or the last value of each.
-
-    So n parts of two values take n + 2 cells in place of 2^n. Keys that are no part keep all their
-    values.
-    Raises:
-        Refusal: a part that no cell has as a key.
-    """
-    values: dict[str, list[str]] = {}
-    for overrides in cells:
-        for override in overrides:
-            part, _, value = override.partition("=")
-            if part in parts and value not in values.setdefault(part, []):
-                values[part].append(value)
-    unknown = [part for part in parts if part not in values]
-    if unknown:
-        raise Refusal(
-            "cells.no-such-part",
-            f"hydra.experiment.parts: {', '.join(unknown)} is no axis of this sweep; leave it out",
-            key="hydra.experiment.parts",
-            unknown=unknown,
-        )
-
-    def is_kept(overrides: list[str]) -> bool:
-        chosen = dict(override.split("=", 1) for override in overrides)
-        others = [part for part in values if chosen[part] != values[part][0]]
-        return len(others) <= 1 or all(chosen[part] == values[part][-1] for part in values)
-
-    return [overrides for overrides in cells if is_kept(overrides)]
 
 
 @dataclass(kw_only=True)

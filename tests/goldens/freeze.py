@@ -37,7 +37,7 @@ from analysis.__main__ import main as analyse
 # The only names of multicard that this file needs: after a move, these lines change
 from multicard import workloads
 from multicard.records.text_table import escape_latex, escape_markdown
-from multicard.sweep.cells import Axes
+from multicard.sweep.axes import Axes
 from multicard.workloads import WORKLOADS
 from tests.conftest import composed
 from tests.helpers import grids, records

@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from multicard.sweep.cells import Axes, one_by_one
+from multicard.sweep.axes import Axes, one_by_one
 from tests.helpers.messages import refused
 
 VALUES = {
