@@ -29,7 +29,17 @@ from multicard.records.output import FORMATS, Output, Skipped, add_formats, file
 from multicard.records.text_table import clean
 
 from . import cli, experiments, figures
-from .commands import best, compare, gate, list_runs, predictions, share, sync, table
+from .commands import (
+    best,
+    compare,
+    compared_cells,
+    gate,
+    list_runs,
+    predictions,
+    share,
+    sync,
+    table,
+)
 from .runs import by_int4, load, sql
 from .runs.load import FoundRuns
 
@@ -112,7 +122,9 @@ def _list(found: FoundRuns, options: argparse.Namespace) -> Output:
 def _compare(options: argparse.Namespace) -> int:
     a = load.read([options.a])
     b = a if options.b is None else load.read([options.b])
-    cells = compare.compare(a.runs, b.runs, options.by, options.common, options.mix, options.margin)
+    cells = compared_cells.compare(
+        a.runs, b.runs, options.by, options.common, options.mix, options.margin
+    )
     sides = [f"A: {clean(str(options.a))}", f"B: {clean(str(options.b))}"]
     within = (
         [f"A, B: {clean(str(options.a))}, by {clean(', '.join(options.by))}"]

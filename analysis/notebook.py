@@ -26,7 +26,7 @@ from multicard.records.figures import GOALS
 from multicard.records.output import Output, skipped_lines
 
 from . import cli
-from .commands import best, compare, list_runs
+from .commands import best, compare, compared_cells, list_runs
 from .runs import by_int4, load, sql
 from .runs.load import FoundRuns, Run
 
@@ -217,7 +217,8 @@ class Runs(ShownOutput):
         b = self if other is None else other if isinstance(other, Runs) else read(other)
         return ShownOutput(
             compare.output(
-                compare.compare(self.found.runs, b.found.runs, keys, common, mix, share), share
+                compared_cells.compare(self.found.runs, b.found.runs, keys, common, mix, share),
+                share,
             )
         )
 

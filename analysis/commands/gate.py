@@ -9,7 +9,7 @@ from multicard.config.job import count
 from multicard.measure.repeated_runs import CONFIDENCE
 from multicard.messages import Message
 
-from .compare import CellComparison
+from .compared_cells import CellComparison
 
 
 class GateVerdict(IntEnum):

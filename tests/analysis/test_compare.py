@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from analysis.__main__ import main
-from analysis.commands import compare, gate
+from analysis.commands import compare, compared_cells, gate
 from analysis.commands.gate import GateVerdict
 from analysis.runs import circumstances, load
 from analysis.stats.between_runs import Ratio
@@ -50,8 +50,8 @@ def sweep(
 
 def compared(
     a: Path, b: Path, *by: str, common: bool = False, mix: bool = False
-) -> list[compare.CellComparison]:
-    return compare.compare(load.read([a]).runs, load.read([b]).runs, by, common, mix)
+) -> list[compared_cells.CellComparison]:
+    return compared_cells.compare(load.read([a]).runs, load.read([b]).runs, by, common, mix)
 
 
 def test_equal_runs_do_not_differ_and_a_slow_down_is_seen(tmp_path: Path, capsys, said: Said):
@@ -83,7 +83,7 @@ def test_without_a_repetition_nothing_is_decided(
     """Steps are sure that the runs differ by 5 %, but so may two runs of the same program."""
     a, b = sweep(tmp_path / "a", differ=0), sweep(tmp_path / "b", 1.05, seed=1, differ=0)
     cells = compared(a, b)
-    assert {one.verdict for one in cells} == {compare.ONE_RUN}
+    assert {one.verdict for one in cells} == {compared_cells.ONE_RUN}
     bounds = [one.step.bounds() for one in cells if one.step is not None]
     assert len(bounds) == 4 and all(of_one is not None and of_one[0] > 1.005 for of_one in bounds)
     assert main(["compare", str(a), str(b), "--gate", "0.1%"]) == 2
@@ -138,7 +138,7 @@ def test_the_gate_keeps_5_percent_over_all_cells():
         deviation = math.sqrt(random.chisquare(degrees) / degrees)
         ratios = np.exp(math.log(1.05) + error * random.normal(size=12))
         steps = [Ratio(float(ratio), error * deviation, degrees, True) for ratio in ratios]
-        cells = [compare.CellComparison((), [run], [run], step, "") for step in steps]
+        cells = [compared_cells.CellComparison((), [run], [run], step, "") for step in steps]
         failed += gate.gated(cells, 0.05)[0] is GateVerdict.failed
         assert gate.gated(cells, 0.25)[0] is GateVerdict.passed
     assert 0.01 <= failed / 200 <= 0.06
@@ -302,7 +302,9 @@ def test_few_or_no_steps_are_said(tmp_path: Path):
         compared(tmp_path / "a", tmp_path / "twin"),
         compared(tmp_path / "a", tmp_path / "b"),
     )
-    assert one.verdict == compare.FEW_STEPS and one.step is not None and one.step.ratio == 1.0
+    assert (
+        one.verdict == compared_cells.FEW_STEPS and one.step is not None and one.step.ratio == 1.0
+    )
     passed, line = gate.gated([one], 0.05)
     assert passed is GateVerdict.cannot_tell and says(
         line, "compare.gate-cannot-tell", gate=0.05, cells=1, unclear=1

@@ -13,7 +13,7 @@ from analysis import experiments
 from analysis.__main__ import main
 from analysis.claims import measures, render, verdicts
 from analysis.claims.comparison import Readings
-from analysis.commands import best, compare, list_runs
+from analysis.commands import best, compare, compared_cells, list_runs
 from analysis.experiments import Panel
 from analysis.figures import draw
 from analysis.report import runs_section
@@ -58,7 +58,7 @@ def test_the_content_makes_a_setting_and_its_place_does_not(tmp_path: Path):
     assert [len(ranking.runs) for ranking in best.rankings(runs, mix=True)] == [2, 1]
     assert "data" in list_runs.differing(runs)
     refused = records.vision(status="refused") | {"data": None, "config": {}}
-    (pair,) = compare.compare(
+    (pair,) = compared_cells.compare(
         *[write(tmp_path, on(), on("bbb"), refused)] * 2, ["data"], common=False, mix=False
     )
     assert pair.sides == ("data=aaa", "data=bbb")  # what was refused has no data
@@ -102,7 +102,7 @@ def test_cores_and_company_make_other_settings(
     (ranking,) = best.rankings(runs)
     assert len(ranking.settings) == 2
     with messages.refused("compare.mixed", mixture=mixture):
-        compare.compare(runs, write(tmp_path / "b", on()), [], False, False)
+        compared_cells.compare(runs, write(tmp_path / "b", on()), [], False, False)
 
 
 def speedups(runs: list[Run]) -> list[float]:
@@ -283,12 +283,12 @@ def ok(found: FoundRuns, precision: str, gpus: int) -> list[Run]:
 
 
 def test_verdicts_and_intervals_of_ratios_are_the_same(found: FoundRuns):
-    cells = compare.compare(found.runs, found.runs, ["precision"], common=True, mix=False)
+    cells = compared_cells.compare(found.runs, found.runs, ["precision"], common=True, mix=False)
     repeated, readings, verdicts = RepeatedRuns(found.runs), Readings(found.runs), set()
     for cell in cells:
         if dict(cell.cell)["lr"] == 0.077:
             continue
-        sides: Sides = compare.ok_runs(cell.a), compare.ok_runs(cell.b)
+        sides: Sides = compared_cells.ok_runs(cell.a), compare.ok_runs(cell.b)
         assert cell.step is not None
         of_claims = measures.MEASURES["time"].interval(
             measures.Sides(sides[1], sides[0], 0.95, readings)
@@ -299,10 +299,12 @@ def test_verdicts_and_intervals_of_ratios_are_the_same(found: FoundRuns):
             measures.Sides(sides[1], sides[0], 0.95, readings)
         )
         assert [steps.low, steps.high] == pytest.approx(cell.step.bounds())
-        assert repeated.cheaper("total_s", *sides) == (cell.verdict == compare.SLOWER)
-        assert repeated.cheaper("total_s", *reversed(sides)) == (cell.verdict == compare.FASTER)
+        assert repeated.cheaper("total_s", *sides) == (cell.verdict == compared_cells.SLOWER)
+        assert repeated.cheaper("total_s", *reversed(sides)) == (
+            cell.verdict == compared_cells.FASTER
+        )
         verdicts.add(cell.verdict)
-    assert len(cells) == 6 and verdicts > {compare.SLOWER}
+    assert len(cells) == 6 and verdicts > {compared_cells.SLOWER}
     assert len(verdicts) > 1  # fp32 and fp64 are not told apart
 
 

@@ -17,7 +17,7 @@ from analysis import answers, dashboard, learned, recommended, report
 from analysis.answers import Answer
 from analysis.claims import conditions
 from analysis.claims.comparison import ComparedCell, Readings
-from analysis.commands import best, compare
+from analysis.commands import best, compare, compared_cells
 from analysis.figures.effect_charts import what_matters
 from analysis.figures.setting_charts import losses, trade_off
 from analysis.report.blocks import SortableTable
@@ -395,7 +395,7 @@ def test_compare_has_held_out_losses_row_by_row(tmp_path: Path, verdict: str, le
         rows = records.held_out_rows(noisy(loss, sd=0.01), TOKENS)
         records.write(tmp_path / side / "0", records.llm(), steps, held_out=rows)
     (a, b) = (load.read([tmp_path / side]).runs for side in "ab")
-    compared = compare.compare(a, b, [], common=False, mix=False)
+    compared = compared_cells.compare(a, b, [], common=False, mix=False)
     (row,) = compare.output(compared).rows
     assert row["held_out_verdict"] == verdict
     assert (row["a_held_out_loss"], row["b_held_out_loss"]) == (
@@ -419,7 +419,7 @@ def test_compare_does_not_judge_losses_of_other_rows_or_amounts(tmp_path: Path):
         ("rows", "compare.other-held-out-rows"),
         ("amount", "compare.other-amounts"),
     ):
-        (cell,) = compare.compare(runs["a"], runs[other], [], common=False, mix=False)
+        (cell,) = compared_cells.compare(runs["a"], runs[other], [], common=False, mix=False)
         assert (
             cell.held_out is not None
             and cell.held_out.bounds is None
@@ -431,7 +431,7 @@ def test_without_held_out_rows_compare_has_no_column_of_them(tmp_path: Path):
     for side in "ab":
         records.write(tmp_path / side / "0", records.llm(), records.steps([0.1] * 20))
     (a, b) = (load.read([tmp_path / side]).runs for side in "ab")
-    (row,) = compare.output(compare.compare(a, b, [], common=False, mix=False)).rows
+    (row,) = compare.output(compared_cells.compare(a, b, [], common=False, mix=False)).rows
     assert not any("held_out" in name for name in row)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import multicard
 from analysis import answers, claims
-from analysis.commands import best, compare, list_runs, predictions, share
+from analysis.commands import best, compared_cells, list_runs, predictions, share
 from analysis.commands.ranking import Limits
 from analysis.figures import captions, draw
 from analysis.report import build
@@ -128,9 +128,9 @@ def test_accuracies_are_not_compared_where_that_is_forbidden(sweep: Sweep):
 
 
 def test_compare_says_nothing_of_such_cells(sweep: Sweep):
-    (fair,) = compare.compare(sweep(), sweep(), ["gpus"], common=False, mix=False)[:1]
+    (fair,) = compared_cells.compare(sweep(), sweep(), ["gpus"], common=False, mix=False)[:1]
     assert fair.step is not None
-    compared = compare.compare(sweep(NEW), sweep(), [], common=False, mix=False)
+    compared = compared_cells.compare(sweep(NEW), sweep(), [], common=False, mix=False)
     assert [one.step is None for one in compared] == [False, True]
     assert find(str(compared[1].verdict), "compare.untold").facts["limit"] == "of-tomorrow"
 

@@ -7,7 +7,7 @@ import pytest
 
 from analysis import conclusion
 from analysis.answers import Answer, answers
-from analysis.commands import best, compare
+from analysis.commands import best, compared_cells
 from analysis.commands.best import known_rankings
 from analysis.figures.effect_charts import what_matters
 from analysis.runs import load, works
@@ -160,5 +160,5 @@ def test_repetitions_that_did_as_much_are_averaged(tmp_path: Path):
 def test_steps_of_other_amounts_are_not_compared_by_their_time(tmp_path: Path):
     each = [script(120 * size, 30, 10.0, **{"args__batch_size": size}) for size in (1, 4)]
     runs = read(tmp_path, *each)
-    (cell,) = compare.compare(runs, runs, ["args.batch_size"], common=False, mix=False)
+    (cell,) = compared_cells.compare(runs, runs, ["args.batch_size"], common=False, mix=False)
     assert find(str(cell.verdict), "compare.untold").facts["limit"] == "step-work"

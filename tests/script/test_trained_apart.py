@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from analysis import answers
-from analysis.commands import best, compare
+from analysis.commands import best, compared_cells
 from analysis.commands.ranking import Limits
 from analysis.figures import draw
 from analysis.report import build
@@ -144,7 +144,7 @@ def test_nobody_recommends_more_ranks_that_train_copies(script: Script, tmp_path
     (answer,) = answers.answers(runs)
     assert [one.gpus for one in answer.ranking.settings] == [1]
     assert find(answer.sentence, "answer.unranked").facts["runs"] == 1
-    compared = compare.compare(runs[:1], runs[1:], ["gpus"], common=False, mix=False)
+    compared = compared_cells.compare(runs[:1], runs[1:], ["gpus"], common=False, mix=False)
     assert [find(str(one.verdict), "compare.untold").facts["limit"] for one in compared] == [code]
     alone, apart = (run.record() for run in runs)
     assert (own_limits(alone), own_limits(apart)) == (set(), {code})
