@@ -160,7 +160,7 @@ def how_well_measured(*settings: RankedSetting) -> Iterator[Message]:
         yield Message("answer.learning-unknown", said)
     counted = works.script_amounts(runs)
     if counted is not None and not counted.are_known and len(settings) > 1:
-        said = "of samples that nobody counted: `multicard.step(samples=...)` tells"
+        said = "but how many samples it trains on is not known: `multicard.step(samples=...)` tells"
         yield Message("answer.samples-uncounted", said)
     if kind != LlmRecord.kind:
         return

@@ -28,7 +28,7 @@ import numpy as np
 
 from analysis.claims.comparison import UNDECIDED, UNITS, Readings, RuleComparison, Sides
 from analysis.claims.measures import MEASURES
-from analysis.commands import compare
+from analysis.commands import compared_cells
 from analysis.runs import load
 from analysis.runs.load import Run
 from analysis.stats.between_runs import CONFIDENCE, RepeatedRuns
@@ -74,8 +74,8 @@ def deals(runs: Sequence[Run], each: int) -> Iterator[Deal]:
 
 
 def by_compare(a: list[Run], b: list[Run]) -> bool:
-    (cell,) = compare.compare(a, b, [LABEL], common=False, mix=False)
-    return cell.verdict in (compare.FASTER, compare.SLOWER)
+    (cell,) = compared_cells.compare(a, b, [LABEL], common=False, mix=False)
+    return cell.verdict in (compared_cells.FASTER, compared_cells.SLOWER)
 
 
 def by_claims(measure: str, a: list[Run], b: list[Run]) -> bool:

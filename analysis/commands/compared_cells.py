@@ -356,8 +356,12 @@ def _untold(runs: Sequence[Run]) -> Message | None:
     found = limits.forbidding(grouping.limits_of(runs), *forbidden)
     if not found:
         return None
-    said = f"{UNDECIDED}: {found[0].says}"
-    return Message("compare.untold", said, limit=found[0].code)
+    return _nothing_told(str(found[0].says), found[0].code)
+
+
+def _nothing_told(why: str, limit: str) -> Message:
+    """The verdict on a cell whose runs forbid one."""
+    return Message("compare.untold", f"{UNDECIDED}: {why}", limit=limit)
 
 
 def _other_step_work(a: Sequence[Run], b: Sequence[Run]) -> Message | None:
@@ -369,7 +373,7 @@ def _other_step_work(a: Sequence[Run], b: Sequence[Run]) -> Message | None:
     if found is None:
         return None
     said = (
-        f"{UNDECIDED}: a step trains {found[0]:,.1f} samples or tokens in A, {found[1]:,.1f} in B;"
+        f"a step trains {found[0]:,.1f} samples or tokens in A, {found[1]:,.1f} in B;"
         " `multicard best` compares the time of as much work"
     )
-    return Message("compare.untold", said, limit="step-work")
+    return _nothing_told(said, "step-work")

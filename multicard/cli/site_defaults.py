@@ -89,8 +89,8 @@ def _read_values(file: Path) -> dict[str, Any]:
         reason = str(error).splitlines()[0]
         raise Refusal(
             "site.unread",
-            f"{file}: the defaults of this site cannot be read ({reason}); correct the file, or"
-            f" leave it out with `export {VARIABLE}=`",
+            f"{file}: the defaults of this site cannot be read ({reason}); correct the file, or set"
+            f" {VARIABLE} to nothing, which leaves them out",
             file=str(file),
             reason=reason,
         ) from None
@@ -99,8 +99,8 @@ def _read_values(file: Path) -> dict[str, Any]:
     if not isinstance(content, Mapping):
         raise Refusal(
             "site.no-mapping",
-            f"{file}: holds no keys and values, as `time_min: 120`; correct the file, or leave it"
-            f" out with `export {VARIABLE}=`",
+            f"{file}: holds no keys and values, as time_min: 120; correct the file, or set"
+            f" {VARIABLE} to nothing, which leaves it out",
             file=str(file),
         )
     return dict(_flat(content, ""))

@@ -184,8 +184,8 @@ def _trained_part(ranks: Sequence[ScriptReport]) -> Message | None:
     drawn, given = parts[0]
     return Message(
         "script.trained-part",
-        f"of {drawn} samples that a step drew the model was given {given}: how many are trained on"
-        " is not known; the script can give it by multicard.step(samples=...)",
+        f"a step drew {drawn} samples and gave the model {given}: how many are trained on is not"
+        " known; the script can give it by multicard.step(samples=...)",
         drawn=drawn,
         given=given,
     )

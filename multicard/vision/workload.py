@@ -9,14 +9,8 @@ from multicard.config.compilation import has_cuda_graphs
 from multicard.config.job import count
 from multicard.config.placement import Placement
 from multicard.config.sweeps import starts_nothing
-from multicard.config.vision import (
-    CacheMode,
-    ImagesConfig,
-    LayoutConfig,
-    LayoutName,
-    ModelConfig,
-    VisionConfig,
-)
+from multicard.config.vision import LayoutConfig, LayoutName, ModelConfig, VisionConfig
+from multicard.config.vision_data import CacheMode, ImagesConfig
 from multicard.machine import environment
 from multicard.measure import memory
 from multicard.messages import Message, Refusal, say

@@ -279,6 +279,7 @@ def test_a_mark_is_shown_with_its_meaning(tmp_path: Path):
             for sign, limit in apart.items()
         },
         "+": records.vision(segments=[records.segment(), records.segment(6)]),
+        "f": records.script(seen=["it read ck.pt"], seen_codes=["script.went-on"]),
         "4": records.llm(
             model__weights="models/llama", held_out={"rows": 5, "int4_problem": "no room"}
         ),

@@ -14,7 +14,7 @@ import datasets as hub
 import pytest
 from PIL import Image
 
-from multicard.config.vision import ImagesConfig
+from multicard.config.vision_data import ImagesConfig
 from multicard.messages import Refusal
 from multicard.records import part_names
 from multicard.vision.data import class_folders, datasets, folder_contents

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 from torchvision.datasets import ImageFolder
 
-from multicard.config.vision import ImagesConfig
+from multicard.config.vision_data import ImagesConfig
 from multicard.vision.data import datasets
 from tests.conftest import shared, typed
 from tests.helpers.messages import refused, remedies

@@ -18,7 +18,7 @@ from urllib.request import urlopen
 
 import numpy as np
 
-from multicard.config.vision import DatasetConfig, ImagesConfig, MnistConfig
+from multicard.config.vision_data import DatasetConfig, ImagesConfig, MnistConfig
 from multicard.machine import network
 from multicard.messages import Refusal
 from multicard.records import run_folder

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 
-from multicard.config.vision import ImagesConfig
+from multicard.config.vision_data import ImagesConfig
 from multicard.machine.environment import cores
 from multicard.measure import timing
 from multicard.messages import Refusal

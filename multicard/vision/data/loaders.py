@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from multicard.config.vision import (
     BatchedConfig,
-    CacheMode,
     DaliConfig,
-    ImagesConfig,
     LoaderConfig,
     VisionConfig,
     WorkersConfig,
 )
+from multicard.config.vision_data import CacheMode, ImagesConfig
 from multicard.messages import Refusal, install
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from multicard.config.pasting import override
-from multicard.config.vision import ImagesConfig
+from multicard.config.vision_data import ImagesConfig
 from multicard.messages import Message, in_one_line
 from multicard.records.schema_parts import Ignored
 from multicard.vision.data import class_names, not_classes, pixel_values

@@ -13,7 +13,7 @@ import numpy as np
 
 from multicard.config.job import count
 from multicard.config.pasting import override
-from multicard.config.vision import CacheMode, ImagesConfig
+from multicard.config.vision_data import CacheMode, ImagesConfig
 from multicard.measure import memory, timing
 from multicard.messages import Message, Refusal, say
 from multicard.records.schema_parts import Ignored, RepeatedImages

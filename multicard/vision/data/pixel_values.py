@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from multicard.config.vision import ImagesConfig
+from multicard.config.vision_data import ImagesConfig
 from multicard.messages import Message
 from multicard.vision.data import decoding
 from multicard.vision.data.splits import DataSplits

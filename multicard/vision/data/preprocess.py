@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.nn.functional import interpolate
 
-from multicard.config.vision import DatasetConfig
+from multicard.config.vision_data import DatasetConfig
 
 SMALL = 64  # pixels a side, up to which resizing by matrices pays
 BAND_ROWS = range(32, 65)  # rows of an enlarged image that are computed together; see `bands_of`

@@ -1,0 +1,230 @@
+"""The schemas of the data sets of `train_vision.py`."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+# OmegaConf reads Optional[...] on every Python that it supports
+from typing import Optional
+
+from omegaconf import MISSING
+
+from multicard.config.keys import Group, key, option_name
+from multicard.config.roles import DATA_FILES, Role
+from multicard.messages import Refusal
+
+CacheMode = StrEnum("CacheMode", ["mmap", "process", "none"])
+
+
+@dataclass
+class DatasetConfig(Group):
+    """Keys of every data set."""
+
+    name: str = option_name()
+    image_size: int = key(
+        MISSING,
+        "side of the square images that are trained on, in pixels",
+        Role.identity | Role.work | Role.learning | Role.memory | Role.speed | Role.titled,
+        power=2.0,
+        shown=1,
+        title="image size (px)",
+    )
+    train_limit: Optional[int] = key(
+        None,
+        "train on so many images; null: all",
+        Role.identity | Role.work | Role.length | Role.part | Role.learning,
+        least=1,
+    )
+    test_limit: Optional[int] = key(
+        None,
+        "evaluate on so many images; null: all",
+        Role.identity | Role.work | Role.length | Role.part | Role.learning,
+        least=1,
+    )
+    mean: list[float] = key(
+        MISSING,
+        "of the channels R, G, B, with values in 0..1; subtracted from each image",
+        Role.identity | Role.work | Role.learning,
+    )
+    std: list[float] = key(
+        MISSING,
+        "of the channels R, G, B; each image is divided by it",
+        Role.identity | Role.work | Role.learning,
+    )
+    augment: bool = key(
+        False,
+        "augment training images, by dataset.crop and dataset.flip",
+        Role.identity | Role.work | Role.learning | Role.speed,
+    )
+    crop: float = key(
+        0.875,
+        "augment: train on a random window of this share of the sides, in (0, 1]",
+        Role.identity | Role.work | Role.learning | Role.speed,
+    )
+    flip: bool = key(
+        False,
+        "augment: mirror half of the images",
+        Role.identity | Role.work | Role.learning | Role.speed,
+    )
+    device_budget_bytes: Optional[int] = key(
+        None,
+        "loader=device: a larger data set crosses batch by batch; null is a quarter of the free"
+        " memory",
+        Role.identity | Role.memory | Role.speed,
+        least=0,
+    )
+
+    def __post_init__(self) -> None:
+        size = self.image_size
+        if size < 32:
+            raise Refusal(
+                "config.image-size",
+                f"dataset.image_size={size}: MobileNetV2 halves an image five times; use"
+                " `dataset.image_size=32` or more",
+                key="dataset.image_size",
+                value=size,
+                least=32,
+            )
+        for name, values in (("dataset.mean", self.mean), ("dataset.std", self.std)):
+            if len(values) != 3:
+                raise Refusal(
+                    "config.image-channels",
+                    f"{name}={values}: give three values, one per channel (R, G, B)",
+                    key=name,
+                    value=values,
+                )
+        if min(self.std) <= 0:
+            raise Refusal(
+                "config.image-std",
+                f"dataset.std={self.std}: must be above 0",
+                key="dataset.std",
+                value=self.std,
+            )
+        if not 0 < self.crop <= 1:
+            raise Refusal(
+                "config.image-crop",
+                f"dataset.crop={self.crop}: is a share of an image's sides; give one in (0, 1]",
+                key="dataset.crop",
+                value=self.crop,
+            )
+
+    @property
+    def alike(self) -> bool:
+        """True if all channels are normalised alike: a grey image stays grey."""
+        return len(set(self.mean)) == len(set(self.std)) == 1
+
+
+@dataclass
+class MnistConfig(DatasetConfig):
+    root: str = key(
+        MISSING,
+        "folder of the files of MNIST",
+        DATA_FILES,
+    )
+    download: bool = key(
+        False,
+        "fetch the files into dataset.root where they are missing",
+        Role.identity | Role.place | Role.input | Role.content,
+    )
+
+
+COLUMNS = ("image", "label", "split")  # what `dataset.columns` of images can name
+
+
+@dataclass
+class ImagesConfig(DatasetConfig):
+    root: Optional[str] = key(
+        None,
+        "folder of train/<class>/ and val/<class>/, of <class>/ alone, or of parquet files; or a"
+        " .csv or .parquet",
+        DATA_FILES,
+    )
+    split: Optional[float] = key(
+        None,
+        "share of each class to test on, in (0, 1), of images that are not split yet",
+        Role.identity | Role.work | Role.length | Role.part | Role.learning,
+        since=("skip_broken", None),
+    )
+    parts: Optional[list[str]] = key(
+        None,
+        "the parts to train and to test on, [TRAIN,TEST]; [] where folders are classes, whatever"
+        " their names; null finds parts by their names",
+        Role.identity | Role.work | Role.content | Role.learning | Role.speed,
+        since=("skip_broken", None),
+    )
+    columns: dict[str, Optional[str]] = key(
+        dict,
+        "what a table's columns are called, as {image: img, label: fine_label}; {split: null} does"
+        " not split by one, {label: null} takes folders for the classes",
+        Role.identity | Role.work | Role.input | Role.content | Role.learning | Role.speed,
+        since=("skip_broken", {}),
+    )
+    cache: CacheMode = key(
+        CacheMode.mmap,
+        "decode once: mmap into a file that all ranks share, process into float32 tensors of "
+        "each process (loader=torch); none decodes each time",
+        Role.identity | Role.speed,
+    )
+    cache_dir: Optional[str] = key(
+        None,
+        "folder of the cache; null is .multicard/ beside the images",
+        Role.identity | Role.place | Role.input | Role.content | Role.speed,
+    )
+    skip_broken: bool = key(
+        False,
+        "leave out, and count, images that cannot be decoded",
+        Role.identity | Role.work | Role.learning | Role.speed,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.skip_broken and self.cache is not CacheMode.mmap:
+            raise Refusal(
+                "config.images-skip-broken",
+                f"dataset.skip_broken=true: does not go with dataset.cache={self.cache}: broken"
+                " images are found when the cache is built; use `dataset.cache=mmap`",
+                key="dataset.skip_broken",
+                cache=self.cache,
+            )
+        if self.root is None:
+            raise Refusal(
+                "config.images-root",
+                "dataset.root is not set: give a folder that holds train/<class>/ and val/<class>/,"
+                " `dataset.root=FOLDER`, or a .csv of paths and labels, `dataset.root=FILE`",
+                key="dataset.root",
+            )
+        if self.parts is not None and (len(self.parts) > 2 or len({*self.parts}) < len(self.parts)):
+            raise Refusal(
+                "config.images-parts",
+                f"dataset.parts=[{','.join(self.parts)}]: name one part to train on and another to"
+                " test on, as `dataset.parts=[train,test]`; none where folders are classes,"
+                " `dataset.parts=[]`",
+                key="dataset.parts",
+                value=self.parts,
+            )
+        for name, theirs in self.columns.items():
+            if name in COLUMNS and (theirs is not None or name != "image"):
+                continue
+            raise Refusal(
+                "config.images-columns",
+                f"dataset.columns.{name}={theirs or 'null'}: names no column that is read; name"
+                " those of image, label or split, as `'dataset.columns={label: LABEL}'`",
+                key="dataset.columns",
+                value=name,
+                known=COLUMNS,
+            )
+        if self.columns.get("label", "") is None and len(self.columns) > 1:
+            raise Refusal(
+                "config.images-label-null",
+                "dataset.columns.label=null: takes folders for the classes and reads no table; use"
+                " `'dataset.columns={label: null}'` without other columns",
+                key="dataset.columns",
+                columns=self.columns,
+            )
+        if self.split is not None and not 0 < self.split < 1:
+            raise Refusal(
+                "config.images-split",
+                f"dataset.split={self.split}: is a share of each class; give one in (0, 1), as"
+                " `dataset.split=0.2`",
+                key="dataset.split",
+                value=self.split,
+            )
