@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from analysis.notebook import Runs
 
 __all__ = ["load", "load_model", "log", "step"]
-__version__ = "0.1.0"  # pyproject.toml reads it from here
+__version__ = "0.2.0"  # pyproject.toml reads it from here
 
 
 def load_model(folder: str | PathLike[str]) -> "nn.Module":
