@@ -19,10 +19,11 @@ if __name__ == "__main__":
     program.begin()  # while the rest is imported
 
 from multicard.__main__ import COMMANDS
+from multicard.cli.unknown_commands import unknown_command
 from multicard.config.base import TrackerConfig
 from multicard.config.job import count
 from multicard.measure.repeated_runs import MARGIN
-from multicard.messages import Message, Parser, Refusal, drop, typed, usage
+from multicard.messages import Message, Parser, Refusal, drop, say, typed, usage
 from multicard.papers.printed import DATASETS
 from multicard.records.figures import GOALS
 from multicard.records.output import FORMATS, Output, Skipped, add_formats, file, skipped_lines
@@ -59,7 +60,10 @@ def main(words: Sequence[str] | None = None) -> int:
     exceeded, and 2 if the runs cannot tell whether it is.
     """
     parser, commands = _parser()
-    name, *rest = (sys.argv[1:] if words is None else words) or [""]
+    name, *rest = (sys.argv[1:] if words is None else words) or ["--help"]
+    if name not in commands and not name.startswith("-"):
+        say(unknown_command(name, rest, COMMANDS, "-m analysis"), error=True)
+        return 1
     options = (
         commands[name].parse_intermixed_args(rest)
         if name in commands
@@ -259,7 +263,12 @@ def _sync(options: argparse.Namespace) -> int:
 # commands that write what they found
 WRITING = ("list", "table", "compare", "best", "claims", "predictions")
 SHARED: dict[str, dict[str, Any]] = {  # arguments that several commands have
-    "folders": {"metavar": "FOLDER", "nargs": "*", "type": Path, "default": [Path("multirun")]},
+    "folders": {
+        "metavar": "FOLDER",
+        "nargs": "*",
+        "type": cli.folder_of_runs,
+        "default": [cli.MULTIRUN],
+    },
     "--mix": {
         "help": "average runs of several commits or machines in a cell",
         "action": "store_true",
@@ -308,13 +317,18 @@ def _add_commands_on_settings(command: Callable[..., Callable[..., Any]]) -> Non
     add("--columns", metavar="A,B", help="the columns to show and to write", type=cli.names)
 
     add = command("table", _of_runs(_table), _description(table))
-    add("experiment", metavar="NAME", help=", ".join([*experiments.names(), DATASETS]))
+    named = ", ".join([*experiments.names(), DATASETS])
+    add("experiment", metavar="NAME", help=named, type=experiments.not_by_number)
     add("folders", "--all", "--mix")
 
     add = command("compare", _compare, _description(compare))
-    add("a", metavar="A", help="the folder of a sweep", type=Path)
+    add("a", metavar="A", help="the folder of a sweep", type=cli.folder_of_runs)
     add(
-        "b", metavar="B", help="the folder of another sweep of the same cells", type=Path, nargs="?"
+        "b",
+        metavar="B",
+        help="the folder of another sweep of the same cells",
+        type=cli.folder_of_runs,
+        nargs="?",
     )
     keys = "keys, separated by commas, that differ on purpose; without B, A's"
     add("--by", metavar="KEY", help=keys, type=cli.names, default=[])
@@ -368,7 +382,7 @@ def _add_commands_on_all_runs(command: Callable[..., Callable[..., Any]]) -> Non
     add("folders")
 
     add = command("figure", _figure, _description(figures))
-    add("name", metavar="NAME", help=FIGURES)
+    add("name", metavar="NAME", help=FIGURES, type=experiments.not_by_number)
     add("folders", "--all", "--mix")
     add(
         "--out",

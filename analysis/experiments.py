@@ -5,6 +5,7 @@ Runs that agree in all but what the experiment sweeps, and in all but the seed, 
 Another image size, scale, machine or commit is another panel, never a second figure in a cell.
 """
 
+import argparse
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,7 @@ import msgspec
 from multicard.config import CONF, schema
 from multicard.config.keys import flat
 from multicard.config.roles import Role
-from multicard.messages import Refusal, typed
+from multicard.messages import Message, Refusal, typed
 from multicard.papers import printed
 from multicard.records.comparable import DATA
 
@@ -32,6 +33,9 @@ FOLDER = CONF / "experiment"
 # by option of `profile`, which no record names, the column of runs
 TRACING = {"none": False, "whole": True}
 
+# a table or figure by its number, and those that an experiment's title names
+NUMBERED = re.compile(r"(?:table|tab|figure|fig)?[. _-]*(\d+)", re.IGNORECASE)
+PRINTED_AS = re.compile(r"(Table|Figs?\.) (\d+)(?: (?:to|and) (\d+))?")
 EFFICIENCY = "efficiency"  # the speed-up over one GPU / GPUs
 
 
@@ -193,6 +197,29 @@ def names() -> list[str]:
 
     return sorted(
         (path.stem for path in FOLDER.glob("*.yaml") if "view:" in path.read_text()), key=place
+    )
+
+
+def not_by_number(text: str) -> str:
+    """The name of an experiment; refused where it is the number of a table or figure, `fig16`."""
+    number = NUMBERED.fullmatch(text)
+    if number is None or (FOLDER / f"{text}.yaml").is_file():
+        return text
+    kinds = {"t": ("table",), "f": ("figure",)}.get(text[:1].lower(), ("table", "figure"))
+    commands = []
+    for name in names():
+        title = load(name).title.partition(":")[0]
+        for found in PRINTED_AS.finditer(title if title.startswith(("Table", "Fig")) else ""):
+            kind = "table" if found[1] == "Table" else "figure"
+            first = int(found[2])
+            if kind in kinds and first <= int(number[1]) <= int(found[3] or first):
+                commands.append(f"{typed('-m analysis')} {kind} {name}")
+    commands = [*dict.fromkeys(commands)]
+    if not commands:
+        return text  # `load` says which there are
+    use = ", or ".join(f"`{command}`" for command in commands)
+    raise argparse.ArgumentTypeError(
+        Message("analysis.by-number", f"{text}: is by its name here; use {use}", near=commands)
     )
 
 

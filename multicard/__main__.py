@@ -22,13 +22,12 @@ demo                     a small run, a plan, a sweep and a page, in two minutes
 completion SHELL         a script that completes commands in bash, zsh or fish
 """
 
-import difflib
 import re
 import sys
 from importlib import import_module
 
 from multicard import __version__, repository
-from multicard.messages import Message, say, typed, usage
+from multicard.messages import say, usage
 from multicard.ranks import program
 
 # Modules of the repository's top level are named, not imported: they are above this package
@@ -41,6 +40,7 @@ MODULES = {
     "demo": "multicard.demo",
     "completion": "multicard.completion",
 }
+ALIASES = {"-h": "--help", "help": "--help", "-V": "--version", "version": "--version"}
 USAGE = usage(__doc__, __file__)
 COMMANDS = dict(re.findall(r"^(\w+)(?: \S+)*  +(.+)$", USAGE, re.MULTILINE))  # and what each does
 
@@ -49,27 +49,21 @@ def main(words: list[str] | None = None) -> int:
     """Run a command and return its exit code."""
     program.begin()  # while the rest is imported
     name, *rest = (sys.argv[1:] if words is None else words) or ["--help"]
+    if name == "help" and rest:
+        name, *rest = [*rest, "--help"]
+    name = ALIASES.get(name, name)
     if name in COMMANDS:
         is_analysis = name not in {*TOP_LEVEL, *MODULES}
         sys.argv[1:] = [name, *rest] if is_analysis else rest  # where Hydra reads them
         if name in MODULES:
             return import_module(MODULES[name]).main()
         return repository.module(TOP_LEVEL.get(name, ANALYSIS)).main()
-    if name in ("-h", "--help", "--version"):
+    if name in ("--help", "--version"):
         say(_version() if name == "--version" else USAGE.rstrip())
         return 0
-    own = typed("-m multicard")
-    near = difflib.get_close_matches(name, [*COMMANDS, "--version"], n=1)
-    question = f"did you mean `{own} {near[0]}`? " if near else ""
-    say(
-        Message(
-            "command.unknown",
-            f"refused: {name}: no such command; {question}`{own} --help` lists all",
-            name=name,
-            near=near,
-        ),
-        error=True,
-    )
+    from multicard.cli.unknown_commands import unknown_command  # Hydra, which help does without
+
+    say(unknown_command(name, rest, COMMANDS), error=True)
     return 1
 
 

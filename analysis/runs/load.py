@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from multicard.config.job import count
-from multicard.messages import Message, Refusal
+from multicard.messages import Message, Refusal, typed
 from multicard.records import limits, run_folder, steps
 from multicard.records.output import Skipped
 from multicard.records.run_folder import RESULT
@@ -131,12 +131,7 @@ def run_folders(folders: Iterable[Path]) -> Iterator[tuple[Path, bool]]:
     seen: set[str] = set()
     for folder in folders:
         if not folder.is_dir():
-            raise Refusal(
-                "runs.no-folder",
-                f"{folder} is not a folder; runs are in multirun/ of the folder where they were"
-                " started",
-                folder=str(folder),
-            )
+            raise _no_folder(folder)
         for parent, inner, files in os.walk(folder):
             if RESULT not in files and "config.yaml" not in files:
                 inner[:] = sorted(name for name in inner if not name.startswith("."))
@@ -172,3 +167,26 @@ def _read(
     steps.redefine(folder, record)
     record.config |= {} if price is None else {"price": {"gpu_hour": price}}
     return Run(folder, columns(folder, record), record.prediction, tuple(limits.of(record)))
+
+
+def _first_sweep() -> str:
+    return f"{typed('train_vision.py')} -m name=first gpus=1,2"
+
+
+def _no_folder(folder: Path) -> Refusal:
+    if folder == Path("multirun"):
+        return Refusal(
+            "runs.none-yet",
+            f"{folder} is not a folder: nothing was measured in this folder yet;"
+            f" `{_first_sweep()}` does",
+            folder=str(folder),
+        )
+    there = sorted(path.name for path in Path("multirun").glob("*/"))
+    named = f" ({', '.join(there)})" if there else ""
+    return Refusal(
+        "runs.no-folder",
+        f"{folder} is not a folder; runs are in multirun/ of the folder where they were"
+        f" started{named}",
+        folder=str(folder),
+        there=there,
+    )

@@ -16,7 +16,8 @@ from hydra.errors import OverrideParseException
 from omegaconf import OmegaConf
 
 from multicard import workloads
-from multicard.cli import as_typed, value_quoting
+from multicard.cli import as_typed, guesses, value_quoting
+from multicard.cli.word_reader import MULTIRUN
 from multicard.config import schema
 from multicard.config.base import GLOBAL
 from multicard.config.job import AUTO
@@ -25,7 +26,6 @@ from multicard.messages import Message, Refusal, flag_of, say
 from multicard.run.workload import Workload
 
 SWITCHES = ({bool}, {Optional[bool]})  # types of keys that are true or false
-MULTIRUN = ("-m", "--multirun")
 LAUNCHER = "hydra.launcher."
 # no roles: the keys that say what global_batch_size sets
 BATCH_OF_A_RANK = {"batch_size", "batch_size_asked"}
@@ -43,6 +43,7 @@ def switched(words: list[str], workload: Workload) -> list[str]:
     defaults do not have the group, becomes `experiment=NAME`. `glob()` that matches nothing and
     several keys that are `auto` are refused.
     """
+    words = guesses.as_meant(words, workload)
     words = _once(
         [_matched(word, workload) for word in sorted(words, key=lambda word: word not in MULTIRUN)]
     )
@@ -477,6 +478,9 @@ def unknown_key(key: str, workload: Workload) -> Refusal:
         )
         return Refusal("words.key-of-earlier-version", sentence, key=key)
     last = key.rpartition(".")[2]
-    near = [last] if last in known else difflib.get_close_matches(key, known, n=3)
+    elsewhere = schema.called_elsewhere(workload.schema)
+    close = difflib.get_close_matches(key, [*known, *elsewhere], n=3)
+    near = [*dict.fromkeys(elsewhere.get(name, name) for name in close)]
+    near = [last] if last in known else near
     remedy = f"nearest: {', '.join(near)}" if near else "`--help` shows all keys"
     return Refusal("words.no-such-key", f"{key}: no such key here; {remedy}", key=key, near=near)

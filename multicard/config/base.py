@@ -140,12 +140,20 @@ class TrackerConfig:
         TrackerMode.offline,
         "offline writes a W&B run to the run folder, online sends it, disabled does neither",
         Role.beside | Role.once | Role.site,
+        also=("wandb", "use_wandb", "report_to", "wandb_mode", "logger"),
+        means={"true": "online", "wandb": "online", "false": "disabled", "none": "disabled"},
     )
-    project: str = key("multicard", "W&B project", Role.beside | Role.once | Role.site)
+    project: str = key(
+        "multicard",
+        "W&B project",
+        Role.beside | Role.once | Role.site,
+        also=("wandb_project",),
+    )
     entity: Optional[str] = key(
         None,
         "W&B user or team; null is the default of the account",
         Role.beside | Role.once | Role.site,
+        also=("wandb_entity",),
     )
     tags: list[str] = key(list, "W&B tags", Role.beside | Role.once | Role.site)
 
@@ -180,11 +188,23 @@ class RunConfig(RepeatedConfig):
         MISSING,
         "folder under multirun/; the same command with the same name resumes a sweep",
         Role.beside | Role.planned,
+        also=(
+            "run_name",
+            "experiment_name",
+            "exp_name",
+            "job_name",
+            "output_dir",
+            "out_dir",
+            "output",
+            "log_dir",
+            "save_dir",
+        ),
     )
     scale: Scale = key(
         Scale.full,
         "smoke shrinks a command to minutes on 2 cores, to try the code (never for figures)",
         Role.identity | Role.work | Role.one_value,
+        means={"debug": "smoke", "fast_dev_run": "smoke"},
     )
     oversubscribe: bool = key(
         False,
@@ -200,11 +220,14 @@ class RunConfig(RepeatedConfig):
         False,
         "measure again what the named folder already holds",
         Role.beside | Role.once | Role.planned,
+        also=("overwrite", "force"),
     )
     profile: ProfileConfig = key(
         MISSING,
         "profiler, for a few steps after the run or from its start",
         Role.identity | Role.observes,
+        also=("profiler",),
+        means={"true": "auto", "false": "none", "torch": "kineto"},
     )
     diagnose: bool = key(
         False,
@@ -320,6 +343,7 @@ class TrainingConfig(RunConfig):
         "seed of the weights, the order of samples and augmentation",
         Role.identity | Role.repetition | Role.text,
         least=0,
+        also=("random_seed", "manual_seed", "random_state"),
     )
     epochs: int = key(
         1,
@@ -327,6 +351,7 @@ class TrainingConfig(RunConfig):
         Role.identity | Role.length | Role.work | Role.learning | Role.titled,
         least=1,
         shown=13,
+        also=("num_epochs", "n_epochs", "max_epochs", "num_train_epochs", "train_epochs"),
     )
     batch_size: int = key(
         1,
@@ -336,6 +361,15 @@ class TrainingConfig(RunConfig):
         power=1.0,
         shown=12,
         tries=Tries(phases=("optimizer", "forward", "backward")),
+        also=(
+            "bs",
+            "batch",
+            "train_batch_size",
+            "per_device_train_batch_size",
+            "per_device_batch_size",
+            "per_gpu_batch_size",
+            "micro_batch_size",
+        ),
     )
     global_batch_size: Optional[int] = key(
         None,
@@ -343,6 +377,7 @@ class TrainingConfig(RunConfig):
         Role.identity | Role.learning,
         least=1,
         since=("batch_size", None),
+        also=("effective_batch_size", "total_batch_size"),
     )
     batch_size_asked: Optional[str] = key(
         None,
@@ -359,7 +394,11 @@ class TrainingConfig(RunConfig):
         tries=Tries(("true", "false"), ("h2d",)),
     )
     lr: float = key(
-        MISSING, "learning rate; the highest of a schedule", Role.identity | Role.learning, above=0
+        MISSING,
+        "learning rate; the highest of a schedule",
+        Role.identity | Role.learning,
+        above=0,
+        also=("learning_rate", "base_lr", "max_lr"),
     )
     stop_on_divergence: bool = key(
         True,

@@ -45,6 +45,20 @@ class JobConfig:
         least=1,
         shown=15,
         title="GPUs",
+        also=(
+            "gpu",
+            "num_gpus",
+            "n_gpus",
+            "ngpus",
+            "gpu_count",
+            "gpus_per_node",
+            "devices",
+            "num_devices",
+            "nproc_per_node",
+            "nproc",
+            "num_processes",
+            "ntasks_per_node",
+        ),
     )
     auto: Optional[Auto] = key(
         None,
@@ -57,11 +71,14 @@ class JobConfig:
         Role.identity | Role.ranks | Role.learning | Role.speed | Role.planned,
         least=1,
         shown=16,
+        also=("nnodes", "num_nodes", "num_machines"),
     )
     device: Device = key(
         Device.auto,
         "auto, cuda or cpu; auto takes CUDA where there is a device",
         Role.identity | Role.speed,
+        also=("accelerator",),
+        means={"gpu": "cuda"},
     )
     numa: Numa = key(
         Numa.node,
@@ -73,15 +90,21 @@ class JobConfig:
         "submitit launchers: cores for each GPU or CPU rank",
         Role.beside | Role.planned | Role.site,
         least=1,
+        also=("cpus_per_task",),
     )
     memory_gb: Optional[int] = key(
         None,
         "SLURM: memory of a node, in GB; null is the site's default",
         Role.beside | Role.site,
         least=1,
+        also=("mem", "memory", "mem_gb"),
     )
     time_min: int = key(
-        60, "SLURM: time limit of a job, in minutes", Role.beside | Role.site, least=1
+        60,
+        "SLURM: time limit of a job, in minutes",
+        Role.beside | Role.site,
+        least=1,
+        also=("time", "time_limit", "walltime", "timeout_min"),
     )
     max_requeues: int = key(
         3,
@@ -110,6 +133,7 @@ class JobConfig:
         False,
         "check everything and say what would be measured, without measuring it",
         Role.beside | Role.planned,
+        also=("dryrun",),
     )
 
     def __post_init__(self) -> None:

@@ -60,6 +60,8 @@ def key(
     tries: Tries | None = None,
     shown: int | None = None,
     title: str | None = None,
+    also: tuple[str, ...] = (),
+    means: Mapping[str, str] | None = None,
 ) -> Any:
     """A key of a schema: its one entry, from which all that is known of it follows.
 
@@ -81,6 +83,8 @@ def key(
         shown: its place among the settings that a figure's subtitle names; None: it is not among
             them.
         title: what figures call it; None: its name.
+        also: what other programs call the key; a command that does is refused with this key.
+        means: what other programs call its values, and the value here, as it is typed.
     """
     if (wrong := problem(roles)) is not None:
         raise TypeError(f"a key that {wrong}: {description}")
@@ -95,6 +99,8 @@ def key(
         "tries": tries,
         "shown": shown,
         "title": title,
+        "also": also,
+        "means": means or {},
     }
     if callable(default):
         return field(default_factory=default, metadata=metadata)

@@ -141,6 +141,15 @@ class LlmConfig(TrainingConfig):
         | Role.defining,
         shown=4,
         tries=Tries(("lora", "qlora")),
+        also=("peft", "peft_method", "finetuning_type", "tuning"),
+        means={
+            "adapter": "lora",
+            "adapters": "lora",
+            "peft": "lora",
+            "full_finetune": "full",
+            "full_finetuning": "full",
+            "load_in_4bit": "qlora",
+        },
     )
     template: Optional[TemplateConfig] = key(
         None,
@@ -153,6 +162,7 @@ class LlmConfig(TrainingConfig):
         | Role.speed
         | Role.titled,
         shown=5,
+        also=("prompt_template",),
     )
     dataset: TextConfig = key(
         MISSING,
@@ -166,6 +176,24 @@ class LlmConfig(TrainingConfig):
         | Role.speed
         | Role.titled,
         shown=0,
+        also=(
+            "data",
+            "data_dir",
+            "data_path",
+            "data_files",
+            "dataset_name",
+            "dataset_path",
+            "train_file",
+            "train_data",
+        ),
+        means={
+            "alpaca": "alpaca_cleaned",
+            "chats": "chat",
+            "conversations": "chat",
+            "sharegpt": "chat",
+            "preferences": "preference",
+            "slim_orca": "slimorca",
+        },
     )
     model: DecoderConfig = key(
         MISSING,
@@ -179,6 +207,14 @@ class LlmConfig(TrainingConfig):
         | Role.text
         | Role.titled,
         shown=2,
+        also=(
+            "model_name",
+            "model_name_or_path",
+            "pretrained_model_name_or_path",
+            "base_model",
+            "model_id",
+            "model_dir",
+        ),
     )
     tokenizer: TokenizerConfig = key(
         MISSING,
@@ -198,12 +234,16 @@ class LlmConfig(TrainingConfig):
         Role.identity | Role.learning | Role.memory | Role.speed | Role.titled,
         shown=7,
         tries=Tries(("fp32", "bf16"), ("forward", "backward")),
+        also=("dtype", "torch_dtype", "mixed_precision"),
+        means={"bfloat16": "bf16", "float32": "fp32", "32": "fp32", "amp": "bf16_mixed"},
     )
     engine: Engine = key(
         Engine.torchtune,
         "whose loop tunes: torchtune's recipes, or trl: TRL's trainers with PEFT",
         WAY_TO_TRAIN,
         since=("recipe", "torchtune"),
+        also=("framework", "library", "trainer"),
+        means={"hf": "trl", "huggingface": "trl", "transformers": "trl", "peft": "trl"},
     )
     sharding: Sharding = key(
         Sharding.fsdp,
@@ -211,6 +251,8 @@ class LlmConfig(TrainingConfig):
         " host memory; ddp keeps all on each GPU (engine=trl)",
         Role.identity | Role.memory | Role.speed,
         since=("recipe", "fsdp"),
+        also=("strategy", "parallelism", "distribution", "distributed_strategy"),
+        means={"full_shard": "fsdp", "fsdp2": "fsdp"},
     )
     recipe: Recipe = key(
         Recipe.auto,
@@ -219,7 +261,11 @@ class LlmConfig(TrainingConfig):
         WAY_TO_TRAIN,
     )
     weight_decay: float = key(
-        0.01, "AdamW's weight decay", Role.identity | Role.learning | Role.speed, least=0
+        0.01,
+        "AdamW's weight decay",
+        Role.identity | Role.learning | Role.speed,
+        least=0,
+        also=("wd",),
     )
     warmup_steps: Optional[int] = key(
         None,
@@ -240,12 +286,14 @@ class LlmConfig(TrainingConfig):
         Role.identity | Role.length | Role.part | Role.drawn | Role.learning,
         least=1,
         shown=14,
+        also=("num_steps", "steps", "max_train_steps"),
     )
     gradient_accumulation_steps: int = key(
         1,
         "batches whose gradients are summed for one step",
         Role.identity | Role.learning | Role.memory | Role.speed | Role.follows,
         least=1,
+        also=("gradient_accumulation", "grad_accum", "accum_steps", "accumulate_grad_batches"),
     )
     custom_sharded_layers: list[str] = key(
         list,
@@ -258,18 +306,35 @@ class LlmConfig(TrainingConfig):
         False,
         "recompute activations in the backward pass, to save memory",
         Role.identity | Role.memory | Role.speed,
+        also=("gradient_checkpointing", "grad_checkpointing", "checkpointing"),
     )
-    compile: bool = key(False, "torch.compile each layer and the loss", Role.identity | Role.speed)
+    compile: bool = key(
+        False,
+        "torch.compile each layer and the loss",
+        Role.identity | Role.speed,
+        also=("torch_compile", "torchcompile"),
+    )
     packed: bool = key(
         False,
         "put rows one after the other into sequences of max_seq_len",
         Role.identity | Role.learning | Role.memory | Role.rows | Role.text | Role.speed,
+        also=("packing", "pack"),
     )
     max_seq_len: Optional[int] = key(
         None,
         "cut longer rows, in tokens, and leave out those without a label then; null: whole rows",
         Role.identity | Role.work | Role.learning | Role.rows | Role.text | Role.speed,
         least=2,
+        also=(
+            "max_seq_length",
+            "max_length",
+            "seq_len",
+            "seq_length",
+            "sequence_length",
+            "context_length",
+            "cutoff_len",
+            "block_size",
+        ),
     )
     optimizer_in_bwd: bool = key(
         False,
@@ -283,6 +348,8 @@ class LlmConfig(TrainingConfig):
         WAY_TO_TRAIN,
         switch="name",
         since=("weight_decay", {"name": "adamw"}),
+        also=("optim", "opt", "optimiser"),
+        means={"adamw_torch": "adamw", "adamw_bnb_8bit": "adamw_8bit", "adam_8bit": "adamw_8bit"},
     )
     attention: Attention = key(
         Attention.auto,
@@ -290,6 +357,8 @@ class LlmConfig(TrainingConfig):
         " FlashAttention 2",
         Role.identity | Role.learning | Role.memory | Role.speed,
         since=("weight_decay", "auto"),
+        also=("attn", "attn_implementation"),
+        means={"flash_attention_2": "flash", "flash_attn": "flash"},
     )
     kernels: Kernels = key(
         Kernels.torch,
@@ -297,6 +366,8 @@ class LlmConfig(TrainingConfig):
         " the MLP",
         Role.identity | Role.learning | Role.memory | Role.speed,
         since=("weight_decay", "torch"),
+        also=("use_liger_kernel", "use_liger"),
+        means={"true": "liger", "false": "torch"},
     )
     clip_grad_norm: Optional[float] = key(
         None,
@@ -305,6 +376,7 @@ class LlmConfig(TrainingConfig):
         Role.identity | Role.learning | Role.speed,
         above=0,
         since=("weight_decay", None),
+        also=("max_grad_norm", "gradient_clip_val", "grad_clip"),
     )
     eval_steps: Optional[int] = key(
         None,

@@ -32,6 +32,7 @@ class TextConfig(GroupOption):
         " none out; auto: 0.1 of chat, preference and data_files, else none",
         Role.identity | Role.work | Role.length | Role.part | Role.learning,
         since=("rows", None),
+        also=("val_split", "validation_split", "val_size", "test_size", "eval_split"),
     )
 
     def __post_init__(self) -> None:
@@ -114,6 +115,7 @@ class StoredTextConfig(TextConfig):
         Role.identity | Role.work | Role.length | Role.part | Role.drawn | Role.learning,
         least=1,
         shown=6,
+        also=("max_samples", "num_samples", "max_train_samples"),
     )
 
     def __post_init__(self) -> None:

@@ -48,6 +48,24 @@ OF_HYDRA = {
     "experiment": Role.beside | Role.one_value | Role.planned,
     "hydra": Role.beside | Role.once | Role.planned,
 }
+
+
+@dataclass(frozen=True)
+class OtherNames:
+    """What other programs call a key and its values, of a key that no schema has (`keys.key`)."""
+
+    also: tuple[str, ...]
+    means: Mapping[str, str]
+
+
+OF_OTHERS = {
+    "hydra/launcher": OtherNames(
+        ("launcher", "cluster", "scheduler", "submit"),
+        {"slurm": "submitit_slurm", "sbatch": "submitit_slurm"},
+    ),
+    "hydra.launcher.partition": OtherNames(("queue",), {}),
+    "hydra.launcher.account": OtherNames(("project",), {}),
+}
 # of a key that no schema has: a run with another value is another one
 UNKNOWN = Role.identity | Role.speed
 CONFIG = "config."  # begins the column of a key that is called as a figure is: `config.steps`
@@ -232,6 +250,25 @@ def switches(schema: type) -> dict[str, str]:
     """
     keys = {field.name: field.metadata.get("switch") for field in fields(schema)}
     return {name: f"{name}.{key}" for name, key in keys.items() if key is not None}
+
+
+def called_elsewhere(schema: type) -> dict[str, str]:
+    """What other programs call the keys of a schema, and the key of each name."""
+    found = dict[str, str]()
+    for key, own in OF_OTHERS.items():
+        found |= dict.fromkeys(own.also, key)
+    for entry in entries(schema):
+        for name in entry.metadata.get("also", ()):
+            found.setdefault(name, entry.name)
+    return found
+
+
+def meant_values(schema: type) -> dict[str, dict[str, str]]:
+    """By key of a schema, what other programs call its values, and the value here."""
+    found = {key: dict(own.means) for key, own in OF_OTHERS.items()}
+    for entry in entries(schema):
+        found.setdefault(entry.name, {}).update(entry.metadata.get("means", {}))
+    return found
 
 
 def power(name: str) -> float | None:

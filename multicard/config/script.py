@@ -37,6 +37,7 @@ class ScriptConfig(RunConfig):
         "",
         "the PyTorch script, relative to where the command is typed; started as by torchrun",
         Role.identity | Role.work | Role.content | Role.learning | Role.memory | Role.speed,
+        also=("file", "main", "program", "entrypoint"),
     )
     args: dict[str, Any] = key(
         lambda: {STYLE: str(Style.argparse)},

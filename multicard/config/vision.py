@@ -137,6 +137,8 @@ class ModelConfig(Group):
         "random, pretrained (torchvision's or timm's), or a file of them: .safetensors, .pth",
         Role.identity | Role.work | Role.content | Role.learning | Role.speed,
         since=("width", "random"),
+        also=("pretrained",),
+        means={"true": "pretrained", "false": "random"},
     )
     weights_from: Optional[str] = key(
         None,
@@ -189,6 +191,7 @@ class OptimizerConfig(Group):
         "factor of weight decay; decoupled with adamw",
         Role.identity | Role.learning | Role.speed,
         least=0,
+        also=("wd",),
     )
     fused: bool = key(
         False, "one kernel for all parameters", Role.identity | Role.memory | Role.speed
@@ -272,6 +275,20 @@ class VisionConfig(TrainingConfig):
         Role.identity | Role.learning | Role.memory | Role.speed | Role.titled,
         shown=7,
         tries=Tries(("fp32", "bf16"), ("forward", "backward")),
+        also=("dtype", "torch_dtype", "mixed_precision"),
+        means={
+            "float16": "fp16",
+            "bfloat16": "bf16",
+            "float32": "fp32",
+            "float64": "fp64",
+            "double": "fp64",
+            "16": "fp16",
+            "16-mixed": "fp16",
+            "bf16-mixed": "bf16",
+            "32": "fp32",
+            "amp": "half",
+            "autocast": "half",
+        },
     )
     strategy: StrategyConfig = key(
         MISSING,
@@ -279,6 +296,8 @@ class VisionConfig(TrainingConfig):
         Role.identity | Role.learning | Role.memory | Role.speed | Role.titled | Role.defining,
         shown=9,
         title="data distribution",
+        also=("parallelism", "distribution"),
+        means={"distributed_data_parallel": "ddp_ds", "data_parallel": "dp"},
     )
     loader: LoaderConfig = key(
         MISSING,
@@ -286,6 +305,7 @@ class VisionConfig(TrainingConfig):
         Role.identity | Role.memory | Role.speed | Role.titled | Role.defining,
         shown=10,
         tries=Tries(("torch", "device"), ("data", "h2d")),
+        also=("dataloader", "data_loader"),
     )
     layout: LayoutConfig = key(
         MISSING,
@@ -294,6 +314,8 @@ class VisionConfig(TrainingConfig):
         shown=8,
         title="memory layout",
         tries=Tries(("nchw", "nhwc"), ("forward", "backward")),
+        also=("memory_format",),
+        means={"channels_last": "nhwc", "channels_first": "nchw", "contiguous": "nchw"},
     )
     dataset: DatasetConfig = key(
         MISSING,
@@ -306,6 +328,23 @@ class VisionConfig(TrainingConfig):
         | Role.speed
         | Role.titled,
         shown=0,
+        also=(
+            "data",
+            "data_dir",
+            "data_path",
+            "data_root",
+            "data_folder",
+            "dataset_name",
+            "dataset_path",
+            "train_dir",
+            "root",
+        ),
+        means={
+            "image_folder": "images",
+            "folder": "images",
+            "imagenet": "images",
+            "custom": "images",
+        },
     )
     model: ModelConfig = key(
         MISSING,
@@ -318,18 +357,27 @@ class VisionConfig(TrainingConfig):
         | Role.speed
         | Role.titled,
         shown=2,
+        also=("arch", "architecture", "model_name", "net", "network", "backbone"),
     )
-    optimizer: OptimizerConfig = key(MISSING, "how weights are updated; sets lr too", WAY_TO_TRAIN)
+    optimizer: OptimizerConfig = key(
+        MISSING,
+        "how weights are updated; sets lr too",
+        WAY_TO_TRAIN,
+        also=("optim", "opt", "optimiser"),
+    )
     schedule: Schedule = key(
         Schedule.onecycle,
         "of the learning rate: onecycle, cosine or constant",
         Role.identity | Role.learning,
+        also=("scheduler", "lr_scheduler", "lr_schedule", "sched"),
+        means={"none": "constant", "cosine_annealing": "cosine"},
     )
     compile: Optional[Union[bool, str]] = key(
         False,
         "torch.compile the model: true, or one of its modes, as reduce-overhead; null does so on"
         " CUDA alone",
         Role.identity | Role.speed,
+        also=("torch_compile", "torchcompile"),
     )
     cudnn_benchmark: bool = key(
         False, "let cuDNN try its convolutions and take the fastest", Role.identity | Role.speed
@@ -347,6 +395,7 @@ class VisionConfig(TrainingConfig):
         Role.identity | Role.speed,
         least=0,
         tries=Tries(("1", "2", "4"), ("data",)),
+        also=("workers", "dataloader_num_workers"),
     )
     target_accuracy: Optional[float] = key(
         None,

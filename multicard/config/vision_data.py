@@ -27,18 +27,21 @@ class DatasetConfig(Group):
         power=2.0,
         shown=1,
         title="image size (px)",
+        also=("img_size", "input_size", "size", "resolution", "imgsz"),
     )
     train_limit: Optional[int] = key(
         None,
         "train on so many images; null: all",
         Role.identity | Role.work | Role.length | Role.part | Role.learning,
         least=1,
+        also=("max_train_samples",),
     )
     test_limit: Optional[int] = key(
         None,
         "evaluate on so many images; null: all",
         Role.identity | Role.work | Role.length | Role.part | Role.learning,
         least=1,
+        also=("max_eval_samples",),
     )
     mean: list[float] = key(
         MISSING,
@@ -54,6 +57,7 @@ class DatasetConfig(Group):
         False,
         "augment training images, by dataset.crop and dataset.flip",
         Role.identity | Role.work | Role.learning | Role.speed,
+        also=("augmentation", "aug"),
     )
     crop: float = key(
         0.875,
@@ -143,6 +147,7 @@ class ImagesConfig(DatasetConfig):
         "share of each class to test on, in (0, 1), of images that are not split yet",
         Role.identity | Role.work | Role.length | Role.part | Role.learning,
         since=("skip_broken", None),
+        also=("val_split", "validation_split", "test_split", "val_size", "test_size"),
     )
     parts: Optional[list[str]] = key(
         None,

@@ -21,7 +21,9 @@ class LoraConfig(MethodConfig):
     arXiv:2312.03732.
     """
 
-    lora_rank: int = key(8, "rank of the adapters", WAY_TO_TRAIN, least=1)
+    lora_rank: int = key(
+        8, "rank of the adapters", WAY_TO_TRAIN, least=1, also=("r", "lora_r", "rank", "lora_dim")
+    )
     lora_alpha: float = key(
         16.0,
         "adapters are scaled by lora_alpha / lora_rank",

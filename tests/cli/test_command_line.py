@@ -222,7 +222,7 @@ COMPOSED = [
     # digits
     (["dataset.download=true"], "words.key-of-another-option", {"key": "dataset.download"}),
     (["zzzz=1"], "words.no-such-key", {"key": "zzzz", "near": []}),
-    (["optimizer.lr=0.1"], "words.no-such-key", {"near": ["lr"]}),
+    (["optimizer.lr=0.1"], "words.typed-otherwise", {"typed": "optimizer.lr=0.1"}),
     (["model.blocks=fused"], "words.key-of-earlier-version", {"key": "model.blocks"}),
     (["method=lora"], "words.key-of-another-entry", {"key": "method", "entry": "tune_llm.py"}),
     (
