@@ -2,8 +2,8 @@
 
 Recommended is the fastest setting that learned and whose accuracy runs do not tell from the best
 one reached. Of tuning it is the loss on held-out rows, or, where none were held out, the training
-loss. It is compared with the setting
-nearest to the defaults: what would have been run without measuring.
+loss. It is compared with the setting nearest to the defaults: what would have been run without
+measuring.
 """
 
 import math

@@ -18,9 +18,8 @@ class Column:
     its name (with the unit) and values for programs.
 
     heading: empty: for programs alone. name: empty: for people alone. text: of a value that is not
-    None; by default as
-    the figure of that name. is_setting: a key with values as they are typed, which is shown in any
-    case.
+    None; by default as the figure of that name. is_setting: a key with values as they are typed,
+    which is shown in any case.
     written: the texts, where a value does not say them.
 
     Of the report's tables alone: code: the texts are code. group: under which an opened row has it.

@@ -4,10 +4,9 @@ some steps with them and some without.
     python -m benchmarks.script [--rounds 30] [--steps 100] [--width 1024] [--batch-size 256]
 
 A plain loop over a DataLoader, in one process. A round is so many steps with hooks and as many
-without, in blocks of
-few, in an order that alternates: neighbours share what else the machine does. Prints the median
-step of both, the ratio of medians round by round, and the microseconds that hooks add to a step,
-which do not depend on the model: the share that they are of a longer step follows.
+without, in blocks of few, in an order that alternates: neighbours share what else the machine does.
+Prints the median step of both, the ratio of medians round by round, and the microseconds that hooks
+add to a step, which do not depend on the model: the share that they are of a longer step follows.
 """
 
 import tempfile

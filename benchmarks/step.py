@@ -7,8 +7,8 @@ and the memory's ceiling.
 
 `--compile` measures compiled steps too, in the default mode or in each of these: default,
 reduce-overhead, max-autotune, max-autotune-no-cudagraphs; `--only-compiled` leaves the others out.
-`linear` and
-`triton` go with nhwc alone: see multicard.vision.convolutions and multicard.vision.depthwise.
+`linear` and `triton` go with nhwc alone: see multicard.vision.convolutions and
+multicard.vision.depthwise.
 
 All combinations take turns on one cached batch: forward, loss, backward and optimiser, as in the
 training loop. Prints medians over the rounds. On a GPU images/s are beside the ceiling set by the

@@ -2,10 +2,9 @@
 and how a command prints them at once.
 
 A message is a sentence that stands beside the code that says it. Whoever reads it as a program
-(tests, scripts) reads
-its code, its key and its facts: with MULTICARD_MESSAGES=codes each message is printed as `[[code
-key="..." fact=...]]` in place of its sentence, so that a sentence can be improved without anything
-else changing.
+(tests, scripts) reads its code, its key and its facts: with MULTICARD_MESSAGES=codes each message
+is printed as `[[code key="..." fact=...]]` in place of its sentence, so that a sentence can be
+improved without anything else changing.
 """
 
 import argparse

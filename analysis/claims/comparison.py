@@ -3,9 +3,9 @@ of a figure that compares them, and its verdict.
 
 Each run gives one figure: its time, its mean step, the mean over its ranks. The interval holds how
 runs of one setting differ on that machine, from all settings that were measured more than once
-(`analysis.stats.between_runs`). Without
-repetitions there is no interval: neither the epochs and steps of a run, nor its ranks, nor its
-answers show how another run of the same setting would have gone.
+(`analysis.stats.between_runs`). Without repetitions there is no interval: neither the epochs and
+steps of a run, nor its ranks, nor its answers show how another run of the same setting would have
+gone.
 """
 
 import math

@@ -7,13 +7,12 @@ and all others hold. Where some are missing and none decides, it is half measure
 whose sides did not learn, or not do as much, decides nothing (`conditions`).
 
 Runs decide where they have the paper's setting (`same_setting`) but for what the experiment has
-otherwise for a reason.
-Others illustrate a claim: they are shown with what differs, and never decide.
+otherwise for a reason. Others illustrate a claim: they are shown with what differs, and never
+decide.
 
 Where several settings can test a claim (image sizes, machines, commits), each is judged by itself
-and never averaged.
-The verdict is that of the most telling: what may decide, then the setting that is most like the
-paper's, its GPU, the one with the most comparisons, and the newest.
+and never averaged. The verdict is that of the most telling: what may decide, then the setting that
+is most like the paper's, its GPU, the one with the most comparisons, and the newest.
 """
 
 import difflib

@@ -25,8 +25,7 @@ def output(
     found: FoundRuns, every: Sequence[Run], chosen: Sequence[str] | None, refused: bool = False
 ) -> Output:
     """What `list` says of runs, some of those `found`; CSV and JSON have all of their columns, or
-    those chosen, as they
-    are in the records: units are in the names.
+    those chosen, as they are in the records: units are in the names.
 
     Args:
         chosen: the columns to print instead of those that tell the runs apart, and their main

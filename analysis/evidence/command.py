@@ -1,11 +1,10 @@
-"""Measure what the GPUs of this machine do, as much as fits into the time,
-and write a page and a file to share.
+"""Measure what the GPUs of this machine do, as much as fits into the time, and write a page and a
+file to share.
 
-Called again, the command goes on where it stopped, however that happened. What takes longer than
-the time that is left waits for another call; when all has been measured, it is measured again, so
-that figures have a spread. Without a
-GPU everything runs shrunk, on CPU ranks: that shows that the code works,
-and its figures are no results.
+Called again, the command goes on where it stopped. A step that takes longer than the time that is
+left waits for the next call. Once all have been measured, they are measured again, so that figures
+have a spread. Without a GPU everything runs shrunk, on CPU ranks: that tests the code, and its
+figures say nothing of GPUs.
 
 --data: a folder with MNIST/raw, alpaca*.jsonl and Llama's tokenizer.model, or with folders that
 hold these. Without them, images are made of scikit-learn's digits, and rows are generated.
@@ -34,7 +33,7 @@ from multicard.records.text_table import terminal_width
 
 from .. import cli
 from . import drive, job, page
-from .drive import SilentProgress, StepRecord
+from .drive import StepProgress, StepRecord
 from .place import IMAGES, ROWS, TOKENIZER, Circumstances
 from .steps import STEPS, Step
 
@@ -52,7 +51,7 @@ class EvidenceMachine(msgspec.Struct):
     changes: str | None
 
 
-class Line(SilentProgress):
+class ProgressLine(StepProgress):
     """One line of progress: it changes in place in a terminal,
     and is printed at each step elsewhere.
     """
@@ -65,7 +64,7 @@ class Line(SilentProgress):
         self._number = 0
         self._what = ""
 
-    def __enter__(self) -> "Line":
+    def __enter__(self) -> "ProgressLine":
         if self._status is not None:
             self._status.start()
         return self
@@ -173,7 +172,11 @@ def parser() -> Parser:
 
 
 def place_of(options: argparse.Namespace) -> Circumstances:
-    """The place that the options name; a ValueError where it is none."""
+    """The circumstances of all steps, by the options.
+
+    Raises:
+        Refusal: the machine has fewer GPUs, or the folder of data holds none.
+    """
     there = len(devices.visible_gpus())
     gpus = options.gpus or there or min(2, environment.cores())
     if there and gpus > there:
@@ -213,12 +216,12 @@ def gathered(place: Circumstances, steps: Sequence[Step], options: argparse.Name
         raise Refusal.of(unwritable(place.out, error, "--out")) from None
     with lock:
         require_same_machine(place)
-        # by way of what is written below
+        # Exit by an exception, so that the page is written all the same
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         if not place.is_cuda:
             say(page.NO_GPU)
         try:
-            with Line(Console(stderr=True), len(steps), options.minutes) as line:
+            with ProgressLine(Console(stderr=True), len(steps), options.minutes) as line:
                 drive.take_all(place, steps, options.minutes, line)
         except KeyboardInterrupt:
             say(Message("evidence.interrupted", "interrupted: what was measured so far is below"))

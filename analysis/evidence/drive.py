@@ -87,8 +87,8 @@ def write(place: Circumstances, step: Step, record: StepRecord) -> None:
     )
 
 
-class SilentProgress:
-    """Who is told what is measured now. This one is silent."""
+class StepProgress:
+    """Is told what is measured now. This one says nothing of it."""
 
     def began(self, step: Step, repeat: int) -> None:
         """A step begins, to be measured for the `repeat`th time."""
@@ -117,7 +117,7 @@ def estimate_s(place: Circumstances, step: Step) -> float:
 
 
 def take_all(
-    place: Circumstances, steps: Sequence[Step], minutes: float, progress: SilentProgress
+    place: Circumstances, steps: Sequence[Step], minutes: float, progress: StepProgress
 ) -> None:
     """Measure what fits into so many minutes, and then again what is worth it. Without a GPU
     nothing is repeated: such figures are no results.
@@ -136,7 +136,7 @@ def take_all(
 
 
 def take_once(
-    place: Circumstances, step: Step, left_s: float, progress: SilentProgress
+    place: Circumstances, step: Step, left_s: float, progress: StepProgress
 ) -> StepRecord:
     """Measure a step for the first time, unless this place leaves it out, or it does not fit."""
     record = record_of(place, step)

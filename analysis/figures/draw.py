@@ -24,9 +24,9 @@ from .timelines import NEEDS as SAMPLES
 from .timelines import timelines
 from .vega import Chart, file_format, numbered, save
 
-# What draws each form of a view but lines, bars and curves
+# The functions that draw special forms of a view; `by_measure` draws lines, bars and curves
 FORMS = {"calls": metrics, "shares": metrics, "copies": copies}
-# ends the name of a second figure beside copies: the bytes that the runs counted
+# Ends the name of the second figure of copies, with the bytes that the runs counted
 COUNTED = "_counted"
 TIMELINES = "timelines"
 GENERAL = {
@@ -49,18 +49,21 @@ NEEDS_ITS_FIGURES = Message("figure.needs-its-figures", "what it shows")
 
 
 def experiment_figures(experiment: Experiment, panels: Sequence[Panel]) -> list[Chart]:
-    """The figures of each panel of an experiment, named after it: one, of copies another with the
-    bytes that the runs counted (`_counted`). None for panels without anything to show (no profile
-    that can be read, no epochs).
+    """Draw each panel of an experiment, in figures that are named after it.
+
+    A panel of copies has a second figure, with the bytes that the runs counted (`_counted`). Panels
+    with nothing to show (no profile that can be read, no epochs) are left out.
     """
     by_panel: list[list[Chart]] = []
     for panel in panels:
         name = numbered(experiment.name, len(by_panel))
         form = experiment.view.form
         made = [FORMS.get(form, by_measure)(panel, name)]
-        made += [by_measure(panel, name + COUNTED)] if form == "copies" else []
+        if form == "copies":
+            made.append(by_measure(panel, name + COUNTED))
         drawn = [figure for figure in made if figure is not None]
-        by_panel += [drawn] if drawn else []
+        if drawn:
+            by_panel.append(drawn)
     has_timelines = experiment.view.timelines and panels
     of_runs = timelines(panels[0].runs, f"{experiment.name}-{TIMELINES}") if has_timelines else []
     return [*chain.from_iterable(by_panel), *of_runs]

@@ -6,8 +6,8 @@ Columns whose combinations are mostly excluded are one series ("dali, nhwc"),
 as each alone would repeat the other.
 
 Of profiles, seconds and bytes are of all ranks and the whole window where it is the papers', the
-run from its start; of a few steps they are of a step and rank.
-CPU ranks make no CUDA calls: their phases are drawn, and a note says so.
+run from its start; of a few steps they are of a step and rank. CPU ranks make no CUDA calls: their
+phases are drawn, and a note says so.
 """
 
 from collections.abc import Iterable, Sequence

@@ -2,9 +2,9 @@
 
 What runs contain is text of strangers. Jinja escapes it in the HTML; figures and grids are JSON in
 a script element that no browser runs, with `<`, `>` and `&` escaped. A Content-Security-Policy
-allows the page's own scripts and styles,
-by their hashes, and nothing else: no request can leave the page, and no script in a run's name
-would run. Vega's expressions are interpreted, not compiled, since that policy forbids `eval`.
+allows the page's own scripts and styles, by their hashes, and nothing else: no request can leave
+the page, and no script in a run's name would run. Vega's expressions are interpreted, not compiled,
+since that policy forbids `eval`.
 """
 
 import json

@@ -2,11 +2,10 @@
 everything else equal.
 
 Settings that agree in all axes but one are a block. An effect is the mean over blocks of a
-difference within them, and
-so is an interaction, of such differences: both are contrasts Σ w y of the settings' means y, of n
-runs each, with the variance Σ w² σ² / n, where σ² is how runs differ (Montgomery 2013, Design and
-Analysis of Experiments, 8th edition, section 3.5; randomised blocks, chapter 4).
-Blocks count alike, so that a grid with holes uses those it has.
+difference within them, and so is an interaction, of such differences: both are contrasts Σ w y of
+the settings' means y, of n runs each, with the variance Σ w² σ² / n, where σ² is how runs differ
+(Montgomery 2013, Design and Analysis of Experiments, 8th edition, section 3.5; randomised blocks,
+chapter 4). Blocks count alike, so that a grid with holes uses those it has.
 
 Where nothing was repeated, σ² is what a sum of effects leaves unexplained (section 6.5):
 interactions count as noise. What is usual for the kind of machine is beside it,

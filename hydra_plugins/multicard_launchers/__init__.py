@@ -67,10 +67,9 @@ class CellLauncher(Launcher):
 class CellSweeper(BasicSweeper):
     """Hydra's basic sweeper without its check that composes every cell, since the launchers compose
     all of them before the first runs. Repetitions are the outermost axes, so that all cells are
-    measured once before any is measured
-    again, in a shuffled order: what the machine drifts by meanwhile is in all of them. With
-    `scale=smoke` it shrinks the axes of an experiment. `experiment=all` is one sweep of the cells
-    of every experiment of the entry.
+    measured once before any is measured again, in a shuffled order: what the machine drifts by
+    meanwhile is in all of them. With `scale=smoke` it shrinks the axes of an experiment.
+    `experiment=all` is one sweep of the cells of every experiment of the entry.
     """
 
     def __init__(

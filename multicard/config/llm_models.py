@@ -98,7 +98,7 @@ class Qwen25Config(DecoderConfig):
     """A Qwen 2.5: its query, key and value projections have a bias."""
 
 
-READ = "of config.json: leave it out"
+READ = "read from config.json; leave it out"
 
 
 @dataclass
@@ -169,7 +169,8 @@ class HfConfig(DecoderConfig):
         sizes["num_kv_heads"] = sizes["num_kv_heads"] or sizes["num_heads"]
         for name, value in sizes.items():
             is_size = isinstance(value, int) and value > 0
-            if not is_size and (value is not None or name not in HF_OPTIONAL):
+            is_absent = value is None and name in HF_OPTIONAL
+            if not is_size and not is_absent:
                 raise Refusal(
                     "config.hf-no-size",
                     f"model.path={self.path}: {HF_SIZES[name][0]}={value} in config.json is no"
@@ -196,7 +197,8 @@ HF_SIZES = {  # of config.json, with the names of GPT-2 and its kin, Bloom, MPT 
     "intermediate_dim": ("intermediate_size", "n_inner"),
     "max_seq_len": ("max_position_embeddings", "n_positions", "max_seq_len"),
 }
-# Absent where they follow from others, in models without attention, and where positions have no end
+# Keys that config.json may lack: those that follow from others, heads of models without attention,
+# and the length limit of models that have none
 HF_OPTIONAL = ("intermediate_dim", "num_heads", "num_kv_heads", "max_seq_len")
 
 

@@ -180,9 +180,8 @@ class SyntheticConfig(TextConfig):
 @dataclass(frozen=True)
 class DatasetFacts:
     """Properties of a data set's rows. `template`: the one it is read by unless another is chosen;
-    None: its rows
-    are messages already. `conversations`: they are ShareGPT's,
-    which the template `instruct` can be put around too.
+    None: its rows are messages already. `conversations`: they are ShareGPT's, which the template
+    `instruct` can be put around too.
     """
 
     schema: type

@@ -33,8 +33,8 @@ class Role(Flag):
     input: where data come from, by place or by name, and by which columns: a refusal that begins
     with such a key is of
         every cell that reads the same data. It holds `dataset.source` and `dataset.columns` beside
-        all places, so it
-        must not be taken for `place`: runs on different data would count as repetitions.
+        all places, so it must not be taken for `place`: runs on different data would count as
+        repetitions.
     rows: the number of rows or packed sequences of a text set follows from it.
     text: the lengths of its rows do, or the model's vocabulary.
     loss: changes what the loss counts, so that losses of two values are not compared.

@@ -2,8 +2,8 @@
 and no list of them is kept.
 
 Keys are named as they are typed: "batch_size", "dataset.image_size", and a group by its name,
-"dataset". A group's keys
-are those of all of its options: of the schema's own class and of all that extend it.
+"dataset". A group's keys are those of all of its options: of the schema's own class and of all that
+extend it.
 """
 
 import math

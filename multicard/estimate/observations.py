@@ -119,8 +119,8 @@ class StepEstimate:
     """The step of a cell: as its runs have it, or as it follows from other cells.
 
     variance: of log_s, for a new run of the cell. below, above: additional reach of the 90 %
-    interval to either side,
-    on the scale of log_s. basis: published where a printed figure is part of it.
+    interval to either side, on the scale of log_s. basis: published where a printed figure is part
+    of it.
     runs: observations behind it; about: the basis in words; marks: of those runs.
     busy: the least and the most of their cores that others had, as shares. slowed: the part of the
     variance that a new run does not have beside others that are as busy as during those runs.

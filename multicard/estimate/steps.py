@@ -1,11 +1,10 @@
 """Duration of a cell's step, from the cells that are known.
 
 A cell that ran is its own best prediction (`measured`, `probed`). Otherwise a way leads from a cell
-that ran to the
-wanted one, axis by axis: log step = log step of that cell + the effects of the axes in which the
-two differ, with variances that add (`_crossed`). A number of GPUs that no cell has comes from T(1)
-and T(2) (`scaling`). Of all cells that ran, the one with the least variance of its way counts. An
-axis without known effect ends the way; a cell to which no way leads is unknown.
+that ran to the wanted one, axis by axis: log step = log step of that cell + the effects of the axes
+in which the two differ, with variances that add (`_crossed`). A number of GPUs that no cell has
+comes from T(1) and T(2) (`scaling`). Of all cells that ran, the one with the least variance of its
+way counts. An axis without known effect ends the way; a cell to which no way leads is unknown.
 """
 
 import math

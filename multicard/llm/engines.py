@@ -37,7 +37,7 @@ def check(config: LlmConfig) -> None:
         )
     if config.engine is Engine.torchtune:
         _check_torchtune(config)
-    else:
+    elif config.engine is Engine.trl:
         _check_trl(config)
 
 

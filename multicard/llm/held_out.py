@@ -54,9 +54,8 @@ class Evaluated(NamedTuple):
     """An evaluation: `loss` in nats a labelled token, or the mean DPO loss of pairs.
 
     ranked_right: share of pairs whose chosen answer has the higher reward; as before the first step
-    both rewards are 0,
-    a tie counts as wrong. margin: mean of the chosen answer's reward minus the rejected one's. Both
-    are None of rows that are no pairs.
+    both rewards are 0, a tie counts as wrong. margin: mean of the chosen answer's reward minus the
+    rejected one's. Both are None of rows that are no pairs.
     """
 
     loss: float

@@ -47,15 +47,14 @@ def _gpu(row: Mapping[str, str]) -> GpuModel:
     MiB are as nvidia-smi prints them, GiB as torch's messages on memory that ran out have them ("a
     total capacity of 93.00 GiB"): public issues, as VACE 56 (H100 NVL), Step-Video-T2V 8 (L40S),
     MTVCrafter 21 (RTX 6000 Ada), CogVLM 236 (A10), CogVideo 36 (RTX 4090), LlamaFactory 182 (V100).
-    Where none was found (H20, GH200, L4, T4): the same less
-    1 GiB. Compute capabilities: developer.nvidia.com/cuda-gpus
+    Where none was found (H20, GH200, L4, T4): the same less 1 GiB. Compute capabilities:
+    developer.nvidia.com/cuda-gpus
 
     Rates are those of NVIDIA's data sheets of each product (nvidia.com/en-us/data-center), and for
     GeForce and RTX of the white papers "NVIDIA Ampere GA102" and "NVIDIA Ada GPU Architecture".
-    Where a sheet has the rate with sparsity
-    alone, it is half of that. A10G: AWS's page of its G5 instances. H100 of 94 GB in SXM: no sheet
-    of NVIDIA's has it; its rates of products are taken to be those of 80 GB,
-    its memory HBM2e with 2.4 TB/s.
+    Where a sheet has the rate with sparsity alone, it is half of that. A10G: AWS's page of its G5
+    instances. H100 of 94 GB in SXM: no sheet of NVIDIA's has it; its rates of products are taken to
+    be those of 80 GB, its memory HBM2e with 2.4 TB/s.
     """
     nvml_bytes = int(row["nvml_mib"]) << 20
     memory_bytes = int(float(row["usable_gib"]) * GIB)

@@ -2,9 +2,9 @@
 that were repeated: one place for all who ask.
 
 The variance between runs is that of the logarithm of a run's figure (of the value itself for
-accuracies). Settings of
-one machine have variances of their own: a setting that swaps, or shares a core, differs more from
-run to run than its neighbours. Two or three repetitions say little about one setting alone, so its
+accuracies). Settings of one machine have variances of their own: a setting that swaps, or shares a
+core, differs more from run to run than its neighbours. Two or three repetitions say little about
+one setting alone, so its
 variance is moderated: drawn towards that of the others (Smyth 2004, Statistical Applications in
 Genetics and Molecular Biology 3:3). With the variance s² of a setting on d degrees of freedom,
 and a prior s0² on d0 degrees that the other settings teach, it is

@@ -89,8 +89,8 @@ class Laps:
 
     On CUDA they are the time between events in the stream, which do not synchronise and are used
     again; on CPU between readings of a clock. Nothing waits for the device until
-    `known(wait=True)`, except a host that is more than `lead`
-    laps ahead of it: the device has work for that long.
+    `known(wait=True)`, except a host that is more than `lead` laps ahead of it: the device has work
+    for that long.
     """
 
     def __init__(self, device: "torch.device", lead: int | None = None) -> None:

@@ -68,11 +68,11 @@ class Neighbours:
     """Separates the processes of the run's ranks on this node from foreign ones in NVML's lists.
 
     Descendants of this process are the run's own, other visible processes foreign. To a container
-    NVML may list PIDs of
-    the host, which are not visible: one that was there before the ranks started is foreign, and of
-    later ones the first are taken as own, up to the number of ranks that were not seen otherwise. A
-    host PID that another process has here is judged as that process. What comes and goes between
-    two samples is missed, and in containers where NVML lists nothing no process is seen.
+    NVML may list PIDs of the host, which are not visible: one that was there before the ranks
+    started is foreign, and of later ones the first are taken as own, up to the number of ranks that
+    were not seen otherwise. A host PID that another process has here is judged as that process.
+    What comes and goes between two samples is missed, and in containers where NVML lists nothing no
+    process is seen.
     """
 
     def __init__(self, ranks: int) -> None:

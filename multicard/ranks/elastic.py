@@ -108,8 +108,7 @@ def _count_by_nvml() -> None:
 
 def spin_briefly() -> None:
     """Have OpenMP's threads of CPU ranks give up their cores soon, unless the user chose how they
-    wait. libgomp reads
-    the variable as torch is imported: call it before the fork server starts.
+    wait. libgomp reads the variable as torch is imported: call it before the fork server starts.
     """
     if not any(name in os.environ for name in WAITING):
         os.environ["GOMP_SPINCOUNT"] = str(SPINS)

@@ -52,9 +52,8 @@ POLL_S = 0.01  # between two looks at the board of a rank that waits
 
 class Probing:
     """Ends a probe once its mean step is known; the loop calls its methods, and those of `Pausing`,
-    as it goes. Steps
-    are timed by the clock of `device`: the CPU, where the host
-    waits for its device in every step anyway.
+    as it goes. Steps are timed by the clock of `device`: the CPU, where the host waits for its
+    device in every step anyway.
     """
 
     def __init__(

@@ -30,9 +30,8 @@ WAITS_IN |= {"submit_process", "submit_array"}
 
 def end_at_once() -> None:
     """Have each signal end this process with a line: while it only imports, there is nothing to
-    record. Standard
-    streams that are closed lead nowhere: else the next files would take their numbers,
-    and what is printed.
+    record. Standard streams that are closed lead nowhere: else the next files would take their
+    numbers, and what is printed.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:

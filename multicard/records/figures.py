@@ -29,7 +29,7 @@ LEARNING: Mapping[str, tuple[str, ...]] = {
     LLM: ("held_out_loss", "loss_last_tenth"),
     SCRIPT: ("test_accuracy", "loss_last_tenth"),
 }
-# of all kinds
+# Every figure that tells how well a run of any kind learned
 LEARNED = tuple(dict.fromkeys(chain.from_iterable(LEARNING.values())))
 
 
@@ -98,7 +98,7 @@ class Figure:
     head: heading of its column in a table for people; by default the name.
     summed: how the runs of a setting are summed up; of peak memory the highest, which must fit.
     log: whether differences between runs are relative, so that logarithms are compared.
-    of_seeds: whether it follows from the seed, so that runs of one seed do not show how it differs.
+    of_seeds: whether the seed decides it, so that runs of one seed say nothing of its spread.
     counted: whether it is exact, as it is counted and not timed.
     goal: what `best --goal` calls it; empty where settings are not ranked by it.
     listed: whether it is among the first columns of `list` and of the report.
@@ -191,8 +191,8 @@ _money = partial(Figure, unit=MONEY, better="lower", keys={})
 _mfu = partial(Figure, unit=SHARE, better="higher", if_room=True, at_end=(LLM,))
 _counted = partial(Figure, unit=BYTES, counted=True)
 
-# In the order of their columns. Those of a run that did not
-# end ok are of what it had finished by then.
+# In the order of their columns. A run that did not end ok has the figures of the part that it
+# finished.
 FIGURES = {
     figure.name: figure
     for figure in (
@@ -333,8 +333,9 @@ GOALS = {figure.goal: figure for figure in FIGURES.values() if figure.goal}
 
 @cache
 def of_column(name: str) -> Figure:
-    """The figure of a column, derived ones included; of any other column one of its name,
-    in the unit of its ending.
+    """The figure that a column shows.
+
+    A column that no figure has gets one by its name, whose ending gives the unit (`_s`, `_bytes`).
     """
     other = Figure(
         name,
@@ -353,7 +354,9 @@ def taken_s(kind: str, value: Callable[[str], float | None]) -> float | None:
     """
     rates = RECORDS[kind].work_rates
     rate = next(filter(None, map(value, rates)), None)
-    return (1 / rate if rate else None) if rates else value("total_s")
+    if not rates:
+        return value("total_s")
+    return None if rate is None else 1 / rate
 
 
 def text(name: str, value: Any) -> str:

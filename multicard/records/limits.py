@@ -3,8 +3,8 @@
 Whoever knows such a fact writes it into the record, once: the recorder of steps, the sampler of
 GPUs, the loader, the controller. Whoever speaks of runs (tables, rankings, effects, comparisons,
 claims, races, plans, charts, pages, W&B, Python) asks here what is forbidden, and says why in the
-limit's own words. A limit of a newer version, or of a plugin,
-carries all that is needed with it: its code, what it forbids and its sentence.
+limit's own words. A limit of a newer version, or of a plugin, carries all that is needed with it:
+its code, what it forbids and its sentence.
 """
 
 from collections import Counter

@@ -32,10 +32,12 @@ class Skipped:
 class Output:
     """What a command found.
 
-    lines: for a terminal of some width in cells; None: any. tables: for Markdown and LaTeX.
-    rows: for CSV and JSON. columns: of CSV, in their order; None: those of the rows.
-    content: the JSON, of the rows; None: the rows and the tables' notes.
-    notes: lines after the others, on stderr where a file is written to stdout.
+    lines: makes the text for a terminal of so many cells; None is any width.
+    tables: makes the tables for Markdown and LaTeX.
+    rows: for CSV and JSON.
+    columns: of the CSV, in their order; None takes those that the rows have.
+    content: makes the JSON from the rows; None takes the rows and the tables' notes.
+    notes: lines after the others; on stderr if a file goes to stdout.
     code: the command's exit code.
     """
 
@@ -67,9 +69,14 @@ class Output:
         return json_text(content | told)
 
     def emit(self, options: argparse.Namespace, skipped: Sequence[Skipped] | None = None) -> None:
-        """Write the files that the options of `add_formats` ask for (ValueError: one file twice);
-        print the lines, or
-        what goes to STDOUT. skipped: None for a command that reads no run folders.
+        """Write the files that the options of `add_formats` ask for, and print the lines. A format
+        that goes to stdout takes their place.
+
+        Args:
+            skipped: run folders that could not be used; None for a command that reads none.
+
+        Raises:
+            Refusal: two options name the same file.
         """
         chosen = {form: path for form in FORMATS if (path := getattr(options, form)) is not None}
         if len({*chosen.values()}) < len(chosen):

@@ -263,10 +263,9 @@ class Statistics(Struct):
     """Seconds of a step, over all steps after the warm-up but those in which a process stood still.
 
     By the slowest rank's clock, step k takes T_k - T_(k-1), where T_k is the longest that any rank
-    took from the start
-    of the epoch to the end of step k: the steps add up to the epoch. Older records have each step's
-    longest over the ranks, which add up to more; the analysis derives theirs anew from
-    steps.parquet.
+    took from the start of the epoch to the end of step k: the steps add up to the epoch. Older
+    records have each step's longest over the ranks, which add up to more; the analysis derives
+    theirs anew from steps.parquet.
     """
 
     mean: Number = None

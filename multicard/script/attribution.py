@@ -235,11 +235,9 @@ def _left_at(passes: Sequence[Pass]) -> list[int | None]:
     None of other passes.
 
     A later pass counts from its first batch. One that was begun before and goes on counts only
-    where no backward came
-    between the batches of the pass: two iterators that are read in turn are not left. Such batches
-    may also lie between
-    one of that pass and its training: a look,
-    unless most batches of that pass have others beside them.
+    where no backward came between the batches of the pass: two iterators that are read in turn are
+    not left. Such batches may also lie between one of that pass and its training: a look, unless
+    most batches of that pass have others beside them.
     """
     # by source: place, calls of backward, number of pass
     draws = defaultdict[int, list[tuple[int, int, int]]](list)

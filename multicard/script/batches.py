@@ -88,9 +88,9 @@ class Draws:
 
     An evaluation draws its batches without gradients, or from other sources than the training did
     before. Where a step had no batches but of a new source, training goes on with that. A new
-    source whose loader had ended before another
-    was drawn from was not of the step: it was evaluated, in the first step as well. So was a source
-    that is drawn from anew after a whole pass without a step.
+    source whose loader had ended before another was drawn from was not of the step: it was
+    evaluated, in the first step as well. So was a source that is drawn from anew after a whole pass
+    without a step.
 
     Attributes:
         ever: any batch for training, in the whole run. backwards: calls of backward so far.

@@ -8,23 +8,23 @@ import numpy as np
 class Lap(IntEnum):
     """What the time since the lap before was for.
 
-    What seems to be of no step has a label of its own until something shows what it was: a pass
-    over the training's data that begins, or a step that ends.
+    Time that seems to belong to no step is kept apart until a later lap shows what it was: a step
+    that ends, or a new pass over the training's data.
     """
 
     work = 0
     data = 1  # a wait for a batch of the training
     step = 2  # work that ends a step
-    resumed = 3  # the same, of new data: what seemed to be an evaluation belongs to the step
+    resumed = 3  # work that ends a step on new data: the supposed evaluation was part of the step
     part = 4  # work that ends a step of an optimiser that does not count, or not yet
     evaluate = 5  # seems to be an evaluation
-    evaluate_wait = 6  # the same, for a batch
-    evaluated = 7  # the end of an evaluation
-    between = 8  # after a pass over the training's data: seems to be of no step
-    pass_begins = 9  # the end of that
+    evaluate_wait = 6  # waits for a batch of what seems to be an evaluation
+    evaluated = 7  # it was an evaluation, which has ended
+    between = 8  # after a pass over the training's data: seems to belong to no step
+    pass_begins = 9  # the next pass begins: the time since the last one belonged to no step
     eval_mode = 10  # a module is in evaluation mode: seems to be an evaluation
-    train_mode = 11  # the end of that
-    left_mode = 12  # that was none
+    train_mode = 11  # back in training mode: it was an evaluation
+    left_mode = 12  # nothing was evaluated in evaluation mode: the time belongs to the step
     apart = 13  # between steps that are marked
     pause = 14  # of a race
 
@@ -33,18 +33,29 @@ class StepTimes:
     """Adds laps up to steps.
 
     Attributes:
-        total_s: of all laps up to the last step, without pauses. span_s: with them.
-        evaluate_s: of evaluations that draw batches. between_s: between passes over the data.
-        ended: steps of optimisers, counted or not, whose laps are known.
+        total_s: all laps up to the last step, without pauses.
+        span_s: the same with pauses.
+        evaluate_s: evaluations that draw batches.
+        between_s: time between passes over the data.
+        ended: number of optimiser steps, counted or not, whose laps are known.
     """
 
     def __init__(self) -> None:
-        self.total_s = self.span_s = self.evaluate_s = self.between_s = 0.0
-        self._lapsed_s = self._paused_s = 0.0
-        self._step_s = self._data_s = 0.0
-        self._evaluation_s = self._evaluation_wait_s = self._gap_s = self._mode_s = (
-            self._in_mode_s
-        ) = 0.0
+        self.total_s = 0.0
+        self.span_s = 0.0
+        self.evaluate_s = 0.0
+        self.between_s = 0.0
+        self._lapsed_s = 0.0
+        self._paused_s = 0.0
+        # of the step that is under way
+        self._step_s = 0.0
+        self._data_s = 0.0
+        self._in_mode_s = 0.0
+        # undecided so far: supposed evaluations, gaps between passes, evaluation mode
+        self._evaluation_s = 0.0
+        self._evaluation_wait_s = 0.0
+        self._gap_s = 0.0
+        self._mode_s = 0.0
         self._parts: list[tuple[float, float, float]] = []
 
     @property
@@ -52,7 +63,7 @@ class StepTimes:
         return len(self._parts)
 
     def add(self, label: int, seconds: float) -> None:
-        """A lap that has ended."""
+        """Add a lap that has ended."""
         self._lapsed_s += seconds
         if label == Lap.pause:
             self._paused_s += seconds
@@ -73,7 +84,7 @@ class StepTimes:
         self._settle(label)
 
     def _settle(self, label: int) -> None:
-        """What seemed to be of no step is, or is not, by what has happened now."""
+        """Give the undecided time to a step or to none, now that this lap shows what it was."""
         if label == Lap.resumed:
             self._step_s += self._evaluation_s
             self._data_s += self._evaluation_wait_s
@@ -108,12 +119,15 @@ class StepTimes:
         self._evaluation_s = 0.0
 
     def of_steps(self, counted: list[bool]) -> np.ndarray:
-        """Seconds of the steps that count (steps, 3): of all, of waits for data, and in evaluation
-        mode, which the first leaves out.
+        """The steps that count.
 
         Args:
-            counted: of each step of an optimiser, in their order, whether it counts; the time of
-                others belongs to the next one that does.
+            counted: for each optimiser step, in order, whether it counts. The time of a step that
+                does not count belongs to the next one that does.
+
+        Returns:
+            (steps, 3), seconds: the step without its time in evaluation mode, its waits for data,
+            and its time in evaluation mode.
         """
         known = counted[: len(self._parts)]
         if not any(known):

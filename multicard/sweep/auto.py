@@ -2,12 +2,11 @@
 chosen before its folder is named.
 
 The number of GPUs, or CPU ranks, is that of the least predicted time, or all there are where none
-is predicted. The
-other two are the largest that fit: the memory of powers of two is predicted, then that of sizes
-between the largest that fits and the next; a short probe confirms the choice, or lowers it. The
-command line writes `gpus=auto` as `gpus=1 auto=gpus`, and a single run as a sweep of one cell.
-Cells keep `auto` beside the value that replaces the one here, so that a later command takes it
-again.
+is predicted. The other two are the largest that fit: the memory of powers of two is predicted, then
+that of sizes between the largest that fits and the next; a short probe confirms the choice, or
+lowers it. The command line writes `gpus=auto` as `gpus=1 auto=gpus`, and a single run as a sweep of
+one cell. Cells keep `auto` beside the value that replaces the one here, so that a later command
+takes it again.
 """
 
 from collections.abc import Sequence

@@ -21,9 +21,8 @@ class Axes:
     """The parts of `hydra.sweeper` and `hydra.experiment` that make cells.
 
     params: keys to their values, separated by commas. smoke: the same, instead of these, with
-    `scale=smoke`; null
-    leaves a key out. exclude: values of some axes that cannot be together. parts: axes that are
-    tried one by one (`one_by_one`) in place of all their combinations.
+    `scale=smoke`; null leaves a key out. exclude: values of some axes that cannot be together.
+    parts: axes that are tried one by one (`one_by_one`) in place of all their combinations.
     """
 
     params: Mapping[str, Any] = field(default_factory=dict)

@@ -103,8 +103,7 @@ class Pace:
 
     def say_progress(self, ended: Sequence[Cell]) -> None:
         """Count cells that ended, and say now and then how many have and when the rest will, where
-        some are left.
-        Refused cells are left out: they take no time.
+        some are left. Refused cells are left out: they take no time.
         """
         measured = sum(
             cell.result is not None and cell.result.status != "refused" for cell in ended

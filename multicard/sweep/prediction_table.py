@@ -144,8 +144,8 @@ def notes(rows: Sequence[PredictionRow]) -> list[str]:
     lines += explained(each.marks for each in found)
     if any(each.as_busy for each in found):
         sentence = (
-            f"{AS_BUSY}: the total's 90% interval where others have as many of its cores as in the"
-            " runs behind it"
+            f"{AS_BUSY}: the total's 90% interval if other programs use as many cores as they did"
+            " during the runs behind it"
         )
         lines.append(Message("predict.as-busy", sentence))
     memory = listed(each.memory_basis for each in found)
@@ -262,8 +262,9 @@ def _total_as_busy(row: PredictionRow) -> PredictedInterval | None:
 
 
 def _sum_as_busy(rows: Sequence[PredictionRow]) -> PredictedInterval:
-    """Seconds one after the other if others stay as busy; of runs of which that is not known,
-    as they are predicted.
+    """Seconds of all runs, one after the other, if other programs stay as busy.
+
+    Runs without such an estimate count with their own prediction.
     """
     low = value = high = 0.0
     for row in rows:

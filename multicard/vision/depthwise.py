@@ -122,8 +122,7 @@ def depthwise(
     """The convolution of x (N, C, H, W) with weight (C, 1, k, k), k of `KERNELS`, padded by k // 2.
 
     Gives (N, C, H', W'), H' = ceil(H / stride), channels-last. All tensors have one type; sums are
-    float32, or float64
-    of float64. own_forward, own_backward: by the kernels here, or by torch's.
+    float32, or float64 of float64. own_forward, own_backward: by the kernels here, or by torch's.
     """
     kernel = weight.shape[-1]
     if not own_forward:

@@ -112,8 +112,8 @@ class Loop:
 
         Returns:
             `train_s` (without pauses), `paused_s`, `first_batch_s` (until the first batch is
-            there), and lists with an
-            entry for each step of this rank: `phases_s`, `loss` and `COUNTS`.
+            there), and lists with an entry for each step of this rank: `phases_s`, `loss` and
+            `COUNTS`.
         """
         share = self.share
         timer = self.timer

@@ -70,8 +70,8 @@ def zero_momentum(optimizer: "Optimizer") -> None:
 
     torch makes them by `empty_like` in the first step and leaves it to the kernel to fill them;
     where that step's gradients overflow under loss scaling, the kernel returns at once, and what
-    was in memory stays as momentum. From
-    zeros the first step is the same: momentum x 0 + gradient, there being no dampening.
+    was in memory stays as momentum. From zeros the first step is the same: momentum x 0 + gradient,
+    there being no dampening.
     """
     import torch
 

@@ -29,7 +29,7 @@ from tests.conftest import PATIENCE_S, ROOT, assert_gone, awaited, typed, typed_
 from tests.helpers import records
 from tests.helpers.messages import find, says
 
-SILENT = drive.SilentProgress()
+SILENT = drive.StepProgress()
 
 
 def gpus(tmp_path: Path, count: int = 4, memory_bytes: float = 80e9) -> Circumstances:
@@ -104,7 +104,7 @@ def test_time_that_is_left_repeats_what_was_measured_the_least(tmp_path: Path):
     place = gpus(tmp_path)
     asked: list[tuple[str, int]] = []
 
-    class Said(drive.SilentProgress):
+    class Said(drive.StepProgress):
         def began(self, step: Step, repeat: int) -> None:
             asked.append((step.name, repeat))
             if len(asked) == 5:

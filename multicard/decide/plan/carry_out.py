@@ -23,7 +23,8 @@ from multicard.sweep.executor import Executor, ending_on_error
 FOLDER = ".plan"  # of the sweep
 POLL_S = 0.2
 REPLANNING_S = 2.0  # longest search for a new plan; nothing starts meanwhile
-# beyond an interval's end, from which on a time is outside of it
+# A time is outside of its predicted interval if it is beyond the end by this share, and by at
+# least so many seconds
 OUTSIDE = 0.05
 LEAST_OUTSIDE_S = 1.0
 LONGER = 1.5  # an overdue task is expected to take at most its time so far by this factor
@@ -69,14 +70,13 @@ class TaskProgress:
         return 0.0 if self.placed is None else self.placed.end_s - self.placed.start_s
 
     def rest(self, now_s: float) -> GpusOption:
-        """The time left of a running task: as planned, and once that has passed,
-        of the longest that is expected.
+        """The time left of a running task: as planned, and once that has passed, up to the longest
+        time that is expected.
         """
         assert self.start_s is not None and self.placed is not None
         so_far_s = now_s - self.start_s
-        left_s = max(
-            (self.planned_s if so_far_s < self.planned_s else self.limit_s) - so_far_s, LEAST_LEFT_S
-        )
+        expected_s = self.planned_s if so_far_s < self.planned_s else self.limit_s
+        left_s = max(expected_s - so_far_s, LEAST_LEFT_S)
         return GpusOption(self.gpus, left_s, exact(left_s), exact(left_s), self.placed.option.basis)
 
 
@@ -158,8 +158,9 @@ class CarryingOut:
         return tasks
 
     def run(self, schedule: Schedule) -> None:
-        """Run all that is left, by a schedule of `rest`. An exception, as of Ctrl-C, leaves it once
-        what runs has ended.
+        """Run all that is left, by a schedule of `rest`.
+
+        An exception, such as Ctrl-C, is raised again once the running tasks have ended.
         """
         began = since_epoch_s()
         self.journal.add(began=began)
@@ -225,11 +226,11 @@ class CarryingOut:
         for option in each.task.options:
             run = run_folder.read(self.cells[name, option.gpus].folder)
             if run is not None and run.status == "oom":
-                self._forget_few(each.task.job, option.gpus)
+                self._require_more_gpus(each.task.job, option.gpus)
             if run is not None and run.status in ("ok", "diverged") and each.status != "ok":
                 each.status = run.status
                 each.gpus = option.gpus
-                # else that end is of an earlier run
+                # An end with another status belongs to an earlier run
                 noted = last if last.get("status") == run.status else {}
                 each.gpu_ids = tuple(noted.get("gpu_ids", ()))
                 each.start_s = noted.get("start_s")
@@ -326,7 +327,7 @@ class CarryingOut:
             Message("plan.ended", sentence, task=name, status=status, cause=cause, seconds=lasted_s)
         )
         if status == "oom":
-            self._forget_few(each.task.job, option.gpus)
+            self._require_more_gpus(each.task.job, option.gpus)
             if each.options:
                 each.start_s = each.end_s = None
                 sentence = f"{name} does not fit on {option.gpus} and is tried on more"
@@ -366,17 +367,15 @@ class CarryingOut:
                 reasons.append(Message("plan.overdue", sentence, task=name, seconds=so_far_s))
         return reasons
 
-    def _forget_few(self, job: str, gpus: int) -> None:
-        """Leave out at most this many GPUs for the runs of a
-        job that are left: they ran out of memory.
-        """
+    def _require_more_gpus(self, job: str, gpus: int) -> None:
+        """A run of the job ran out of memory on so many GPUs: its other runs take more."""
         for each in self.progress:
             if each.task.job == job and each.waits:
                 each.options = tuple(option for option in each.options if option.gpus > gpus)
 
     def _scale(self, by: TaskProgress, lasts_s: float) -> None:
-        """Expect other runs of a job to be as much longer than
-        first expected as one that lasts this long.
+        """Scale the expected times of a job's waiting runs by how much longer, or shorter, than
+        planned this run lasts.
         """
         first = next(option for option in by.task.options if option.gpus == by.gpus)
         ratio = lasts_s / first.interval.value
@@ -388,16 +387,14 @@ class CarryingOut:
                 )
 
     def _skip(self) -> None:
-        """Skip what comes after a task that is over without success,
-        and what no number of GPUs is left for.
-        """
+        """Skip tasks that come after one that failed, and tasks that fit no number of GPUs."""
         for each in self.progress:
             if each.waits and not each.options:
                 each.status = "oom"
                 sentence = "out of memory before on each number of GPUs that is allowed"
                 each.cause = Message("plan.fits-nowhere", sentence)
-        while lost := self._first_without_predecessor():
-            each, other = lost
+        while blocked := self._first_after_a_failure():
+            each, other = blocked
             name = self.tasks[other].name
             status = self.progress[other].status
             each.status = "skipped"
@@ -409,8 +406,8 @@ class CarryingOut:
                 Message("plan.skipped", sentence, task=each.task.name, cause=each.cause), error=True
             )
 
-    def _first_without_predecessor(self) -> tuple[TaskProgress, int] | None:
-        """A task that is not over, and the number of one before it that ended without success."""
+    def _first_after_a_failure(self) -> tuple[TaskProgress, int] | None:
+        """A task that is not over, and the number of a task before it that failed."""
         for each in self.progress:
             if each.status:
                 continue

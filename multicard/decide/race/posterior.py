@@ -6,8 +6,8 @@ an offset of its own. A block shows it with an offset of its process, the drift 
 random walk, common to all cells of the round), and its own noise. The scales of these parts
 (`DEFAULTS`) are learned by marginal likelihood with a prior around
 their defaults: what two cells cannot tell, twenty can. Those of interactions, which say what cells
-that never ran may
-hold, are unsure for long: draws are from a mixture of posteriors with smaller and larger ones.
+that never ran may hold, are unsure for long: draws are from a mixture of posteriors with smaller
+and larger ones.
 
 An estimate of a cell counts as a measurement of it, with errors that cells with the same settings
 share: estimates of one axis rest on the same pairs of runs,

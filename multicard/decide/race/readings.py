@@ -53,8 +53,8 @@ class MeasuredBlock:
     """Consecutive steps that all ranks of a cell measured.
 
     step_s: seconds (n,), the mean over the ranks. samples: (n,), of all ranks. peaks_bytes: of each
-    rank, since the
-    start of its process. apart_by: what shows that its ranks train apart; None where nothing does.
+    rank, since the start of its process. apart_by: what shows that its ranks train apart; None
+    where nothing does.
     """
 
     step: int

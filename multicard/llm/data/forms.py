@@ -26,9 +26,8 @@ class Conversation(NamedTuple):
     messages: none of a text. tools: that the assistant may call. column: that held the messages.
     text: a text alone.
     segments: a text in parts, with the `label` of those that are learnt. prompt: the places of
-    messages that a prompt
-    holds, apart from its answer: as TRL does, answers among them are not learnt unless a key of
-    theirs says so.
+    messages that a prompt holds, apart from its answer: as TRL does, answers among them are not
+    learnt unless a key of theirs says so.
     is_by_place: no message said whose it is, and they were
     taken for the user's and the assistant's in turn.
     """

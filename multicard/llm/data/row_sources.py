@@ -33,8 +33,8 @@ class LoadedRows(NamedTuple):
     """What a run is tuned on.
 
     rows: in the form of its engine, in the seed's order; None for a whole data set of the hub,
-    which torchtune reads
-    by its name. broken: rows that `dataset.skip_broken` left out, None without the key. equal:
+    which torchtune reads by its name. broken: rows that `dataset.skip_broken` left out, None
+    without the key. equal:
     pairs left out, as both answers are the same; None of other data. ignored: what nobody reads,
     with its count: columns, keys of messages as "messages.id", and files. available: rows that are
     stored; None of generated rows, of which there are any number.

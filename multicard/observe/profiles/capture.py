@@ -42,7 +42,7 @@ class _Profiler:
         if self._nvtx:
             return
         self._torch = profile(activities=self._activities)
-        # that a second cycle would drop the events of the first: there is one
+        # torch warns that a second cycle drops the first one's events; there is only one here
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             self._torch.prepare_trace()
@@ -144,12 +144,12 @@ class TrainingWindow(_Profiler):
 
     Records a rank's work from `open` to the step at which `profile` has it end, or to `close`. Call
     `step` before each step and `pause` after the last of an epoch. Unless a window from the start
-    is configured, all of them do nothing. Ranks end by their own clocks, a step apart at most, and
-    wait for nothing: events are no longer recorded then, and the trace is written at `close`,
-    after training, as the other ranks would wait meanwhile.
+    is configured, all of them do nothing. Each rank stops recording by its own clock, at most one
+    step apart from the others. The trace is written in `close`, after the training, as the other
+    ranks would wait while one writes.
 
-    Kineto holds all events in memory, without a limit of its
-    own: recording stops at `profile.budget_bytes`.
+    Kineto holds all events in memory, without a limit of its own. So recording stops at
+    `profile.budget_bytes`.
     """
 
     def __init__(self, config: ProfileConfig, rank: Rank, folder: Path, ranges: Ranges) -> None:

@@ -5,8 +5,8 @@ and how long each name occurs, and the times derived from them.
 The host's window is that of its marker, else reaches from the start of the first step marker to the
 end of the last, without the profiler's own work around them; without markers, over all events. The
 device's reaches from the start of the first operation launched in it to the end of the last. Shares
-are of the longer of the two: where the host is ahead of the device,
-the steps take as long as the device does.
+are of the longer of the two: where the host is ahead of the device, the steps take as long as the
+device does.
 
 - Counts are of whole events that start in the host's window. Kernels, copies and memsets run behind
   the host: they count if the call that launched them started in the window, whenever the device

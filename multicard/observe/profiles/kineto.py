@@ -2,8 +2,7 @@
 
 Tried with torch 2.11 and its Kineto, and with files of 2023 (whole microseconds since 1970) and
 2024 (fractions, since baseTimeNanoseconds), whose times a float64 holds to the nanosecond. A file
-is read in one go; msgspec builds only
-the fields named here: 200 MB take 0.6 GB.
+is read in one go; msgspec builds only the fields named here: 200 MB take 0.6 GB.
 
 Read are the categories in KINDS, and of `cpu_op` the operators that torch.distributed started.
 `cuda_sync` is the device's view of calls that are in the trace already,
