@@ -2,6 +2,11 @@
 
 An engine is a module with a function `prepared(probe, cfg, run_cfg)`: a context manager that yields
 a `TuningEngine`, ready to train. Its name stands in `engines.MODULES`.
+
+`prepared` owes the probe three things: the rows, noted by `recipes.note`, which also sets `pad_id`;
+`report.content.warmup_steps`, if the learning rate has a schedule; and `copies`, if the engine
+copies a batch to the device other than once. `run_cfg` is `cfg` as torchtune's recipes run it: with
+multicard's logger, and a cache of the rows in the run folder.
 """
 
 from collections.abc import Sequence
@@ -33,8 +38,11 @@ class TuningEngine(Protocol):
     steps_per_epoch: int
 
     def train(self, epochs: int) -> None:
-        """Train for so many epochs, and call the probe's `log` after each step on rank 0, and its
-        `end_epoch` after each epoch on all ranks. Exceptions of `end_epoch` end the training.
+        """Train for so many epochs.
+
+        After each step rank 0 calls the probe's `log` with what it knows of `epoch_marks.LOGGED`,
+        at least `loss`. After each epoch all ranks call its `end_epoch`, whose exceptions end the
+        training.
         """
         ...
 

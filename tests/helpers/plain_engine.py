@@ -77,7 +77,7 @@ class PlainEngine:
         logits = self.model(tokens)[:, :-1]
         options: Any = {"ignore_index": CROSS_ENTROPY_IGNORE_IDX, "reduction": "none"}
         nats = cross_entropy(logits.transpose(1, 2), labels[:, 1:], **options)
-        return nats.double().sum(1)
+        return nats.double().sum(1).cpu()
 
     def reference(self) -> nullcontext[None]:
         raise NotImplementedError("this engine trains no pairs")
