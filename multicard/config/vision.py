@@ -248,18 +248,20 @@ class AdamConfig(OptimizerConfig):
 
 # The axes of a run's record, in the order of tables
 AXES = (
-    *(
-        "precision",
-        "gpus",
-        "nodes",
-        "strategy",
-        "loader",
-        "layout",
-        "pin_memory",
-        "dataset",
-        "dataset.image_size",
-    ),
-    *("model", "batch_size", "epochs", "seed", "scale"),
+    "precision",
+    "gpus",
+    "nodes",
+    "strategy",
+    "loader",
+    "layout",
+    "pin_memory",
+    "dataset",
+    "dataset.image_size",
+    "model",
+    "batch_size",
+    "epochs",
+    "seed",
+    "scale",
 )
 
 

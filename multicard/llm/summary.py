@@ -29,8 +29,17 @@ from multicard.records.steps import Counted
 from multicard.run.workload import settings
 
 FROM_RANK_0 = (
-    *("text_rows", "parameters", "trainable_parameters", "nf4_tensors", "fake_quantised_linears"),
-    *("warmup_steps", "threads", "saved", "attention_used", "eight_bit_share", "late_graphs"),
+    "text_rows",
+    "parameters",
+    "trainable_parameters",
+    "nf4_tensors",
+    "fake_quantised_linears",
+    "warmup_steps",
+    "threads",
+    "saved",
+    "attention_used",
+    "eight_bit_share",
+    "late_graphs",
 )
 TOKENS = {"all": "tokens", "non_padding": "non_padding", "loss_bearing": "loss_bearing"}
 

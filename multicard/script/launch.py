@@ -52,8 +52,11 @@ LIBRARIES = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib
 }
 # whatever starts the script
 OWN = (
-    *("script.relative-import", "script.own-ranks", "script.replaced"),
-    *("script.no-step", "script.nothing-left"),
+    "script.relative-import",
+    "script.own-ranks",
+    "script.replaced",
+    "script.no-step",
+    "script.nothing-left",
 )
 
 

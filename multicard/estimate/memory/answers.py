@@ -37,8 +37,14 @@ NOT_COMPUTED = Message("memory.not-computed", "not computed yet")
 # Files of multicard that a step without values runs: an edit of one of them, and of no other,
 # empties the cache
 SIMULATED = (
-    *("estimate/memory/*.py", "llm/*.py", "llm/trl/*.py", "vision/*.py", "vision/data/batch.py"),
-    *("vision/data/device_loader.py", "ranks/process.py", "measure/timing.py"),
+    "estimate/memory/*.py",
+    "llm/*.py",
+    "llm/trl/*.py",
+    "vision/*.py",
+    "vision/data/batch.py",
+    "vision/data/device_loader.py",
+    "ranks/process.py",
+    "measure/timing.py",
 )
 
 

@@ -32,15 +32,16 @@ PATTERN = (
 SPECIAL = tuple(
     f"<|{name}|>"
     for name in (
-        *(
-            "begin_of_text",
-            "end_of_text",
-            "finetune_right_pad_id",
-            "step_id",
-            "start_header_id",
-            "end_header_id",
-        ),
-        *("eom_id", "eot_id", "python_tag", "image"),
+        "begin_of_text",
+        "end_of_text",
+        "finetune_right_pad_id",
+        "step_id",
+        "start_header_id",
+        "end_header_id",
+        "eom_id",
+        "eot_id",
+        "python_tag",
+        "image",
     )
 )
 # a message's header, which rows need not contain
