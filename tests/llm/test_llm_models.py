@@ -374,7 +374,7 @@ def read_in_little_memory(folder: Path, parameters: int) -> None:
     assert mapped_bytes + whole_bytes > 1.5 * room_bytes
     ready = trl_step.ready(options, facts, rank, folder, 1, mock.Mock())
     with torch_internals.fake_ranks(8, CPU), address_space(room_bytes), ready as recipe:
-        parts: Any = [parameter.to_local() for parameter in recipe._model.parameters()]
+        parts: Any = [parameter.to_local() for parameter in recipe.model.parameters()]
     assert sum(part.numel() for part in parts) == parameters // 8 and all(
         part.isfinite().all() for part in parts
     )
