@@ -58,7 +58,7 @@ class SharedFigure(Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class SharedRow(Struct, forbid_unknown_fields=True, frozen=True):
-    """A setting that was measured on one machine. Figures are those of docs/record.md,
+    """A setting that was measured on one machine. Figures are those of docs/reference/record.md,
     in their units.
     """
 

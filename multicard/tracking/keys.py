@@ -1,4 +1,4 @@
-"""Every key that a run logs in W&B; docs/wandb.md says what they are.
+"""Every key that a run logs in W&B; docs/reference/wandb.md says what they are.
 
 A key is logged where its run measured it: the rewards by DPO alone, the clocks by GPUs that report
 them. A summary has the whole record under the names of result.json, with dots between them.

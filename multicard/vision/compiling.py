@@ -26,7 +26,7 @@ from multicard.vision.strategy import compiles
 # of ReLU6 or SiLU reads one more: the backward pass would build it anew, store it, and read it
 # again. What reads two or more tensors of one size is stored as before, so that sums of gradients
 # are not computed again by each of their uses. `python -m benchmarks.generated_code` counts the
-# bytes of both; docs/measuring.md has the table, also of models without BatchNorm,
+# bytes of both; docs/studies/h200.md has the table, also of models without BatchNorm,
 # where it does not pay.
 STORING = {"realize_reads_threshold": 6, "realize_acc_reads_size_threshold": 1}
 
