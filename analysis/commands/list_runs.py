@@ -161,6 +161,22 @@ def _value(name: str, run: Run) -> str:
     return figures.text(name if name in FIGURES else "", run[name])
 
 
+def main_columns(runs: Sequence[Run]) -> list[str]:
+    """The columns to look at first: what tells the runs apart, status, main figures and marks.
+
+    Figures that no run has are left out.
+    """
+    names = ["name"]
+    by_kind = grouping.group(runs, ["kind"]).values()
+    if len(by_kind) > 1:
+        names.append("kind")
+    for runs_of_kind in by_kind:
+        names += [name for name in differing(runs_of_kind) if name not in names]
+    names.append("status")
+    names += [name for name in FIGURES if any(run[name] is not None for run in runs)]
+    return [*names, "marks"]
+
+
 def differing(runs: Sequence[Run]) -> list[str]:
     """The axes and keys that tell runs of one kind apart, and those that are always shown of it."""
     keys = [*grouping.settings(runs), *grouping.CORES, grouping.REPEATED]

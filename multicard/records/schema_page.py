@@ -1,6 +1,6 @@
 """Write docs/reference/record.md from the schema.
 
-    python -m multicard.records.schema_page > docs/reference/record.md
+python -m multicard.records.schema_page > docs/reference/record.md
 """
 
 import inspect

@@ -81,7 +81,7 @@ class ProgressBar:
                 now_s = clock_s()
                 fields = self.fields(now_s)
                 left_s = self._cell.left_s()
-                sweep = "" if left_s is None else f"  sweep {in_hours(left_s)}"
+                sweep = "" if left_s is None else f"  sweep: {in_hours(left_s)} left"
                 if bar is not None:
                     bar.update(bar.task_ids[0], sweep=sweep, **fields)
                     bar.refresh()

@@ -71,7 +71,7 @@ def test_a_run_tells_its_limits_by_code_in_python_and_in_tables(sweep: Sweep):
     runs = sweep(NEW)
     assert [run["limits"] for run in runs] == [""] * 3 + ["of-tomorrow"] * 3
     assert [run["marks"] for run in runs] == [""] * 3 + [limits.UNKNOWN_SIGN] * 3
-    assert list(multicard.load(runs[0].folder.parent).to_pandas()["limits"]) == [
+    assert list(multicard.load(runs[0].folder.parent).to_pandas(True)["limits"]) == [
         run["limits"] for run in runs
     ]
     found = load.FoundRuns(runs, [])
