@@ -1,4 +1,5 @@
-// Figures: Vega draws each as SVG when it comes near the window, and all of them, light, before the page is printed. Its
+// Figures: Vega draws each as SVG when it comes near the window, the others while the browser is idle, so that a saved page has
+// them, and all of them, light, before the page is printed. Its
 // expressions are interpreted (ast), since the page forbids eval. A figure that is wider than its place is drawn again
 // with narrower charts: letters keep their size.
 
@@ -100,6 +101,13 @@ for (const plot of plots) {
   near.observe(plot.place);
   document.querySelector(`[data-csv="${CSS.escape(plot.place.dataset.plot)}"]`).addEventListener("click", () => plot.download());
 }
+// One at a time: drawing a figure takes a tenth of a second, during which the page does not answer
+const whenIdle = window.requestIdleCallback ?? ((draw) => setTimeout(draw, 100));
+function drawRest() {
+  const next = plots.find((plot) => plot.drawn === null && plot.room > 0);
+  if (next) next.draw().then(() => whenIdle(drawRest));
+}
+window.addEventListener("load", () => whenIdle(drawRest));
 dark.addEventListener("change", redraw);
 let resized;
 window.addEventListener("resize", () => {
