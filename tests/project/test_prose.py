@@ -4,7 +4,7 @@ import pytest
 
 from tools import prose
 
-LONG = "word " * 15 + "\n" + "word " * 16
+LONG = "Word " + "word " * 14 + "\n" + "word " * 16
 PAGE = f"""# A heading may be as long as it likes, and even longer than that, as it is no prose at all, see
 
 A short sentence. {LONG.strip()}.
