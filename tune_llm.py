@@ -11,7 +11,7 @@ import sys
 
 from multicard.ranks import program
 
-program.begin()  # while the rest is imported
+program.begin()  # Before the slow imports, during which signals shall end the process.
 
 from multicard import repository
 from multicard.cli import command
@@ -20,7 +20,7 @@ from multicard.messages import usage
 
 
 def main() -> int:
-    """Run the command of `sys.argv` and return its exit code."""
+    """Run the command in `sys.argv` and return its exit code."""
     return command.execute(
         WORKLOAD, usage=usage(__doc__, __file__), conclude=repository.module("analysis").conclusion
     )

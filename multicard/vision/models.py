@@ -25,7 +25,7 @@ PRETRAINED = "pretrained"
 def refuse(name: str) -> None:
     """Refuse a name that no classifier has, and list the nearest names."""
     if name not in BUILDERS:
-        model_names.check(name, [*BUILDERS])
+        model_names.refuse_unknown(name, [*BUILDERS])
 
 
 def is_tried(config: ModelConfig) -> bool:

@@ -154,7 +154,7 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
     data = datasets.load(config.dataset, config.seed)
 
     # ---- model
-    model = weights.built(config.model, data.classes, config.dataset.image_size)
+    model = weights.build_with_weights(config.model, data.classes, config.dataset.image_size)
     model = model.to(device, precision.model_dtype).to(memory_format=memory_format(config))  # pyright: ignore[reportCallIssue]
     if compiles(config, device.type):
         compiling.compile_model(model, config, device.type)
@@ -271,7 +271,7 @@ def refuse_single_images(config: VisionConfig, share: Share, classes: int) -> No
     single_image_trial = Trial(
         replace(config.model, weights=models.RANDOM), classes, size, batch_size=1
     )
-    if trial.answer(single_image_trial).problem is not None:
+    if trial.try_model(single_image_trial).problem is not None:
         raise Refusal(
             "vision.single-image",
             f"batch_size={config.batch_size}: leaves a last batch of one image, on which BatchNorm"
