@@ -30,10 +30,11 @@ from multicard import __version__, repository
 from multicard.messages import say, usage
 from multicard.ranks import program
 
-# Modules of the repository's top level are named, not imported: they are above this package
+# Modules of the repository's top level are given by name and not imported here: this package must
+# not import from them.
 ENTRIES = {"vision": "train_vision", "tune": "tune_llm", "script": "measure_script"}
 TOP_LEVEL = ENTRIES | {"evidence": "analysis.evidence.command"}
-ANALYSIS = "analysis.__main__"  # all other commands
+ANALYSIS = "analysis.__main__"  # All other commands.
 MODULES = {
     "plan": "multicard.decide.plan.command",
     "profile": "multicard.observe.profiles.command",
@@ -42,26 +43,29 @@ MODULES = {
 }
 ALIASES = {"-h": "--help", "help": "--help", "-V": "--version", "version": "--version"}
 USAGE = usage(__doc__, __file__)
-COMMANDS = dict(re.findall(r"^(\w+)(?: \S+)*  +(.+)$", USAGE, re.MULTILINE))  # and what each does
+# Each command, with what it does.
+COMMANDS = dict(re.findall(r"^(\w+)(?: \S+)*  +(.+)$", USAGE, re.MULTILINE))
 
 
 def main(words: list[str] | None = None) -> int:
     """Run a command and return its exit code."""
-    program.begin()  # while the rest is imported
+    program.begin()  # Before the slow imports, during which signals shall end the process.
     name, *rest = (sys.argv[1:] if words is None else words) or ["--help"]
     if name == "help" and rest:
         name, *rest = [*rest, "--help"]
     name = ALIASES.get(name, name)
     if name in COMMANDS:
         is_analysis = name not in {*TOP_LEVEL, *MODULES}
-        sys.argv[1:] = [name, *rest] if is_analysis else rest  # where Hydra reads them
+        sys.argv[1:] = [name, *rest] if is_analysis else rest  # Hydra reads them there.
         if name in MODULES:
             return import_module(MODULES[name]).main()
         return repository.module(TOP_LEVEL.get(name, ANALYSIS)).main()
     if name in ("--help", "--version"):
         say(_version() if name == "--version" else USAGE.rstrip())
         return 0
-    from multicard.cli.unknown_commands import unknown_command  # Hydra, which help does without
+    from multicard.cli.unknown_commands import (
+        unknown_command,
+    )  # Imports Hydra; help does not need it.
 
     say(unknown_command(name, rest, COMMANDS), error=True)
     return 1
