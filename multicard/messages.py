@@ -119,7 +119,10 @@ def _message(code: str, sentence: str, key: str | None, facts: dict[str, Any]) -
 
 def _in_codes(code: str, key: str | None, facts: Mapping[str, Any]) -> str:
     values = facts if key is None else {"key": key, **facts}
-    return f"[[{' '.join([code, *(f'{name}={_value(value)}' for name, value in values.items())])}]]"
+    words = [code]
+    for name, value in values.items():
+        words.append(f"{name}={_value(value)}")
+    return f"[[{' '.join(words)}]]"
 
 
 def _value(value: Any) -> str:

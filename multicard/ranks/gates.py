@@ -208,7 +208,10 @@ class Pausing:
         return RankProbe("race", self.steps_per_epoch, self._left_out)
 
     def _mark_step(self) -> None:
-        (self._laps.end if self._counts else self._laps.start)()
+        if self._counts:
+            self._laps.end()
+        else:
+            self._laps.start()
         self._counts.append(self.board.read(self.rank.rank).samples)
 
     def _add_steps_to_block(self) -> None:

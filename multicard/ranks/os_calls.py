@@ -53,7 +53,8 @@ def _obey(controller: int) -> None:
         received = signal.sigwaitinfo(SHARED_SIGNALS)
         if received.si_signo == signal.SIGTERM and received.si_pid == controller:
             for call in before_end:  # A call may wait for a device that waits for other ranks.
-                (saving := Thread(target=call, daemon=True)).start()
+                saving = Thread(target=call, daemon=True)
+                saving.start()
                 saving.join(SAVING_S)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
             signal.raise_signal(signal.SIGTERM)

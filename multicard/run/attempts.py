@@ -190,9 +190,12 @@ def merge(folder: Path, trained: list[Segment]) -> list[Segment]:
     for number, attempt in enumerate(run_folder.read_segments(folder)):
         segment = Segment(**{name: getattr(attempt, name) for name in Segment.__struct_fields__})
         trained_part = next(figures, None) if number in numbers else None
-        segment.steps, segment.trained_s = (
-            (0, None) if trained_part is None else (trained_part.steps, trained_part.trained_s)
-        )
-        segment.first_step = segment.first_step if trained_part is None else trained_part.first_step
+        if trained_part is None:
+            segment.steps = 0
+            segment.trained_s = None
+        else:
+            segment.steps = trained_part.steps
+            segment.trained_s = trained_part.trained_s
+            segment.first_step = trained_part.first_step
         segments.append(segment)
     return segments

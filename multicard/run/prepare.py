@@ -143,7 +143,9 @@ def changed_data(
     """
     if data is None:
         return None
-    values, known = plain(config), {} if known is None else known
+    values = plain(config)
+    if known is None:
+        known = {}
     key = json.dumps([values.get(group) for group in schema.own(type(config), Role.content)])
     if key not in known:
         known[key] = data_now(workload, config)

@@ -96,7 +96,8 @@ class ProgressBar:
                     if fields:
                         progress = f"{fields['description']}  {fields['figures']}".rstrip()
                     say(f"{self._cell.title or '  '}{progress}{sweep}")
-                    said_s, silent_s = now_s, 2 * silent_s
+                    said_s = now_s
+                    silent_s = 2 * silent_s
                 if self._tick is not None and now_s - ticked_s >= TICK_S:
                     self._tick()
                     ticked_s = now_s
@@ -110,16 +111,18 @@ class ProgressBar:
         if not posted.of:
             return {}
         samples = sum(self._board.read(rank).samples for rank in range(self._ranks))
-        first_s, first_samples = self._first = self._first or (now_s, samples)
+        if self._first is None:
+            self._first = (now_s, samples)
+        first_s, first_samples = self._first
         figures = [] if math.isnan(posted.loss) else [f"loss {posted.loss:.3f}"]
         if samples > first_samples and now_s > first_s:
             figures.append(f"{(samples - first_samples) / (now_s - first_s):,.0f} {self._unit}/s")
+        description = f"step {posted.steps}"
+        if posted.of > 0:
+            evaluating = ", evaluating" if posted.evaluating else ""
+            description = f"epoch {posted.epoch + 1}/{self._epochs}{evaluating}"
         return {
-            "description": (
-                f"epoch {posted.epoch + 1}/{self._epochs}" + ", evaluating" * posted.evaluating
-                if posted.of > 0
-                else f"step {posted.steps}"
-            ),
+            "description": description,
             "total": posted.of if posted.of > 0 else None,
             "completed": min(
                 posted.steps, abs(posted.of) * (MAX_SHARE_EVALUATING if posted.evaluating else 1.0)

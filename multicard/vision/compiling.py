@@ -159,6 +159,7 @@ def cuda_graphs(device: torch.device, compile_value: bool | str | None) -> dict[
         if device.type == "cuda"
         else None
     )
+    # The counter is an iterator. Its copy yields the number of graphs so far without advancing it.
     recorded = next(copy(manager.graph_counter)) if manager is not None else 0
     all_recorded = counters["inductor"]["cudagraph_skips"] == 0 and (
         recorded > 0 or device.type != "cuda"

@@ -140,7 +140,8 @@ def depthwise(
     kernel = weight.shape[-1]
     if not own_forward:
         return _channels_last(torch.conv2d(x, weight, None, stride, kernel // 2, 1, len(weight)))
-    x, y = _channels_last(x), _empty_output(x, weight, stride)
+    x = _channels_last(x)
+    y = _empty_output(x, weight, stride)
     launch = launch_of(x, kernel, stride)
     with _current_device(x.device):
         run = cast("Any", kernels.forward[(launch.programs,)])
@@ -178,7 +179,8 @@ def depthwise_backward(
     dx, dweight = _empty_gradients(gradient, x, weight, stride, of_x, of_weight)
     kernel = weight.shape[-1]
     channels = len(weight)
-    x, gradient = _channels_last(x), _channels_last(gradient)
+    x = _channels_last(x)
+    gradient = _channels_last(gradient)
     launch = launch_of(x, kernel, stride)
     total = torch.float64 if x.dtype == torch.float64 else torch.float32
     sums = x.new_empty((launch.parts if of_weight else 0, kernel * kernel, channels), dtype=total)

@@ -332,12 +332,7 @@ def run_epochs(
             report.reached(loop.steps, elapsed_s, (started_s, stopped_s))
             save(loop, report, epoch, trained, elapsed_s)
             return False
-        with_batch = [
-            loss
-            for loss, samples in zip(trained["loss"], trained["samples"], strict=True)
-            if samples
-        ]
-        evaluated = loop.evaluate(testing, diverged=not math.isfinite((with_batch or [0.0])[-1]))
+        evaluated = loop.evaluate(testing, diverged=not math.isfinite(last_loss(trained)))
         evaluated_s = timing.clock_s()
         report.counters.read()
         elapsed_s += evaluated_s - started_s - trained["paused_s"]
@@ -357,6 +352,19 @@ def run_epochs(
         first_step = 0
         trained_before = None
     return True
+
+
+def last_loss(trained: dict[str, Any]) -> float:
+    """Return the loss of the last step for which this rank had a batch, or 0 if it had none.
+
+    Args:
+        trained: What `Loop.train_epoch` returned.
+    """
+    loss = 0.0
+    for step_loss, samples in zip(trained["loss"], trained["samples"], strict=True):
+        if samples:
+            loss = step_loss
+    return loss
 
 
 def epochs(config: VisionConfig) -> int:

@@ -87,9 +87,8 @@ def of_weights(name: str, otherwise: Any, *, _root_: Any) -> Any:
     model = _root_.get("model") or {}
     if model.get("weights", models.RANDOM) == models.RANDOM:
         return otherwise
-    expected_value = getattr(
-        cached_outcome(msgspec.json.encode(Trial(ModelConfig(str(model["name"])))), True), name
-    )
+    trial = msgspec.json.encode(Trial(ModelConfig(str(model["name"]))))
+    expected_value = getattr(cached_outcome(trial, store=True), name)
     return otherwise if expected_value is None else expected_value
 
 
@@ -159,9 +158,10 @@ def try_model(trial: Trial) -> TrialOutcome:
             built = models.build(model, trial.classes, size)
             problem = _step(built, trial)
     except Exception as error:  # A library's model may raise anything.
-        problem = (str(error).strip().splitlines() or [f"{type(error).__name__} in its own code"])[
-            0
-        ]
+        problem = f"{type(error).__name__} in its own code"
+        lines = str(error).strip().splitlines()
+        if lines:
+            problem = lines[0]
     if problem is not None:
         return TrialOutcome(
             _cannot_train(model.name, size, expected_images.image_size, problem).parts

@@ -90,19 +90,15 @@ def fit(model: "nn.Module", tensors: State, config: ModelConfig) -> list[Message
     state = {
         name: value for name, value in state.items() if not name.startswith(AUXILIARY_CLASSIFIERS)
     }
-    other_prefixes = [mismatched for mismatched in prefixes if mismatched != prefix]
-    unused_names = [
-        name
-        for name in tensors
-        if not name.startswith(prefix) and not any(o and name.startswith(o) for o in other_prefixes)
-    ]
+    other_prefixes = [other for other in prefixes if other != prefix]
+    # An empty prefix of another set would claim every name, so it is left out.
+    used_prefixes = (prefix, *[other for other in other_prefixes if other])
+    unused_names = [name for name in tensors if not name.startswith(used_prefixes)]
     notes = []
-    head = _head_from_file(
-        model_state,
-        state,
-        {name: tensors[name] for name in unused_names if not other_prefixes},
-        heads,
-    )
+    unused_tensors = {}
+    if not other_prefixes:
+        unused_tensors = {name: tensors[name] for name in unused_names}
+    head = _head_from_file(model_state, state, unused_tensors, heads)
     state = {
         name: value
         for name, value in state.items()
