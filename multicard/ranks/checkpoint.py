@@ -77,7 +77,7 @@ def load(folder: Path, rank: Rank) -> dict[str, Any] | None:
         raise Refusal(
             "checkpoint.late",
             f"rank {rank.rank} on {host()} sees {seen_checkpoint} in {folder}, while another rank"
-            f" sees the one after step {newest}: the file system is slow to show files; start the"
+            f" sees the one after step {newest}: the file system shows files late; start the"
             " command again",
             rank=rank.rank,
             host=host(),
