@@ -189,10 +189,10 @@ class Refusal(ValueError):  # noqa: N818 - users read this word
     @classmethod
     def noted(cls, traceback: str) -> "Refusal | None":
         """Return the refusal at the end of a traceback's text, if `note` was called for it."""
-        last = traceback.rstrip().rpartition("\n")[2]
+        last_line = traceback.rstrip().rpartition("\n")[2]
         return (
-            cls.of(Message.of(json.loads(last.removeprefix(NOTE_PREFIX))))
-            if last.startswith(NOTE_PREFIX)
+            cls.of(Message.of(json.loads(last_line.removeprefix(NOTE_PREFIX))))
+            if last_line.startswith(NOTE_PREFIX)
             else None
         )
 
@@ -337,9 +337,13 @@ def link(path: Path) -> "Text":
     """Return a path as it can be typed here. In terminals with links, it opens the folder."""
     from rich.text import Text
 
-    full = path.absolute()
-    short = full.relative_to(Path.cwd()) if full.is_relative_to(Path.cwd()) else full
-    return Text(f"{short}/", f"link {full.as_uri()}")
+    absolute_path = path.absolute()
+    shown_path = (
+        absolute_path.relative_to(Path.cwd())
+        if absolute_path.is_relative_to(Path.cwd())
+        else absolute_path
+    )
+    return Text(f"{shown_path}/", f"link {absolute_path.as_uri()}")
 
 
 def _styled(line: "Text", stream: TextIO) -> str:
@@ -366,15 +370,17 @@ class Parser(argparse.ArgumentParser):
                 function on the value.
         """
         word = re.split("[ =]", message.removeprefix("unrecognized arguments: "))[0]
-        near = difflib.get_close_matches(word, self._option_string_actions, n=1, cutoff=0.65)
-        question = f"; did you mean `{near[0]}`?" if near else ""
+        similar_flags = difflib.get_close_matches(
+            word, self._option_string_actions, n=1, cutoff=0.65
+        )
+        question = f"; did you mean `{similar_flags[0]}`?" if similar_flags else ""
         say(
             Message(
                 "command.bad-argument",
                 f"refused: {message}{question}",
                 key=flag_of(message),
                 reason=_message_of_type_function() or message,
-                near=near,
+                near=similar_flags,
             ),
             error=True,
         )

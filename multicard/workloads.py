@@ -147,8 +147,8 @@ def files(workload: Workload, group: str) -> list[str]:
 
 def every_option(workload: Workload, group: str) -> list[str]:
     """Return the options of a group that the entry accepts, also those that a library names."""
-    named = workload.named.get(group)
-    return [*options(workload, group), *(named.names() if named else ())]
+    library_options = workload.named.get(group)
+    return [*options(workload, group), *(library_options.names() if library_options else ())]
 
 
 def experiments(workload: Workload) -> list[str]:

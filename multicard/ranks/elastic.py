@@ -325,11 +325,14 @@ def _code_cache() -> str:
     Raises:
         ValueError: Another user owns the folder.
     """
-    chosen = os.environ.get(CODE_CACHE)
+    chosen_folder = os.environ.get(CODE_CACHE)
     temporary = Path(tempfile.gettempdir())
     with suppress(KeyError, OSError):  # The user may have no name.
-        if chosen and Path(chosen) != temporary / f"torchinductor_{getpass.getuser()}":
-            return chosen
+        if (
+            chosen_folder
+            and Path(chosen_folder) != temporary / f"torchinductor_{getpass.getuser()}"
+        ):
+            return chosen_folder
     private_folder = temporary / f"multicard-inductor-{os.getuid()}"
     return str(private.folder(private_folder, f"set {CODE_CACHE} to a folder of your own"))
 
@@ -369,7 +372,7 @@ def shorten_logs(folder: Path, left_out: dict[Path, int]) -> None:
             if size <= MAX_LOG_BYTES:
                 continue
             log.seek(size - LOG_PART_BYTES)
-            last = log.read()
+            last_part = log.read()
             left_out[path] = left_out.get(path, 0) + size - 2 * LOG_PART_BYTES
             log.truncate(LOG_PART_BYTES)
             note = Message(
@@ -378,7 +381,7 @@ def shorten_logs(folder: Path, left_out: dict[Path, int]) -> None:
                 " part of a log are kept ...",
                 bytes=left_out[path],
             )
-            log.write(f"\n{note}\n".encode() + last)
+            log.write(f"\n{note}\n".encode() + last_part)
 
 
 def _failure(folder: Path, rank: int, exitcode: int) -> Failure:

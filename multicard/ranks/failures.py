@@ -57,8 +57,8 @@ def _interrupted(number: int) -> Interrupted:
 
 def words_of(error: BaseException) -> str:
     """Return the text of an error, which is a `Message` if the error was made of one."""
-    first = error.args[0] if error.args else None
-    return first if isinstance(first, Message) else str(error)
+    first_argument = error.args[0] if error.args else None
+    return first_argument if isinstance(first_argument, Message) else str(error)
 
 
 def in_a_line(error: BaseException) -> str:
@@ -118,11 +118,11 @@ def unwritable(
         rank: The rank that cannot write; None for the controller.
     """
     reason = None if error is None else str(error.strerror or error)
-    who = "" if rank is None else f"rank {rank} "
+    writer = "" if rank is None else f"rank {rank} "
     why = "" if reason is None else f" ({reason})"
     return Message(
         "folder.unwritable",
-        f"{key}: {who}cannot write to {folder}{why}; free some space, or choose another folder",
+        f"{key}: {writer}cannot write to {folder}{why}; free some space, or choose another folder",
         key=key,
         folder=str(folder),
         reason=reason,

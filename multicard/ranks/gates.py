@@ -106,13 +106,13 @@ class Probing:
 
     def _judge(self, rule: StopRule, steps: int) -> None:
         """Ask for a stop if the mean step time is known by now."""
-        ahead = self._passed + 1
+        steps_ahead = self._passed + 1
         if self.nodes > 1:
-            ahead += math.ceil(HEARD_AFTER_S["several"] / rule.fastest_s)
-        reason = rule.reason(ahead + self._laps.pending)
+            steps_ahead += math.ceil(HEARD_AFTER_S["several"] / rule.fastest_s)
+        reason = rule.reason(steps_ahead + self._laps.pending)
         if reason is not None:
             self.ended_by = reason
-            self.board.ask_stop(steps + ahead)
+            self.board.ask_stop(steps + steps_ahead)
 
     def end_epoch(self) -> bool:
         """Return True if the run is to stop at the end of the epoch. All ranks must call it.

@@ -98,21 +98,23 @@ def answer(error_of: Callable[[int], BaseException], *more: int) -> dict[int, An
 
     _Answer.taken = False
     sys.unraisablehook = _raise_dropped
-    before = {number: signal.signal(number, handle) for number in _answerable((*SIGNALS, *more))}
-    return before | {signal.SIGALRM: signal.signal(signal.SIGALRM, _raise_waiting)}
+    handlers_before = {
+        number: signal.signal(number, handle) for number in _answerable((*SIGNALS, *more))
+    }
+    return handlers_before | {signal.SIGALRM: signal.signal(signal.SIGALRM, _raise_waiting)}
 
 
 @contextmanager
 def answered(error_of: Callable[[int], BaseException], *more: int) -> Iterator[None]:
     """Call `answer` for the duration of a block."""
     hook = sys.unraisablehook
-    before = answer(error_of, *more)
+    handlers_before = answer(error_of, *more)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         sys.unraisablehook = hook
-        for number, handler in before.items():
+        for number, handler in handlers_before.items():
             signal.signal(number, handler)
         waiting, _Answer.waiting = _Answer.waiting, None
     if waiting is not None:

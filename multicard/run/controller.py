@@ -75,7 +75,7 @@ def measure(
     """
     started_s = clock_s() if started_s is None else started_s
     allocation = allocation or Allocation()
-    measured = outcome.begin(workload, cfg, folder, allocation.job)
+    recorded_run = outcome.begin(workload, cfg, folder, allocation.job)
     peers = Peers(allocation)
     claimed = False
     try:
@@ -83,10 +83,10 @@ def measure(
             try:
                 run = prepare(workload, cfg, folder, started_s, allocation, peers, predict, family)
             except ValueError as refusal:
-                return outcome.refuse(measured, str(refusal), keep_refused, cell.title)
+                return outcome.refuse(recorded_run, str(refusal), keep_refused, cell.title)
             claimed = True
             mirror = Mirror(
-                run.config.tracker, folder, partial(outcome.so_far, run, measured.record)
+                run.config.tracker, folder, partial(outcome.so_far, run, recorded_run.record)
             )
             try:
                 failure = _train(run, mirror, peers, cell)
@@ -96,24 +96,24 @@ def measure(
                     and requeue(failure)
                 ):
                     claimed = False  # The requeued job keeps its claim.
-                    measured.record.status = "requeued"
-                    return measured
+                    recorded_run.record.status = "requeued"
+                    return recorded_run
                 if ownership.is_lost(folder):  # Another process's files are in the folder now.
-                    measured.record.status = "failed"
-                    measured.record.cause = FOLDER_TAKEN
-                    return measured
-                measured = outcome.complete(run, measured, mirror)
+                    recorded_run.record.status = "failed"
+                    recorded_run.record.cause = FOLDER_TAKEN
+                    return recorded_run
+                recorded_run = outcome.complete(run, recorded_run, mirror)
             except Exception as error:
-                measured = outcome.not_recorded(measured, error)
+                recorded_run = outcome.not_recorded(recorded_run, error)
     # The signal came before or after the ranks ran. Files that are written by then stay.
     except Interrupted as interruption:
-        measured = outcome.fail(measured, interruption.failure)
+        recorded_run = outcome.fail(recorded_run, interruption.failure)
     finally:
         peers.close()
         if claimed:
             ownership.release(folder)
-    say(outcome.line(measured, cell.title))
-    return measured
+    say(outcome.line(recorded_run, cell.title))
+    return recorded_run
 
 
 def _train(run: PreparedRun, mirror: Mirror, peers: Peers, cell: InSweep) -> Failure | None:
@@ -124,7 +124,7 @@ def _train(run: PreparedRun, mirror: Mirror, peers: Peers, cell: InSweep) -> Fai
     """
     failure = None
     load = None
-    beside = None
+    runs_beside = None
     if run.load is None:
         message = Message(
             "run.trained-before",
@@ -135,11 +135,11 @@ def _train(run: PreparedRun, mirror: Mirror, peers: Peers, cell: InSweep) -> Fai
     else:
         # The sweep has printed what its cells have in common, and the title says how they differ.
         if not cell.title:
-            where = run.placement.ranks(run.config.gpus)
+            ranks_in_words = run.placement.ranks(run.config.gpus)
             say(
-                Text(f"{', '.join([*run.workload.describe(run.config), where])} -> ").append(
-                    link(run.folder)
-                )
+                Text(
+                    f"{', '.join([*run.workload.describe(run.config), ranks_in_words])} -> "
+                ).append(link(run.folder))
             )
             for notice in run.workload.notices(run.config):
                 say(f"  {notice}")
@@ -161,11 +161,11 @@ def _train(run: PreparedRun, mirror: Mirror, peers: Peers, cell: InSweep) -> Fai
             failure = None
         load = msgspec.convert(run.load.end(), Load)
         if not pauses(run.config):  # In a race other cells run at the same time by design.
-            beside = ownership.beside(run.folder, set(run.allocation.hosts), run.others)
+            runs_beside = ownership.beside(run.folder, set(run.allocation.hosts), run.others)
     peers.close()  # The other nodes need not wait for the record.
     if attempts.last(run.folder).end is None:
         data = data_now(run.workload, run.config) if failure is None else None
-        attempts.end(run.folder, failure, load, beside, data)
+        attempts.end(run.folder, failure, load, runs_beside, data)
     return failure
 
 

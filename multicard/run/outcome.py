@@ -96,7 +96,7 @@ def fail(run: RecordedRun, failure: Failure, status: str | None = None) -> Recor
     return run
 
 
-def complete(prepared: PreparedRun, begun: RecordedRun, mirror: Mirror) -> RecordedRun:
+def complete(prepared: PreparedRun, begun_run: RecordedRun, mirror: Mirror) -> RecordedRun:
     """Write the record of a run whose last attempt has ended, and upload it.
 
     Safe to interrupt: the record is made from the folder's files, and none of them is removed
@@ -104,7 +104,7 @@ def complete(prepared: PreparedRun, begun: RecordedRun, mirror: Mirror) -> Recor
     """
     config = prepared.config
     folder = prepared.folder
-    record, steps = _from_folder(prepared, begun.record)
+    record, steps = _from_folder(prepared, begun_run.record)
     run = RecordedRun(folder, record)
     run_folder.write_result(run)
     try:
@@ -140,7 +140,7 @@ def _upload(mode: TrackerMode, run: RecordedRun, mirror: Mirror, steps: Any) -> 
         run.tracker_error = why
 
 
-def _from_folder(run: PreparedRun, begun: AnyRecord) -> tuple[AnyRecord, Any]:
+def _from_folder(run: PreparedRun, begun_record: AnyRecord) -> tuple[AnyRecord, Any]:
     """Make the record, and the table of all steps, from the files of the ranks and attempts."""
     config = run.config
     placement = run.placement
@@ -157,7 +157,7 @@ def _from_folder(run: PreparedRun, begun: AnyRecord) -> tuple[AnyRecord, Any]:
         gpu = msgspec.convert(
             gpu_record.merge(folder, attempts.parts(folder), failure is None), Gpu
         )
-    record = so_far(run, begun, ranks, steps, gpu)
+    record = so_far(run, begun_record, ranks, steps, gpu)
     record.ended_at = attempt.ended_at
     record.compile_s = max(
         (rank.compile_s for rank in ranks if rank.compile_s is not None), default=None
@@ -196,7 +196,7 @@ def _from_folder(run: PreparedRun, begun: AnyRecord) -> tuple[AnyRecord, Any]:
 
 def so_far(
     run: PreparedRun,
-    begun: AnyRecord,
+    begun_record: AnyRecord,
     ranks: Sequence[AnyReport],
     steps: Any,
     gpu: Gpu | None = None,
@@ -209,7 +209,7 @@ def so_far(
     """
     config = run.config
     attempt = attempts.last(run.folder)
-    record = copy(begun)
+    record = copy(begun_record)
     record.status = "ok"
     record.started_at = attempt.started_at
     record.data = attempt.data
@@ -336,10 +336,10 @@ def _divergence_failure(divergence: Divergence | None, epochs: int) -> Failure |
     epoch = (divergence.epoch or 0) + 1
     step = (divergence.step or 0) + 1
     rank = divergence.rank
-    where = "" if rank is None else f", first on rank {rank}"
+    first_rank = "" if rank is None else f", first on rank {rank}"
     message = Message(
         "run.diverged",
-        f"the loss is not finite from epoch {epoch}/{epochs}, step {step} on{where}",
+        f"the loss is not finite from epoch {epoch}/{epochs}, step {step} on{first_rank}",
         epoch=epoch,
         epochs=epochs,
         step=step,
@@ -350,8 +350,8 @@ def _divergence_failure(divergence: Divergence | None, epochs: int) -> Failure |
 
 def _kept_model_message(folder: Path, saved: SavedModel) -> Message:
     """Return the message on where a run kept its model, and how to load it."""
-    here = Path.cwd()
-    place = folder.relative_to(here) if folder.is_relative_to(here) else folder
+    working_folder = Path.cwd()
+    place = folder.relative_to(working_folder) if folder.is_relative_to(working_folder) else folder
     sentence = (
         f"kept: {place / str(saved.folder)} ({in_bytes(saved.bytes)}); in Python,"
         f" multicard.load_model({str(place)!r})"
@@ -366,35 +366,35 @@ def line(run: RecordedRun, title: str = "") -> Text:
         title: The cell's title: its number, and how it differs from the sweep's other cells.
     """
     record = run.record
-    ended = Text.assemble(title, (record.status, STYLES.get(record.status, "red")))
+    text = Text.assemble(title, (record.status, STYLES.get(record.status, "red")))
     if record.cause is not None:
         log = f" (log: {run.folder / record.cause.log})" if record.cause.log else ""
-        return ended.append(f": {printable(record.cause.message)}{log}")
+        return text.append(f": {printable(record.cause.message)}{log}")
     if record.probe is not None:
         probe = record.probe
         error_margin = "" if probe.half_width is None else f" ± {probe.half_width:.1%}"
         steps_and_time = f"{count(probe.steps, 'step')}, {record.total_s or 0.0:.1f} s"
         end = table.PROBE_ENDS[probe.ended_by]
-        return ended.append(
+        return text.append(
             f"  [probe] step {probe.step_s:.4g} s{error_margin}, {steps_and_time}; ended: {end}"
         )
-    ended.append(f"{limits.brief_signs(record):<1}", "yellow").append(
+    text.append(f"{limits.brief_signs(record):<1}", "yellow").append(
         f" {table.figures_in_brief(record)}"
     )
     if not title:
-        ended.append(f"   started in {record.startup_s or 0.0:.1f} s")
+        text.append(f"   started in {record.startup_s or 0.0:.1f} s")
     if (
         isinstance(record, LlmRecord)
         and record.held_out is not None
         and record.held_out.int4_problem is not None
     ):
-        ended.append(f"\n  {record.held_out.int4_problem}")
+        text.append(f"\n  {record.held_out.int4_problem}")
     saved = getattr(record, "saved", None)
     if saved is not None:
-        ended.append(f"\n  {saved.problem or _kept_model_message(run.folder, saved)}")
+        text.append(f"\n  {saved.problem or _kept_model_message(run.folder, saved)}")
     bound = bounds.of(record)
     # The end of a sweep says what limits the recommended cell, by rates. So each cell says it only
     # if it was measured.
     if bound is not None and (bound.is_measured or not title):
-        ended.append(f"\n  {bound.sentence}")
-    return ended
+        text.append(f"\n  {bound.sentence}")
+    return text

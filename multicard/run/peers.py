@@ -148,8 +148,8 @@ class Peers:
             failure: The failure of node 0's own ranks, if there is one.
         """
         deadline_s = clock_s() + (LAST_WORDS_S if failure is None else 0.0)
-        for node, ended in self._ended.items():
-            if not ended.wait(max(0.0, deadline_s - clock_s())) and failure is None:
+        for node, ranks_ended in self._ended.items():
+            if not ranks_ended.wait(max(0.0, deadline_s - clock_s())) and failure is None:
                 name = self._allocation.hosts[node]
                 message = Message(
                     "node.not-ended", f"node {name} did not end when the others did", host=name
@@ -210,8 +210,10 @@ class Guest:
             on_stop(message["stop"])
         with self._lock:
             if not self._finishing:
-                ended = Failure("node", Message("node.ended-by-first", "node 0 ended the run"))
-                failures.end(_node_lost(self._head) if message is None else ended)
+                ended_by_node_0 = Failure(
+                    "node", Message("node.ended-by-first", "node 0 ended the run")
+                )
+                failures.end(_node_lost(self._head) if message is None else ended_by_node_0)
         self._released.set()
 
     def finish(self, failure: Failure | None) -> None:
@@ -270,8 +272,8 @@ def _receive(connection: Connection) -> dict[str, Any] | None:
 
 def _keep_alive(connection: Connection) -> None:
     """Have the kernel notice if the other machine disappears without closing the connection."""
-    with socket.socket(fileno=dup(connection.fileno())) as other:
-        other.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        other.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENCE_S // 3)
-        other.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, SILENCE_S // 3)
-        other.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)
+    with socket.socket(fileno=dup(connection.fileno())) as same_socket:
+        same_socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        same_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENCE_S // 3)
+        same_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, SILENCE_S // 3)
+        same_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)

@@ -129,7 +129,7 @@ def changed_data(
     workload: Workload,
     config: RunConfig,
     data: DataContent | None,
-    known: dict[str, DataContent | None] | None = None,
+    known_fingerprints: dict[str, DataContent | None] | None = None,
 ) -> Message | None:
     """Return a message if the data has changed since the record of this configuration was made.
 
@@ -138,18 +138,18 @@ def changed_data(
 
     Args:
         data: The fingerprint in the record.
-        known: Fingerprints by the configuration of the data, to which new ones are added. A sweep
-            passes it, because its cells have the same data.
+        known_fingerprints: Fingerprints by the configuration of the data, to which new ones are
+            added. A sweep passes it, because its cells have the same data.
     """
     if data is None:
         return None
     values = plain(config)
-    if known is None:
-        known = {}
+    if known_fingerprints is None:
+        known_fingerprints = {}
     key = json.dumps([values.get(group) for group in schema.own(type(config), Role.content)])
-    if key not in known:
-        known[key] = data_now(workload, config)
-    changed = content.difference(data, known[key])
+    if key not in known_fingerprints:
+        known_fingerprints[key] = data_now(workload, config)
+    changed = content.difference(data, known_fingerprints[key])
     if changed is None:
         return None
     return Message(
@@ -287,9 +287,9 @@ def binds(config: RunConfig, placement: Placement) -> bool:
 
     This is not done under nsys: torch would ask for the GPU in this process, and that starts CUDA.
     """
-    wanted = (
+    is_wanted = (
         config.numa is Numa.node
         and placement.device == "cuda"
         and config.profile.name is not ProfileName.nsys
     )
-    return wanted and shutil.which("numactl") is not None
+    return is_wanted and shutil.which("numactl") is not None

@@ -143,12 +143,12 @@ def _bar(title: str) -> Any:
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
-    rest = [TextColumn("{task.fields[figures]}"), TimeRemainingColumn()]
+    figure_columns = [TextColumn("{task.fields[figures]}"), TimeRemainingColumn()]
     bar = Progress(
         TextColumn(f"{escape(title or '  ')}{{task.description}}"),
         BarColumn(10 if title else 40),
         TextColumn("{task.percentage:3.0f} %{task.fields[sweep]}"),
-        *(rest if not title or console.width >= MIN_WIDTH_FOR_FIGURES else []),
+        *(figure_columns if not title or console.width >= MIN_WIDTH_FOR_FIGURES else []),
         console=console,
         speed_estimate_period=SPEED_OVER_S,
         auto_refresh=False,

@@ -85,13 +85,13 @@ def _unreadable(path: Path, weights: str, why: str) -> Refusal:
     )
 
 
-def _refuse(path: Path, weights: str, what: str, remedy: str) -> NoReturn:
+def _refuse(path: Path, weights: str, file_kind: str, remedy: str) -> NoReturn:
     raise Refusal(
         "weights.other-file",
-        f"model.weights={weights}: is {what}, not a complete file of weights; {remedy}",
+        f"model.weights={weights}: is {file_kind}, not a complete file of weights; {remedy}",
         key="model.weights",
         file=str(path),
-        what=what,
+        what=file_kind,
     )
 
 
@@ -102,9 +102,9 @@ def _refuse_other_files(path: Path, weights: str) -> None:
     if not first_bytes:
         _refuse(path, weights, "empty", "download or copy it again")
     begin = first_bytes.lstrip(b"\xef\xbb\xbf \r\n\t").lower()
-    for magic, what, remedy in NO_WEIGHTS:
+    for magic, file_kind, remedy in NO_WEIGHTS:
         if begin.startswith(magic):
-            _refuse(path, weights, what, remedy)
+            _refuse(path, weights, file_kind, remedy)
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
@@ -189,27 +189,30 @@ def _tensors(content: Any, place: tuple[str, ...] = ()) -> Iterator[tuple[str, t
                 yield from _tensors(value, (*place, *name.split(".")))
 
 
-def note_of_choice(weights: str, taken: str, others: list[str], left: list[str]) -> Message:
+def note_of_choice(
+    weights: str, taken_set: str, other_sets: list[str], unused_names: list[str]
+) -> Message:
     """Return the note on which of a file's weights are taken, if it holds several sets or others.
 
     Args:
-        taken: The set that is taken, as `model.weights_from` names it.
-        others: The other sets, named in the same way.
-        left: Names of tensors that belong to none of the sets.
+        taken_set: The set that is taken, as `model.weights_from` names it.
+        other_sets: The other sets, named in the same way.
+        unused_names: Names of tensors that belong to none of the sets.
     """
-    several = (
-        f", not {' or '.join(others)} (`{override('model.weights_from', others[0])}` takes that)"
-        if others
+    other_part = (
+        f", not {' or '.join(other_sets)}"
+        f" (`{override('model.weights_from', other_sets[0])}` takes that)"
+        if other_sets
         else ""
     )
-    more = f" and {len(left) - 2} more" if len(left) > 2 else ""
-    beside = f"; not read: {', '.join(left[:2])}{more}" if left else ""
+    more_unused = f" and {len(unused_names) - 2} more" if len(unused_names) > 2 else ""
+    unused_part = f"; not read: {', '.join(unused_names[:2])}{more_unused}" if unused_names else ""
     return Message(
         "weights.taken",
-        f"model.weights={weights}: takes the weights called {taken}{several}{beside}",
+        f"model.weights={weights}: takes the weights called {taken_set}{other_part}{unused_part}",
         key="model.weights",
-        taken=taken,
-        others=others,
-        left=left[:20],
-        left_count=len(left),
+        taken=taken_set,
+        others=other_sets,
+        left=unused_names[:20],
+        left_count=len(unused_names),
     )

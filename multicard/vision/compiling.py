@@ -102,14 +102,14 @@ def prepare(loop: Loop, test_samples: int, loaders: Sequence[Input] = ()) -> flo
             for _ in range(compilation.GRAPH_PASSES if loop.cuda_graphs else 1):
                 train_on_zeros(loop, share.model, share.batch_size)
                 evaluate_zeros(loop, share.batch_size)
-        full, odd = divmod(len(share.sampler), share.batch_size)
+        full_batches, last_batch_size = divmod(len(share.sampler), share.batch_size)
         # The smaller last batch trains without DDP: other ranks may not have one.
-        if full % share.batches_per_step == share.turn:
-            train_on_zeros(loop, share.evaluated, odd)
+        if full_batches % share.batches_per_step == share.turn:
+            train_on_zeros(loop, share.evaluated, last_batch_size)
         evaluate_zeros(loop, test_samples % share.batch_size)
     with torch.no_grad():
-        for buffer, before in zip(share.plain.buffers(), buffers, strict=True):
-            buffer.copy_(before)
+        for buffer, buffer_before in zip(share.plain.buffers(), buffers, strict=True):
+            buffer.copy_(buffer_before)
     timing.synchronize(loop.rank.device)
     return timing.clock_s() - started_s if loop.compiled else None
 

@@ -184,11 +184,11 @@ def depthwise_backward(
     launch = launch_of(x, kernel, stride)
     total = torch.float64 if x.dtype == torch.float64 else torch.float32
     sums = x.new_empty((launch.parts if of_weight else 0, kernel * kernel, channels), dtype=total)
-    wanted = {"GIVES_DX": of_x, "GIVES_SUMS": of_weight}
+    gradients_wanted = {"GIVES_DX": of_x, "GIVES_SUMS": of_weight}
     with _current_device(x.device):
         run = cast("Any", kernels.backward[(launch.programs,)])
         tensors = x, gradient, weight.contiguous(), dx, sums
-        run(*tensors, *launch.sizes, **launch.constants, **wanted, **launch.options)
+        run(*tensors, *launch.sizes, **launch.constants, **gradients_wanted, **launch.options)
     if of_weight:
         dweight.copy_(sums.sum(0).t().reshape(weight.shape))
     return dx, dweight
@@ -223,9 +223,9 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None,
         padding = [weight.shape[-1] // 2] * 2
         # The shape ends with: dilation, transposed, output padding, groups.
         shape = both, padding, [1, 1], False, [0, 0], len(weight)
-        wanted = [of_x, of_weight, False]
+        gradients_wanted = [of_x, of_weight, False]
         dx, dweight, _ = torch.ops.aten.convolution_backward(
-            gradient, x, weight, None, *shape, wanted
+            gradient, x, weight, None, *shape, gradients_wanted
         )
     return dx if of_x else None, dweight if of_weight else None, None, None, None
 

@@ -35,10 +35,10 @@ def _columns(
     """
     values = ()
     for n in tl.static_range(FIRST, FIRST + COUNT):
-        there = inside & (column + n < width)
+        is_loaded = inside & (column + n < width)
         if n < 0:
-            there = there & (column + n >= 0)
-        values = values + (tl.load(at + n * CHANNELS, there, 0.0),)
+            is_loaded = is_loaded & (column + n >= 0)
+        values = values + (tl.load(at + n * CHANNELS, is_loaded, 0.0),)
     return values
 
 
@@ -114,9 +114,9 @@ def forward(
     near = ()
     following = ()
     for n in tl.static_range(KERNEL):
-        there = inside & (row_x + n >= 0) & (row_x + n < height)
+        is_loaded = inside & (row_x + n >= 0) & (row_x + n < height)
         loaded = _columns(
-            at_x + n * width * CHANNELS, there, column_x, width, CHANNELS, -PAD, REACH
+            at_x + n * width * CHANNELS, is_loaded, column_x, width, CHANNELS, -PAD, REACH
         )
         if n < REUSED_ROWS:
             near = near + _converted(loaded, TOTAL, REACH)
@@ -128,9 +128,9 @@ def forward(
         at_x += STRIDE * width * CHANNELS
         following = ()
         for n in tl.static_range(REUSED_ROWS, KERNEL):
-            there = inside & (row_x + n >= 0) & (row_x + n < height)
+            is_loaded = inside & (row_x + n >= 0) & (row_x + n < height)
             following = following + _columns(
-                at_x + n * width * CHANNELS, there, column_x, width, CHANNELS, -PAD, REACH
+                at_x + n * width * CHANNELS, is_loaded, column_x, width, CHANNELS, -PAD, REACH
             )
         for v in tl.static_range(ACROSS):
             total = tl.zeros((P, BLOCK), TOTAL)
@@ -186,29 +186,29 @@ def backward(
     for _ in tl.static_range(KERNEL * KERNEL):
         totals = totals + (tl.zeros((P, BLOCK), TOTAL),)
     for n in tl.static_range(FIRST, FIRST + SIDE - 1):
-        there = inside & (row + n >= 0) & (row + n < out_height)
-        loaded = _columns(at_gradient, there, column, out_width, CHANNELS, FIRST, REACH)
+        is_loaded = inside & (row + n >= 0) & (row + n < out_height)
+        loaded = _columns(at_gradient, is_loaded, column, out_width, CHANNELS, FIRST, REACH)
         near = near + _converted(loaded, TOTAL, REACH)
         at_gradient += out_width * CHANNELS
-    there = inside & (row + FIRST + SIDE - 1 < out_height)
-    following = _columns(at_gradient, there, column, out_width, CHANNELS, FIRST, REACH)
+    is_loaded = inside & (row + FIRST + SIDE - 1 < out_height)
+    following = _columns(at_gradient, is_loaded, column, out_width, CHANNELS, FIRST, REACH)
     for u in tl.static_range(STRIDE):
-        there = inside & (row * STRIDE + u < height)
+        is_loaded = inside & (row * STRIDE + u < height)
         inputs = inputs + _columns(
-            at_x + u * width * CHANNELS, there, column_x, width, CHANNELS, 0, X_COLUMNS
+            at_x + u * width * CHANNELS, is_loaded, column_x, width, CHANNELS, 0, X_COLUMNS
         )
     for _ in range(ROWS):
         near = near + _converted(following, TOTAL, REACH)
         values = _converted(inputs, TOTAL, STRIDE * X_COLUMNS)
         at_gradient += out_width * CHANNELS
         at_x += STRIDE * width * CHANNELS
-        there = inside & (row + FIRST + SIDE < out_height)
-        following = _columns(at_gradient, there, column, out_width, CHANNELS, FIRST, REACH)
+        is_loaded = inside & (row + FIRST + SIDE < out_height)
+        following = _columns(at_gradient, is_loaded, column, out_width, CHANNELS, FIRST, REACH)
         inputs = ()
         for u in tl.static_range(STRIDE):
-            there = inside & ((row + 1) * STRIDE + u < height)
+            is_loaded = inside & ((row + 1) * STRIDE + u < height)
             inputs = inputs + _columns(
-                at_x + u * width * CHANNELS, there, column_x, width, CHANNELS, 0, X_COLUMNS
+                at_x + u * width * CHANNELS, is_loaded, column_x, width, CHANNELS, 0, X_COLUMNS
             )
         for n in tl.static_range(
             STRIDE * X_COLUMNS
@@ -232,8 +232,8 @@ def backward(
                 is_input = (row * STRIDE + n // X_COLUMNS < height) & (
                     column_x + n % X_COLUMNS < width
                 )
-                here = at_dx + (n // X_COLUMNS * width + n % X_COLUMNS) * CHANNELS
-                tl.store(here, total.to(dx.dtype.element_ty), inside & is_input)
+                at_output = at_dx + (n // X_COLUMNS * width + n % X_COLUMNS) * CHANNELS
+                tl.store(at_output, total.to(dx.dtype.element_ty), inside & is_input)
         row += 1
         at_dx += STRIDE * width * CHANNELS
         near = near[REACH:]

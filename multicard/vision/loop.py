@@ -75,7 +75,7 @@ class Loop:
             self.probing = Probing(config, rank, rank.device, self.board, share.steps)
         elif config.probe.enabled:
             # The prepared batches are enough for this number of steps, rounded up.
-            ahead = -(-prepared // share.batches_per_step)
+            steps_ahead = -(-prepared // share.batches_per_step)
             weight = share.distinct_part(rank.world_size)
             count = share.steps
             skips = config.warmup_steps
@@ -86,7 +86,7 @@ class Loop:
                 folder,
                 count,
                 skips,
-                ahead,
+                steps_ahead,
                 weight,
                 lambda: self.last_loss,
             )
@@ -226,13 +226,13 @@ class Loop:
         A smaller last batch runs uncompiled: compiling for its shape would cost more than it gains.
         """
         images = images.contiguous(memory_format=self.memory_format)
-        odd = self.compiled and len(images) != self.share.batch_size
+        is_smaller_batch = self.compiled and len(images) != self.share.batch_size
         if self.cuda_graphs:
             # The outputs of earlier steps are no longer needed: the graphs may reuse their memory.
             torch.compiler.cudagraph_mark_step_begin()
         with (
             self.precision.arithmetic(self.rank.device),
-            torch.compiler.set_stance("force_eager") if odd else nullcontext(),
+            torch.compiler.set_stance("force_eager") if is_smaller_batch else nullcontext(),
         ):
             return model(images)
 
@@ -298,14 +298,14 @@ def wait_for_first_batch(batches: Iterable[Batch]) -> tuple[Iterator[Batch], flo
     return _first_then_others(first, loaded), timing.clock_s() - started_s
 
 
-def _first_then_others(first: list[Batch], others: Iterator[Batch]) -> Iterator[Batch]:
+def _first_then_others(first: list[Batch], later_batches: Iterator[Batch]) -> Iterator[Batch]:
     """Yield the batches of both arguments, and release the first batch once it is taken.
 
     `itertools.chain` would keep the first batch in the GPU's memory until the last one was taken.
     """
     while first:
         yield first.pop()
-    yield from others
+    yield from later_batches
 
 
 def memory_format(config: VisionConfig) -> torch.memory_format:

@@ -66,8 +66,12 @@ def has(name: str) -> bool:
     )
 
 
-def refuse_unknown(name: str, own: list[str]) -> None:
-    """Refuse a name that neither the libraries nor `own` have, or whose model is no classifier."""
+def refuse_unknown(name: str, other_names: list[str]) -> None:
+    """Refuse a name that is not known, or whose model does not classify images.
+
+    Args:
+        other_names: Names that are known in addition to those of the libraries.
+    """
     folder = registered("torchvision").get(name)
     if folder and name not in classifier_names():
         raise Refusal(
@@ -77,17 +81,17 @@ def refuse_unknown(name: str, own: list[str]) -> None:
             model=name,
             folder=folder,
         )
-    if name in own or has(name):
+    if name in other_names or has(name):
         return
-    near = difflib.get_close_matches(name, {*own, *classifier_names()}, n=3) or [
+    nearest_names = difflib.get_close_matches(name, {*other_names, *classifier_names()}, n=3) or [
         "mobilenet_v2",
         "resnet50",
     ]
     raise Refusal(
         "classifier.unknown",
         f"model={name}: neither torchvision nor timm has this model; nearest:"
-        f" {', '.join(f'`model={name}`' for name in near)}",
+        f" {', '.join(f'`model={name}`' for name in nearest_names)}",
         key="model",
         model=name,
-        near=near,
+        near=nearest_names,
     )

@@ -38,9 +38,9 @@ def is_tried(config: ModelConfig) -> bool:
 
 def describe(config: ModelConfig) -> str:
     """Return the model in a few words, as in "pretrained resnet18 with a frozen backbone"."""
-    known = {RANDOM: "", PRETRAINED: "pretrained "}
+    origins = {RANDOM: "", PRETRAINED: "pretrained "}
     frozen = " with a frozen backbone" if config.freeze is Freeze.backbone else ""
-    return f"{known.get(config.weights, 'loaded ')}{config.name}{frozen}"
+    return f"{origins.get(config.weights, 'loaded ')}{config.name}{frozen}"
 
 
 def weights_file(config: ModelConfig) -> Path | None:

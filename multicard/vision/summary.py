@@ -125,8 +125,8 @@ def _non_finite_losses(table: dict[str, np.ndarray]) -> tuple[int, Divergence | 
     """
     has_loss = table["samples"] > 0
     rows_with_loss = {name: column[has_loss] for name, column in table.items()}
-    count, first = formulas.not_finite(rows_with_loss, np.isfinite(rows_with_loss["loss"]))
-    return count, None if first is None else Divergence(*first)
+    count, first_place = formulas.not_finite(rows_with_loss, np.isfinite(rows_with_loss["loss"]))
+    return count, None if first_place is None else Divergence(*first_place)
 
 
 def _rate(
@@ -141,9 +141,9 @@ def _rate(
     record.step_s = counted.statistics()
     if not table:
         return
-    first = {name: column[table["epoch"] == 0] for name, column in table.items()}
-    trained = first["samples"].sum()
-    (_, distinct) = _steps_and_samples(ranks, first)
+    first_epoch = {name: column[table["epoch"] == 0] for name, column in table.items()}
+    trained = first_epoch["samples"].sum()
+    (_, distinct) = _steps_and_samples(ranks, first_epoch)
     record.trained_images_per_s = trained_per_s = counted.per_s("samples")
     record.images_per_s = trained_per_s and trained_per_s * distinct / trained
     if counted.measured.any():  # The mean is over all steps of all ranks.
@@ -184,12 +184,12 @@ def _communication(
 
     Returns None if the strategy does not know them.
     """
-    first = ranks[0] if ranks else VisionReport(rank=0)
+    rank_0 = ranks[0] if ranks else VisionReport(rank=0)
     sizes = (
-        first.parameter_bytes,
-        first.gradient_bytes,
-        first.buffer_bytes,
-        first.statistics_bytes,
+        rank_0.parameter_bytes,
+        rank_0.gradient_bytes,
+        rank_0.buffer_bytes,
+        rank_0.statistics_bytes,
     )
     steps = full_steps = 0
     trained: Counter[int] = Counter()
@@ -201,19 +201,19 @@ def _communication(
             set(zip(table["epoch"][without_batch], table["step"][without_batch], strict=True))
         )
     evaluated: Counter[int] = Counter()
-    for epoch in first.epochs:
+    for epoch in rank_0.epochs:
         evaluated += _batches(epoch.test_samples or 0, config.rank_batch_size)
     precision = PRECISIONS[config.precision.name]
     traffic = Traffic(
         len(ranks),
         steps,
         full_steps,
-        len(first.epochs),
+        len(rank_0.epochs),
         *sizes,
         trained=trained,
         evaluated=evaluated,
         image_bytes=3 * config.dataset.image_size**2 * value_bytes(precision.transfer),
-        output_bytes=first.classes * value_bytes(precision.autocast or precision.model),
+        output_bytes=rank_0.classes * value_bytes(precision.autocast or precision.model),
     )
     received = STRATEGIES[config.strategy.name].received(config, traffic)
     return None if received is None else Communication(**received, per="rank", source="computed")
@@ -221,5 +221,5 @@ def _communication(
 
 def _batches(samples: int, size: int) -> Counter[int]:
     """Return the number of batches of each size that hold these samples: full ones and a last."""
-    full, last = divmod(samples, size)
-    return Counter({size: full}) + Counter({last: min(last, 1)})
+    full_batches, last_size = divmod(samples, size)
+    return Counter({size: full_batches}) + Counter({last_size: min(last_size, 1)})

@@ -128,12 +128,16 @@ class TrainingReport(RankReportWriter[VisionReport]):
     def reached(self, steps: int, elapsed_s: float, span_s: tuple[float, float]) -> None:
         """Update the segment when training reaches the end of an epoch or a stop."""
         self.content.spans_s.append(span_s)
-        *before, segment = self.content.segments
+        *earlier_segments, segment = self.content.segments
         segment.steps = steps - segment.first_step
-        segment.trained_s = elapsed_s - sum(earlier.trained_s or 0.0 for earlier in before)
-        now = [memory.peak_memory_bytes(device) for device in self.devices]
-        before = self.content.device_peaks_bytes or [0] * len(now)
-        self.content.device_peaks_bytes = [max(peaks) for peaks in zip(before, now, strict=True)]
+        segment.trained_s = elapsed_s - sum(
+            earlier.trained_s or 0.0 for earlier in earlier_segments
+        )
+        peaks_now = [memory.peak_memory_bytes(device) for device in self.devices]
+        peaks_before = self.content.device_peaks_bytes or [0] * len(peaks_now)
+        self.content.device_peaks_bytes = [
+            max(peaks) for peaks in zip(peaks_before, peaks_now, strict=True)
+        ]
         self.content.peak_memory_bytes = max(self.content.device_peaks_bytes)
         self.write()
 
@@ -264,8 +268,8 @@ def refuse_single_images(config: VisionConfig, share: Share, classes: int) -> No
 
     BatchNorm would then see a single value per channel.
     """
-    last = torch.empty(len(share.sampler) % share.batch_size or share.batch_size)
-    if len(last.chunk(len(share.devices))[-1]) > 1:
+    last_batch = torch.empty(len(share.sampler) % share.batch_size or share.batch_size)
+    if len(last_batch.chunk(len(share.devices))[-1]) > 1:
         return
     size = config.dataset.image_size
     single_image_trial = Trial(
@@ -416,15 +420,17 @@ def restore(loop: Loop, report: TrainingReport) -> Start:
     return Start(state["epoch"], state["step"], state["elapsed_s"], trained, state["random"])
 
 
-def join_epoch_parts(before: dict[str, Any] | None, after: dict[str, Any]) -> dict[str, Any]:
+def join_epoch_parts(
+    before_stop: dict[str, Any] | None, after_stop: dict[str, Any]
+) -> dict[str, Any]:
     """Join the measurements of an epoch's steps before and after a stop.
 
     Seconds are added, and lists of steps are concatenated.
     """
-    if before is None:
-        return after
-    phases_s = np.concatenate([before["phases_s"], after["phases_s"]])
-    return {key: before[key] + after[key] for key in after if key != "phases_s"} | {
+    if before_stop is None:
+        return after_stop
+    phases_s = np.concatenate([before_stop["phases_s"], after_stop["phases_s"]])
+    return {key: before_stop[key] + after_stop[key] for key in after_stop if key != "phases_s"} | {
         "phases_s": phases_s
     }
 

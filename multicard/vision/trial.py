@@ -111,14 +111,14 @@ def cached_outcome(trial: bytes, store: bool) -> TrialOutcome:
     if process.returncode:
         output = process.stderr.decode()[-200:].strip()
         name = msgspec.json.decode(trial, type=Trial).model.name
-        ended = Message(
+        failed_trial = Message(
             "trial.ended",
             f"model={name}: the process that tried it exited with {process.returncode}: {output}",
             key="model",
             exit_code=process.returncode,
             output=output,
         )
-        return TrialOutcome(ended.parts)
+        return TrialOutcome(failed_trial.parts)
     outcome = msgspec.json.decode(process.stdout.splitlines()[-1], type=TrialOutcome)
     for note in outcome.notes:
         say(note)

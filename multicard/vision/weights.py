@@ -172,13 +172,17 @@ def _sets_of_weights(tensors: State, model_state: State, body: list[str]) -> lis
     for name, value in tensors.items():
         parts = name.split(".")
         for start in range(len(parts)):
-            rest = ".".join(parts[start:])
-            if rest in body_names:
-                prefix = name.removesuffix(rest)
-                counts[prefix] = counts.get(prefix, 0) + (value.shape == model_state[rest].shape)
-    most = max(counts.values())
-    best_prefixes = [prefix for prefix, count in counts.items() if count == most > 0] or [""]
-    if most < len(body):
+            name_in_model = ".".join(parts[start:])
+            if name_in_model in body_names:
+                prefix = name.removesuffix(name_in_model)
+                counts[prefix] = counts.get(prefix, 0) + (
+                    value.shape == model_state[name_in_model].shape
+                )
+    most_matches = max(counts.values())
+    best_prefixes = [prefix for prefix, count in counts.items() if count == most_matches > 0] or [
+        ""
+    ]
+    if most_matches < len(body):
         best_prefixes = best_prefixes[:1]
     return sorted(best_prefixes, key=lambda prefix: AVERAGED.search(prefix) is None)
 
@@ -246,9 +250,9 @@ def _head_from_file(
     weight = next((value for name, value in head_state.items() if name.endswith("weight")), None)
     if not candidates or weight is None:
         return Head(head_state, {*candidates}, Message("weights.head-absent", "the file has none"))
-    (layer, *more) = layers
+    (layer, *other_layers) = layers
     matrix = candidates.get(f"{layer}.weight")
-    if more or matrix is None or matrix.shape[1:] != weight.shape[1:]:
+    if other_layers or matrix is None or matrix.shape[1:] != weight.shape[1:]:
         note = Message(
             "weights.head-of-other-layers",
             f"the file has {', '.join(layers[:3])} in its place",

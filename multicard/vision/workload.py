@@ -47,7 +47,7 @@ def refuse(config: VisionConfig) -> None:
             raise Refusal(
                 "vision.no-option",
                 f"{group}.name={name}: no such {group}; use"
-                f" {', '.join(f'`{group}={each}`' for each in options)}",
+                f" {', '.join(f'`{group}={option}`' for option in options)}",
                 key=f"{group}.name",
                 name=name,
                 options=list(options),
@@ -104,9 +104,9 @@ def has_room(config: VisionConfig, placement: Placement) -> None:
     """
     DATASETS[config.dataset.name].require_room(config.dataset, placement.processes)
     rank_workers = workers(config, placement)
-    ahead = LOADERS[config.loader.name].in_shared_memory(config.loader, rank_workers)
+    batches_ahead = LOADERS[config.loader.name].in_shared_memory(config.loader, rank_workers)
     free_bytes = memory.free_shared_memory_bytes()
-    if not ahead or free_bytes is None:
+    if not batches_ahead or free_bytes is None:
         return
     dataset = config.dataset
     batch_size = config.rank_batch_size
@@ -116,17 +116,21 @@ def has_room(config: VisionConfig, placement: Placement) -> None:
     batch_bytes = batch_size * (image_bytes + 8)  # A label is an int64.
     batches = math.inf if dataset.train_limit is None else -(-dataset.train_limit // batch_size)
     pinned = config.pin_memory and placement.device == "cuda"
-    least = 1 if pinned else placement.processes * min(ahead + 1, batches)
-    most = placement.processes * min(ahead + 2, batches)
-    if least * batch_bytes > free_bytes:
+    least_batches = 1 if pinned else placement.processes * min(batches_ahead + 1, batches)
+    most_batches = placement.processes * min(batches_ahead + 2, batches)
+    if least_batches * batch_bytes > free_bytes:
         problem = _shared_memory_message(
-            "need", rank_workers, placement.processes, int(least * batch_bytes), free_bytes
+            "need", rank_workers, placement.processes, int(least_batches * batch_bytes), free_bytes
         )
         raise Refusal.of(problem)
-    if most * batch_bytes > free_bytes:
+    if most_batches * batch_bytes > free_bytes:
         say(
             _shared_memory_message(
-                "may need", rank_workers, placement.processes, int(most * batch_bytes), free_bytes
+                "may need",
+                rank_workers,
+                placement.processes,
+                int(most_batches * batch_bytes),
+                free_bytes,
             ),
             error=True,
         )
@@ -151,7 +155,7 @@ def _shared_memory_message(
     )
 
 
-def check(config: VisionConfig) -> None:
+def check_requirements(config: VisionConfig) -> None:
     """Check that the loader's library, the data set and the model are there and can be used."""
     LOADERS[config.loader.name].check()
     dataset = DATASETS[config.dataset.name]
@@ -268,7 +272,7 @@ WORKLOAD = Workload(
     refuse=refuse,
     fits=fits,
     has_room=has_room,
-    check=check,
+    check=check_requirements,
     data=lambda config: datasets.content(config.dataset) | models.content(config.model),
     repeated=lambda config: datasets.repeated(config.dataset, config.seed),
     arguments=lambda config, placement, folder: (config, folder, workers(config, placement)),
