@@ -3,15 +3,15 @@
 one run        python measure_script.py script=train.py args.lr=0.1 gpus=2
 a sweep        python measure_script.py -m script=train.py args.precision=bf16,fp32 gpus=1,2,4
 short runs     python measure_script.py -m script=train.py gpus=1,2 steps=200 name=mine
-as they are    python measure_script.py script=train.py words=[data/train.csv,--verbose]
-for Hydra      python measure_script.py script=train.py args.style=hydra args.optim.lr=0.1
+plain words    python measure_script.py script=train.py words=[data/train.csv,--verbose]
+a Hydra script python measure_script.py script=train.py args.style=hydra args.optim.lr=0.1
 """
 
 import sys
 
 from multicard.ranks import program
 
-program.begin()  # Before the slow imports, during which signals shall end the process.
+program.begin()  # First: a signal during the slow imports must end the process at once.
 
 from multicard import repository
 from multicard.cli import command

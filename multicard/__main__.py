@@ -49,7 +49,7 @@ COMMANDS = dict(re.findall(r"^(\w+)(?: \S+)*  +(.+)$", USAGE, re.MULTILINE))
 
 def main(words: list[str] | None = None) -> int:
     """Run a command and return its exit code."""
-    program.begin()  # Before the slow imports, during which signals shall end the process.
+    program.begin()  # First: a signal during the slow imports must end the process at once.
     name, *rest = (sys.argv[1:] if words is None else words) or ["--help"]
     if name == "help" and rest:
         name, *rest = [*rest, "--help"]

@@ -109,7 +109,7 @@ def time_ablations(
     def steps(batches: Iterator[Batch], count: int) -> None:
         for _ in range(count):
             loop.step(batches)
-        loop.timer.stop()  # Restart the timer, so that its list of times does not grow.
+        loop.timer.stop()  # This discards the recorded times, which are not needed.
         loop.timer.start()
 
     def fetch(count: int) -> None:
