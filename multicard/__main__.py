@@ -3,20 +3,20 @@
 vision KEY=VALUE...      train and measure image recognition (train_vision.py)
 tune KEY=VALUE...        tune a language model and measure it (tune_llm.py)
 script script=FILE ...   measure your own PyTorch script (measure_script.py)
-best [FOLDER...]         what to run, and all settings ranked
-report [FOLDER...]       an HTML page about runs; --watch follows those that run
+best [FOLDER...]         recommend a setting, and rank all settings
+report [FOLDER...]       an HTML page about runs; --watch follows running ones
 list [FOLDER...]         your runs
 compare A [B]            two sweeps cell by cell
 table NAME [FOLDER...]   a table or figure of the papers
-figure NAME [FOLDER...]  the papers' figures, of your runs
-claims [FOLDER...]       the papers' claims, tested
-evidence                 what the GPUs of this machine do: a page, and a file to share
+figure NAME [FOLDER...]  a figure of the papers, drawn from your runs
+claims [FOLDER...]       test the claims of the papers on your runs
+evidence                 measure the GPUs of this machine: a page, and a file to share
 predictions [FOLDER...]  how well runs were predicted
 dashboard                a workspace in Weights & Biases
 export [FOLDER...]       measured rows to share, without names
-import FILE              rows that others measured
-sync [FOLDER...]         bring records to Weights & Biases
-plan JOBS.yaml           what runs where and when on a node
+import FILE              add rows that others measured
+sync [FOLDER...]         upload records to Weights & Biases
+plan JOBS.yaml           plan where and when jobs run on a node
 profile FILE...          the metrics of profiler files as one table
 demo                     a small run, a plan, a sweep and a page, in two minutes
 completion SHELL         a script that completes commands in bash, zsh or fish

@@ -58,7 +58,7 @@ class Workload:
         summarise: Fills in the record's figures, from the ranks' reports and the table of steps.
         advise: Returns the option to try next, given what limits a run.
         explain: Adds what follows from a complete record to it.
-        unit: What ranks count while they work.
+        unit: The unit that ranks count while they work, such as "images".
         nccl: The name of torch's backend for NCCL.
         joins: True if ranks join a process group before `work`. A script does that itself.
         free: Groups of the schema, and keys of options, that accept keys of any name.

@@ -28,7 +28,7 @@ from multicard.vision.optim import Optimisation
 from multicard.vision.precision import choose
 from multicard.vision.strategy import Share, compiles
 
-# What a step counts: samples trained, samples loaded, and bytes copied to the device.
+# The counts of a step: samples trained, samples loaded, and bytes copied to the device.
 COUNTS: tuple[str, ...] = ("samples", "loaded", "h2d_images_bytes", "h2d_labels_bytes")
 
 

@@ -53,7 +53,7 @@ class Start:
         epoch: The epoch to train in, from 0.
         step: The first step to train within this epoch, from 0.
         elapsed_s: Seconds that earlier starts spent in training and evaluation.
-        trained: What `Loop.train_epoch` returned for the epoch's steps before the stop.
+        trained: The result of `Loop.train_epoch` for the epoch's steps before the stop.
         random: The states of the random number generators at the stop (`get_random`).
     """
 
@@ -109,7 +109,7 @@ class TrainingReport(RankReportWriter[VisionReport]):
         """Add an epoch that has been trained and evaluated.
 
         Args:
-            figures: What `Loop.train_epoch` and `Loop.evaluate` returned, and the epoch's end.
+            figures: The results of `Loop.train_epoch` and `Loop.evaluate`, and the epoch's end.
             steps: Steps of the run at the end of the epoch.
             span_s: Start and end of the epoch in this process, on the machine's clock.
         """
@@ -362,7 +362,7 @@ def last_loss(trained: dict[str, Any]) -> float:
     """Return the loss of the last step for which this rank had a batch, or 0 if it had none.
 
     Args:
-        trained: What `Loop.train_epoch` returned.
+        trained: The result of `Loop.train_epoch`.
     """
     loss = 0.0
     for step_loss, samples in zip(trained["loss"], trained["samples"], strict=True):
@@ -385,7 +385,7 @@ def save(
     """Save a checkpoint: everything that later steps depend on, and the measurements so far.
 
     Args:
-        trained: What `Loop.train_epoch` returned, for all of the epoch's steps so far.
+        trained: The result of `Loop.train_epoch`, for all of the epoch's steps so far.
     """
     state = {
         "model": loop.share.plain.state_dict(),

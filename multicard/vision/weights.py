@@ -45,7 +45,7 @@ def load(model: "nn.Module", config: ModelConfig, classes: int, image_size: int)
     random if the weights have no such layer.
 
     Args:
-        model: What `models.build` returned for the same arguments.
+        model: The result of `models.build` for the same arguments.
 
     Returns:
         Notes for the user on the weights.

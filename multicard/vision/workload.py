@@ -202,7 +202,7 @@ def advise(config: VisionConfig, placement: Placement, bound: str) -> str:
     """Return the option to try next, which is the best that the run does not have yet.
 
     Args:
-        bound: What limits the run: "input", "copy", "communication", "launch" or "compute".
+        bound: The limit of the run: "input", "copy", "communication", "launch" or "compute".
     """
     on_cuda = placement.device == "cuda"
     loader = config.loader.name
