@@ -182,7 +182,7 @@ def merge(folder: Path, trained: list[Segment]) -> list[Segment]:
     """Return the `segments` of the record: each attempt with its steps and its training time.
 
     Args:
-        trained: Steps and times by the ranks, one entry for each attempt whose work is in the result.
+        trained: The ranks' training, with one entry for each attempt whose work is in the result.
     """
     figures = iter(trained)
     numbers = in_result(folder)
