@@ -185,7 +185,7 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
 
     sampler = Remaining(share.sampler, len(data.train))
     training = load(data.train, sampler, sharded=strategy.shards and rank.world_size > 1)
-    test_sampler = test_samples_of_rank(config, len(data.test), share.batch_size, rank)
+    test_sampler = rank_test_samples(config, len(data.test), share.batch_size, rank)
     testing = load(data.test, test_sampler, training=False)
 
     refuse_single_images(config, share, data.classes)
@@ -256,7 +256,7 @@ def note_lost_profile(loop: Loop, report: TrainingReport) -> None:
     report.content.profile = loop.window.close() or {"error": lost}
 
 
-def test_samples_of_rank(config: VisionConfig, samples: int, batch_size: int, rank: Rank) -> range:
+def rank_test_samples(config: VisionConfig, samples: int, batch_size: int, rank: Rank) -> range:
     """Return the test samples that this rank evaluates. Every sample is on exactly one rank."""
     rank_samples = range(rank.rank, samples, rank.world_size)
     # A cell of a race evaluates one batch, as the other cells wait for it.
