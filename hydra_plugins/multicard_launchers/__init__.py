@@ -170,5 +170,5 @@ class NamedModels(ConfigSource, SearchPathPlugin):
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
         if self.is_group(config_path) and results_filter != ObjectType.GROUP:
-            return [*model_names.every()]
+            return [*model_names.classifier_names()]
         return []

@@ -122,7 +122,7 @@ def is_public(kind: str, key: str, value: Any) -> bool:
     return key in keys and all(
         not isinstance(part, str)
         or part in words
-        or (key == "model.name" and part in model_names.every())
+        or (key == "model.name" and part in model_names.classifier_names())
         for part in parts
     )
 
