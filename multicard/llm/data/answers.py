@@ -1,16 +1,15 @@
-"""Which part of a conversation's text its answers are: what the model is to write,
-to the token that ends it.
+"""Find the answers in the text that a chat template writes, so that only they bear loss.
 
-Chat templates are programs, so that answers are found in what they write. A prompt for an answer
-ends where the answer begins. It ends with the first special tokens behind its content: neither the
-line break that Gemma's template adds, nor Phi 3's end of text, is ever generated. GLM's template
-writes no such token, as the model ends an answer with the token that begins the user's next
-message.
+An answer is all that the model has to write, up to the token that ends it. Chat templates are
+programs, so answers are located in their output. A prompt for an answer ends where the answer
+begins. The answer ends with the first special tokens after its content. A model never generates
+the line break that Gemma's template adds there, nor Phi 3's end of text. GLM's template writes no
+end: the model ends an answer with the token that begins the user's next message.
 
-Some templates write an answer differently once others follow, without its thoughts (Qwen 3) or with
-another end (gpt-oss). TRL has forms of the known ones for training, which mark the answers. Of
-others the last answer is learnt. Reasoning is part of its answer, also if the prompt for an answer
-without any ends with empty reasoning.
+Some templates rewrite an answer once other messages follow: without its reasoning (Qwen 3), or with
+another end (gpt-oss). For well-known templates TRL has training forms that mark the answers. With
+other templates of this kind, only the last answer is learnt. Reasoning is part of its answer, even
+if the prompt for an answer without reasoning ends with an empty block of it.
 """
 
 import re
@@ -29,25 +28,28 @@ from multicard.messages import Refusal
 
 Row = dict[str, Any]
 
-# `{% generation %}`, by which a template says what the model
-# writes: a filter that puts MARK before and after it
+# `{% generation %}` is the tag with which a template marks the text that the model writes. It is
+# replaced by a filter that puts MARK before and after this text.
 GENERATION = re.compile(r"({%[-+]?\s*)(end)?generation\b")
 MARK = "\0generation\0"
-CONTENT = "\0content\0"  # in the place of a message's own, to see what the template puts around it
+CONTENT = "\0content\0"  # Replaces a message's content, to show the text that the template adds.
 THOUGHT = "\0thought\0"
-CLOSES = "</think>"  # behind the reasoning that an answer's content holds
+CLOSES = "</think>"  # Ends the reasoning within an answer's content.
 
 
 class Span(NamedTuple):
-    """A part of a text that is to be learnt, from the character `begin` to before `end`."""
+    """The part of a text from character `begin` up to, but without, character `end`."""
 
     begin: int
     end: int
 
 
 class Written(NamedTuple):
-    """A conversation as pieces of text, `content`, those `learnt` with loss; `last_alone`: of
-    several answers, only the last.
+    """A conversation as it was written.
+
+    Fields:
+        pieces: pieces of text, as {"content": text, "learnt": bears loss}.
+        last_alone: there are several answers, and only the last one is learnt.
     """
 
     pieces: list[Row]
@@ -55,7 +57,7 @@ class Written(NamedTuple):
 
 
 class FoundAnswer(NamedTuple):
-    """An answer within a text: what stands before it, and itself to the token that ends it."""
+    """An answer in a text, the text `before` it, and whether a token `ends` it."""
 
     before: str
     answer: str
@@ -63,11 +65,11 @@ class FoundAnswer(NamedTuple):
 
 
 class Writer:
-    """A conversation, the template that writes it, and what is special in its text.
+    """Writes one conversation with a chat template, and locates its answers.
 
     Args:
-        render: writes messages, with `MARK` around what the template itself marks.
-        training: the same of TRL's form for training; None where it has none of this template.
+        render: writes messages, with `MARK` around the parts that the template itself marks.
+        training: the same for TRL's training form; None if TRL has none for this template.
         special: the tokenizer's special tokens.
     """
 
@@ -84,18 +86,20 @@ class Writer:
         self._messages = messages
         self._tools = tools
         self._special = SpecialTokens(special)
-        self._lenient = False  # a prompt that an answer continues in part is its prompt too
+        self._lenient = False  # If true, a prompt may end with text that the answer lacks.
         self._begun: dict[tuple[int, bool], str] = {}
         self._parts: dict[int, list[str]] = {}
         self.answers = [
             place for place, message in enumerate(messages) if message["role"] == "assistant"
         ]
-        # OpenAI's: an answer of weight 0 is not to be learnt
+        # An answer with OpenAI's weight 0 is not learnt.
         self.turns = [place for place in self.answers if messages[place].get("weight") != 0]
 
     def written(self, loss: ChatLoss) -> Written:
-        """The conversation in pieces: the answers with loss, or all of it.
-        Refuses (ValueError) what cannot be told.
+        """Return the conversation in pieces. The answers bear loss, or all of the text.
+
+        Raises:
+            Refusal: the answers cannot be located.
         """
         whole = self._upto(len(self._messages))
         if loss is ChatLoss.all:
@@ -120,16 +124,16 @@ class Writer:
         )
 
     def _upto(self, turns: int, prompt: bool = False) -> str:
-        """The text of the first turns, which is written once."""
+        """Return the text of the first `turns` messages. Each text is rendered only once."""
         if (turns, prompt) not in self._begun:
             self._begun[turns, prompt] = self._text(self._messages[:turns], prompt)
         return self._begun[turns, prompt]
 
     def _of_marks(self, whole: str, prompt: str = "") -> list[Row] | None:
-        """The pieces of a text whose answers the template marks; None where it marks none.
+        """Cut a text before and after the answers that the template marks; None without marks.
 
         Args:
-            prompt: what stands before an answer, which is not learnt where a mark begins within it.
+            prompt: the text before an answer. Where a mark begins within it, it is not learnt.
         """
         parts = whole.split(MARK)
         if len(parts) == 1:
@@ -146,7 +150,7 @@ class Writer:
         return _pieces(text, spans)
 
     def _weighed(self, marked: int) -> list[bool]:
-        """Whether each of the answers that a template marks is to be learnt."""
+        """Tell for each answer that the template marks whether it is learnt."""
         if self.turns == self.answers:
             return [True] * marked
         if marked != len(self.answers):
@@ -158,19 +162,20 @@ class Writer:
         return [place in self.turns for place in self.answers]
 
     def _leaves_out(self, turn: int) -> bool:
-        """True of an answer that the template does not write."""
+        """Tell whether the template leaves out this answer's content."""
         content = self._messages[turn].get("content")
         try:
             around = self._around(turn)
             if around is None or len(around) > 1 or not isinstance(content, str):
                 return False
             return content.strip() not in self._upto(turn + 1)
-        except jinja2.TemplateError:  # it takes the whole alone
+        except jinja2.TemplateError:  # The template only accepts whole conversations.
             return False
 
     def _drops_thoughts(self, turn: int) -> bool:
-        """True of an answer whose content holds reasoning that the template never writes,
-        as DeepSeek's drops it.
+        """Tell whether an answer's content holds reasoning that the template never writes.
+
+        DeepSeek's template drops it.
         """
         message = self._messages[turn]
         if CLOSES not in str(message.get("content")):
@@ -182,8 +187,9 @@ class Writer:
             return False
 
     def _around(self, turn: int) -> list[str] | None:
-        """What the template writes before and after an answer's content;
-        None of an answer that calls tools.
+        """Return the texts that the template writes before and after an answer's content.
+
+        Returns None for an answer that calls tools.
         """
         message = self._messages[turn]
         if not isinstance(message.get("content"), str) or message.get("tool_calls"):
@@ -194,15 +200,14 @@ class Writer:
         return self._parts[turn]
 
     def _of_spans(self, whole: str) -> list[Row] | None:
-        """The pieces of a text in which each answer is found;
-        None where one is written differently in the whole.
-        """
+        """Cut the text around its answers; None if one is written differently in the whole."""
         spans = self._each(whole)
         return None if spans is None else _pieces(self._closed(whole, spans), spans)
 
     def _each(self, whole: str) -> list[Span] | None:
-        """Where each answer is in a text; None where one is written
-        differently there than before others follow.
+        """Return the place of each answer in the text.
+
+        Returns None if the template writes an answer differently once other messages follow.
         """
         spans = list[Span]()
         for turn in self.turns:
@@ -215,7 +220,7 @@ class Writer:
             ):
                 return None
             following = self._messages[turn + 1 : turn + 2]
-            # by another answer's beginning
+            # The beginning of another answer ends this one too.
             ends = found.ends or any(each["role"] == "assistant" for each in following)
             if not ends and (token := self._special.one.match(whole, place.end)):
                 place = Span(place.begin, token.end())
@@ -223,14 +228,15 @@ class Writer:
         return spans
 
     def _find(self, turn: int) -> FoundAnswer | None:
-        """An answer, in the text that ends with it;
-        None where it cannot be told from what stands before.
+        """Find an answer in the text that ends with it.
+
+        Returns None if the text before it cannot be separated from it.
         """
         try:
             text = self._upto(turn + 1)
             prompt = self._prompt(turn, text) if turn else self._greeted(text)
             around = self._around(turn)
-        except jinja2.TemplateError:  # it takes the whole alone
+        except jinja2.TemplateError:  # The template only accepts whole conversations.
             return None
         if prompt is None:
             return None
@@ -254,8 +260,9 @@ class Writer:
         return FoundAnswer(prompt, content + (behind.rstrip() or behind), ends=bool(behind.strip()))
 
     def _behind(self, turn: int) -> str:
-        """What the template itself writes behind an answer without calls;
-        nothing where it refuses one.
+        """Return the text that the template adds after an answer without calls.
+
+        It is empty if the template refuses such an answer.
         """
         plain = {"role": "assistant", "content": CONTENT}
         try:
@@ -264,14 +271,12 @@ class Writer:
             return ""
 
     def _prompt(self, turn: int, text: str) -> str | None:
-        """What stands before an answer, in the text that ends with it;
-        None where that cannot be told.
-        """
+        """Return the part of `text` before its last answer; None if it cannot be determined."""
         prompt = self._upto(turn, prompt=True)
         if text.startswith(prompt):
             return prompt
-        # It may end with what this answer does not have: DeepSeek's begins thoughts,
-        # Qwen 3.5's has empty ones
+        # The prompt may end with reasoning that this answer lacks: DeepSeek's template begins
+        # some, and Qwen 3.5's writes an empty block.
         around = self._around(turn)
         if around is not None and text.startswith(around[0]) and not self._thinks(turn):
             return around[0]
@@ -282,8 +287,9 @@ class Writer:
         return text[: len(before) + shared] if shared else None
 
     def _greeted(self, text: str) -> str | None:
-        """What stands before an answer that begins the conversation.
-        No template is asked for a text of no message.
+        """Return the text before an answer that begins the conversation.
+
+        No template is asked to render an empty list of messages.
         """
         around = self._around(0)
         if around is not None and (not text.startswith(around[0]) or self._thinks(0)):
@@ -292,16 +298,17 @@ class Writer:
         header = self._header()
         if header and header in before:
             return before[: before.index(header) + len(header)]
-        # as of later answers, a space is learnt
+        # As in later answers, a space before the content is learnt.
         return None if around is None else before.rstrip(" ")
 
     def _thinks(self, turn: int) -> bool:
-        """True of an answer with reasoning beside its content."""
+        """Tell whether a key of the answer holds reasoning, outside of its content."""
         return any(self._messages[turn].get(key) for key in REASONING)
 
     def _closed(self, whole: str, spans: list[Span]) -> str:
-        """The text, with the token that ends the last answer, where the template writes it with the
-        next message alone. The answer's span then reaches to it.
+        """Add the token that ends the last answer, and extend the answer's span to include it.
+
+        Some templates write this token only together with the next message.
         """
         last = self._messages[-1]
         if (
@@ -316,10 +323,10 @@ class Writer:
         return whole + token
 
     def _next_begins(self, last: Row) -> str:
-        """The special token that begins the message behind an answer: a call's result,
-        else the user's; or nothing.
+        """Return the special token that begins the message after an answer, or an empty text.
 
-        The answer is written without reasoning, which some templates drop once others follow.
+        The next message is the result of a call, or else the user's. The answer is rendered
+        without reasoning, which some templates drop once other messages follow.
         """
         plain: Row = {"role": "assistant", "content": CONTENT}
         other: Row = {"role": "user", "content": CONTENT}
@@ -346,8 +353,9 @@ class Writer:
         return token[0] if token else ""
 
     def _for_training(self) -> list[Row] | None:
-        """The pieces that TRL's form of the template marks; None where it has none,
-        or refuses the conversation.
+        """Cut the text that TRL's training form writes, at its marks.
+
+        Returns None if there is no such form, or if it refuses the conversation.
         """
         if self._training is None:
             return None
@@ -360,8 +368,9 @@ class Writer:
             self._render = own
 
     def _header(self) -> str:
-        """What the template writes to ask for an answer: for the first one,
-        or for one of a question.
+        """Return the text with which the template asks for an answer.
+
+        The first answer's prompt is tried, then the prompt of a single question.
         """
         for before in (self._messages[: self.answers[0]], [{"role": "user", "content": CONTENT}]):
             try:
@@ -374,7 +383,7 @@ class Writer:
         return ""
 
     def _last(self) -> Written:
-        """The conversation up to its last answer, which alone is learnt."""
+        """Write the conversation up to its last answer, which alone is learnt."""
         turn = self.turns[-1] if self.turns else -1
         found = self._find(turn) if self.turns else None
         if found is None:
@@ -396,7 +405,7 @@ class Writer:
 
 
 def _pieces(text: str, spans: Sequence[Span]) -> list[Row]:
-    """A text cut before and after its spans, which are learnt."""
+    """Cut a text before and after its spans, which are learnt."""
     pieces = list[Row]()
     at = 0
     for span in spans:
@@ -408,15 +417,17 @@ def _pieces(text: str, spans: Sequence[Span]) -> list[Row]:
 
 
 def marked(source: str) -> str:
-    """A template's source with filters in the place of its `{% generation %}`."""
+    """Replace `{% generation %}` in a template's source by the filter that writes MARK."""
     return GENERATION.sub(
         lambda tag: tag[1] + ("endfilter" if tag[2] else "filter generation"), source
     )
 
 
 def reads_parts(render: Callable[..., str]) -> Callable[..., str]:
-    """The same template, given messages as it reads them: some, of models that read images, write
-    nothing of a content that is a text, as they take a list of parts.
+    """Return a function that gives the template its messages in the form that it reads.
+
+    Some templates of models that read images expect a list of parts, and write nothing if the
+    content is a plain text.
     """
 
     def parted(messages: list[Row], **options: Any) -> str:
@@ -435,7 +446,7 @@ def _parted(message: Row) -> Row:
 
 
 def _writes(render: Callable[..., str]) -> bool:
-    """True where a template writes the text of a question and of its answer."""
+    """Tell whether a template writes the text of a question and of its answer."""
     said = [{"role": role, "content": f"{CONTENT}{role}"} for role in ("user", "assistant")]
     try:
         text = render(messages=said, tools=None, documents=None, add_generation_prompt=False)
@@ -446,7 +457,7 @@ def _writes(render: Callable[..., str]) -> bool:
 
 @lru_cache(maxsize=1)
 def _known() -> dict[str, Path]:
-    """TRL's forms for training, by the original that each of them is for."""
+    """Map the source of each template that TRL knows to the file of its training form."""
     trl = find_spec("trl")
     folder = Path(trl.origin).parent / "chat_templates" if trl is not None and trl.origin else None
     if folder is None or not folder.is_dir():
@@ -459,6 +470,6 @@ def _known() -> dict[str, Path]:
 
 
 def for_training(source: str) -> str | None:
-    """TRL's form of a template, with marks around answers; None where it is none that TRL knows."""
+    """Return TRL's form of a template with marks around answers; None if TRL has none."""
     form = _known().get(source.strip())
     return None if form is None else form.read_text("utf-8")

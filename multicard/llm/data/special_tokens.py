@@ -1,17 +1,17 @@
-"""Where answers begin and end among special tokens, in the text that a chat template writes."""
+"""Special tokens in the text that a chat template writes: they show where answers begin and end."""
 
 import re
 from collections.abc import Sequence
 
-# A tag that opens reasoning, at the end of a prompt: `<think>`, `[THINK]`, `<|START_THINKING|>`
+# A tag that begins reasoning, at the end of a prompt: `<think>`, `[THINK]`, `<|START_THINKING|>`
 OPENS = re.compile(r"[<\[](?!/)[^<>\[\]\s]*think[^<>\[\]\s]*[>\]]\s*\Z", re.IGNORECASE)
 
 
 class SpecialTokens:
-    """A tokenizer's special tokens, as they are found in texts.
+    """Finds a tokenizer's special tokens in texts.
 
     Args:
-        tokens: as texts have them; empty ones are passed over.
+        tokens: their texts; empty ones are skipped.
     """
 
     def __init__(self, tokens: Sequence[str]) -> None:
@@ -25,15 +25,15 @@ class SpecialTokens:
         self._first = frozenset[str]()
 
     def begin(self, text: str) -> None:
-        """Learn the special tokens that a whole text begins with."""
+        """Remember the special tokens with which a whole text begins."""
         begun = self.run.match(text.lstrip())
         self._first = frozenset(self.one.findall(begun[0]) if begun else ())
 
     def ending(self, run: str) -> int:
-        """How many characters of the special tokens behind an answer end it.
+        """Return how many characters of the special tokens after an answer belong to it.
 
-        A token that begins the whole text ends no answer: Command
-        A writes the beginning of another behind each.
+        A token that begins the whole text does not end an answer: after each answer, Command A
+        writes the beginning of another one.
         """
         for token in self.one.finditer(run):
             if token.start() and token[0] in self._first:
@@ -41,19 +41,24 @@ class SpecialTokens:
         return len(run)
 
     def beginning_another(self, behind: str) -> str:
-        """The part of what is behind an answer that begins another, if it has a special token."""
+        """Return the text with which another message begins, if it has a special token.
+
+        Args:
+            behind: the text after an answer.
+        """
         run = self.run.search(behind)
         rest = "" if run is None else behind[run.start() + self.ending(run[0]) :]
         return rest if self.one.search(rest) else ""
 
     def ends(self, text: str) -> bool:
-        """True of a text that ends with a special token."""
+        """Tell whether a text ends with a special token."""
         return any(run.end() == len(text) for run in self.run.finditer(text))
 
     def shared(self, prompt: str, text: str) -> int:
-        """With how many characters of a prompt a text begins, in whole tags and words.
+        """Return the length of the beginning that a prompt and a text share.
 
-        A tag that opens reasoning belongs to the answer if the prompt goes on otherwise.
+        It counts whole tags and words, in characters. If the prompt differs after a tag that opens
+        reasoning, this tag belongs to the answer.
         """
         at = 0
         for unit in self._unit.finditer(prompt):
@@ -64,8 +69,9 @@ class SpecialTokens:
         return at
 
     def within(self, prompt: str, before: str, span: str) -> int:
-        """How many characters at the beginning of a span belong to
-        the prompt that begins before it, or there.
+        """Return how many characters at the beginning of a span still belong to the prompt.
+
+        The prompt may begin in the text before the span, or with the span.
         """
         for begun in range(len(prompt)):
             if before.endswith(prompt[:begun]) and span.startswith(prompt[begun:]):

@@ -1,7 +1,6 @@
-"""The messages of conversations in public forms, in one form: role and content,
-and what templates read beside them.
+"""Bring the messages of public conversations into one form: role, content, and keys of templates.
 
-Each key of a message is read, passed on to whoever writes the message, or refused.
+Each key of a message is read, passed on to the code that writes the message, or refused.
 """
 
 import json
@@ -35,23 +34,24 @@ FORM = (
     ' "..."}]}'
 )
 
-# Of a part of a content; the last says how long a service keeps what it has read
+# Keys of a part of a content. `cache_control` says how long a service keeps what it has read.
 PART_KEYS = ("type", "text", "cache_control")
 
 
 def messages(turns: Any, by_place: bool = False, by_pairs: bool = False) -> list[Message] | None:
-    """The messages of a column; None if it holds no list of turns.
+    """Return the messages of a column; None if it holds no list of turns.
 
     Args:
-        turns: objects with a role and a content, or objects with a question and its answer; also as
-            JSON, of all together or of each; or one object with a list for each key.
-        by_place: the column's form has turns without names too: texts by turns. In any other column
-            a list of texts is several answers, or a column of several rows.
-        by_pairs: it has lists of a question and its answer too, as histories have.
+        turns: objects with a role and a content, or objects with a question and its answer. All of
+            them, or each, may be JSON. An object with a list for each key is read too.
+        by_place: the column may hold texts without roles, whose speakers alternate. In other
+            columns a list of texts means several answers, or the values of several rows.
+        by_pairs: the column may hold lists of a question and its answer, as histories do.
     """
     turns = json_texts.as_messages(turns)
     if isinstance(turns, str):
-        turns = json_texts.as_object(turns)  # of CSV, and of Parquet with text columns alone
+        # CSV, and Parquet with text columns alone, hold messages as JSON.
+        turns = json_texts.as_object(turns)
     if isinstance(turns, dict):
         turns = lowered(turns)
         turns = _of_lists(turns) or turns
@@ -86,7 +86,7 @@ def messages(turns: Any, by_place: bool = False, by_pairs: bool = False) -> list
 
 
 def are_texts(turns: Any) -> bool:
-    """True of a list of texts that are no JSON of messages: none says whose it is."""
+    """Tell whether a value is a list of texts without speakers, which are not JSON of messages."""
     if isinstance(turns, str):
         turns = json_texts.as_object(turns)
     turns = json_texts.as_messages(turns)
@@ -94,8 +94,10 @@ def are_texts(turns: Any) -> bool:
 
 
 def _of_lists(held: Mapping[str, Any]) -> list[Message] | None:
-    """The turns of an object with a list for each key, as the type Sequence of older `datasets` has
-    them; None of any other. A turn lacks a key that holds nothing.
+    """Split an object with a list for each key into its turns; None for any other object.
+
+    The type Sequence of older `datasets` stores turns like this. If a key holds nothing, the turns
+    lack it.
     """
     lists = {key: values for key, values in held.items() if values is not None}
     if not ({*ROLE_KEYS} & lists.keys()) or not all(
@@ -117,7 +119,7 @@ def _alternating(count: int) -> list[str]:
 
 
 def _exchanged(turn: Mapping[str, Any], names: Sequence[str], number: int) -> list[Message]:
-    """The two messages of an object with a question and its answer."""
+    """Return the two messages of an object with a question and its answer."""
     others = {name: value for name, value in turn.items() if name not in names}
     asked, answer = (
         {"role": role, "content": turn[name]}
@@ -129,16 +131,17 @@ def _exchanged(turn: Mapping[str, Any], names: Sequence[str], number: int) -> li
 
 
 def message(number: int, turn: Mapping[str, Any]) -> Message:
-    """A message with the keys and roles that templates read;
-    `weight` is 0 or 1 where a key says whether it is learnt.
+    """Return a message with the keys and roles that templates read.
 
-    Other keys that hold something are kept: see `settle`.
+    If a key says whether the message is learnt, `weight` is 0 or 1. Other keys with a value are
+    kept for `settle`.
     """
     turn = lowered(turn)
     columns = RowColumns(turn)
     said = columns.get(*ROLE_KEYS)
     speaker = turn.get("from")
-    if ROLES.get(str(speaker).lower()) is not None:  # another name is a key that nobody reads
+    # If `from` does not name a known role, it is a key that is not read.
+    if ROLES.get(str(speaker).lower()) is not None:
         if is_filled(turn.get("role")) and ROLES[str(speaker).lower()] != ROLES.get(
             str(said).lower()
         ):
@@ -152,7 +155,8 @@ def message(number: int, turn: Mapping[str, Any]) -> Message:
         if turn[name] == content:
             columns.pass_over(name)
         elif name == "value" and isinstance(turn[name], str | list):
-            raise _two_values(number, CONTENT_KEYS[:2])  # a number is no text of the message
+            # A number would not be a text of the message.
+            raise _two_values(number, CONTENT_KEYS[:2])
     role = ROLES.get(str(said).lower())
     if role is None:
         stated = "no role" if said is None else f"role {said!r}"
@@ -168,7 +172,7 @@ def message(number: int, turn: Mapping[str, Any]) -> Message:
     own |= {name: turn[name] for name in columns.unread() if name not in SWITCHES}
     if str(said).lower() in CALLS:
         own |= {"content": "", "tool_calls": _calls(content, number)}
-    elif role == "assistant" and is_filled(own.get("function_call")):  # OpenAI's earlier form
+    elif role == "assistant" and is_filled(own.get("function_call")):  # OpenAI's older form
         own["tool_calls"] = [_call(own.pop("function_call"), number)]
     if is_filled(own.get("tool_calls")):
         own["tool_calls"] = _calls(own["tool_calls"], number)
@@ -185,7 +189,7 @@ def _two_values(number: int, keys: Sequence[str]) -> Refusal:
 
 
 def _checked(said: Message, number: int) -> Message:
-    """The message with its content as one text."""
+    """Return the message with its content as one text."""
     role = said["role"]
     content = said["content"]
     if isinstance(content, list):  # OpenAI's parts
@@ -206,11 +210,12 @@ def _checked(said: Message, number: int) -> Message:
                 " row out",
                 message=number,
             )
-    return said | {"content": "" if content is None else content}  # templates write None as a word
+    # Templates would write None as a word.
+    return said | {"content": "" if content is None else content}
 
 
 def _text_of(part: Any, number: int, role: str) -> str:
-    """The text of a part of a content; parts that hold anything else are refused."""
+    """Return the text of a part of a content, or refuse a part that holds anything else."""
     others = list[str]()
     if isinstance(part, dict) and part.get("type", "text") in ("text", "input_text", "output_text"):
         others = [
@@ -222,8 +227,7 @@ def _text_of(part: Any, number: int, role: str) -> str:
     stated = f"{kind} with {', '.join(others)}" if others else kind or str(part)[:40]
     raise Refusal(
         "llm.chat-part",
-        f"message {number} ({role}) has a part that is not text alone ({stated}); leave the"
-        " row out",
+        f"message {number} ({role}) has a part that is not only text ({stated}); leave the row out",
         message=number,
         role=role,
         part=kind,
@@ -231,7 +235,7 @@ def _text_of(part: Any, number: int, role: str) -> str:
 
 
 def _calls(held: Any, number: int) -> list[dict[str, Any]]:
-    """Calls of a list, of one object, or of either as JSON."""
+    """Return the calls in a list, in one object, or in the JSON of either."""
     calls = held
     if isinstance(held, str):
         try:
@@ -246,10 +250,10 @@ def _calls(held: Any, number: int) -> list[dict[str, Any]]:
 
 
 def _call(content: Any, number: int) -> dict[str, Any]:
-    """A call of a function, with its arguments as an object, as templates read it.
+    """Return a call of a function in the form that templates read: its arguments are an object.
 
-    OpenAI's form has the name and the arguments under `function`, and the arguments as JSON;
-    others have them flat.
+    OpenAI's form has the name and the arguments under `function`, and the arguments as JSON.
+    Other forms have both keys in the call itself.
     """
     try:
         call = json.loads(content) if isinstance(content, str) else content
@@ -286,18 +290,18 @@ def _call(content: Any, number: int) -> dict[str, Any]:
 def _no_call(content: Any, number: int) -> Refusal:
     return Refusal(
         "llm.row-call",
-        f"message {number} holds no call of a function ({str(content)[:40]!r}); "
+        f"message {number} does not hold a function call ({str(content)[:40]!r}); "
         'write {"name": "...", "arguments": {...}}',
         message=number,
         content=str(content)[:40],
     )
 
 
-# ---- what is learnt
+# ---- which messages are learnt
 
 
 def _weight(number: int, role: str, turn: Mapping[str, Any]) -> dict[str, int]:
-    """`weight` of a message that is not to be learnt, 0; nothing of others."""
+    """Return {"weight": 0 or 1} if a key says whether the message is learnt, else nothing."""
     for name in PARTLY_LEARNT:
         if is_filled(turn.get(name)):
             raise Refusal(
@@ -317,8 +321,8 @@ def _weight(number: int, role: str, turn: Mapping[str, Any]) -> dict[str, int]:
         if stated not in (*ON, *OFF):
             raise Refusal(
                 "llm.row-switch",
-                f"message {number} ({role}) has {name}={value!r}; only 0 and 1 can be heeded, or"
-                " false and true",
+                f"message {number} ({role}) has {name}={value!r}, but only 0 and 1, or false and"
+                " true, are understood",
                 message=number,
                 role=role,
                 switch=name,
@@ -338,10 +342,13 @@ def _weight(number: int, role: str, turn: Mapping[str, Any]) -> dict[str, int]:
 
 
 def check_learnt(said: Sequence[Message], everything: bool) -> None:
-    """Refuse (ValueError) keys that contradict what is learnt.
+    """Refuse keys that contradict which messages are learnt.
 
     Args:
-        everything: every token is learnt; otherwise the assistant's turns, but those of weight 0.
+        everything: every token is learnt, rather than the assistant's turns of weight 1.
+
+    Raises:
+        Refusal: a message asks to be learnt and is not, or the reverse.
     """
     answers = [each for each in said if each["role"] == "assistant"]
     for number, each in enumerate(said, start=1):
@@ -359,8 +366,8 @@ def check_learnt(said: Sequence[Message], everything: bool) -> None:
         if not everything and weight == 1 and role != "assistant":
             raise Refusal(
                 "llm.row-learns-others",
-                f"message {number} ({role}) is to be learnt, but dataset.loss=answers learns the"
-                " assistant's alone; leave the key out, or use `dataset.loss=all` for every"
+                f"message {number} ({role}) is to be learnt, but dataset.loss=answers learns only"
+                " the assistant's messages; leave the key out, or use `dataset.loss=all` for every"
                 " message",
                 key="dataset.loss",
                 message=number,
@@ -372,19 +379,19 @@ def check_learnt(said: Sequence[Message], everything: bool) -> None:
         )
 
 
-# ---- what is written
+# ---- which keys are written
 
 
 def settle(
     said: Sequence[Message], source: str | None, column: str, instead: str = ""
 ) -> tuple[list[Message], list[str]]:
-    """Messages with the keys alone that their writer knows, and those that it does not,
-    as "messages.id".
+    """Keep the keys of messages that the writer knows, and name the others, as "messages.id".
 
     Args:
-        source: of the chat template, which names the keys that it writes; None of torchtune's own
-            forms.
-        column: that held the messages. instead: what to use for keys that torchtune's form lacks.
+        source: the chat template's source, which names the keys that it writes; None for
+            torchtune's forms.
+        column: the column that held the messages.
+        instead: advice for keys that torchtune's form lacks.
 
     Raises:
         Refusal: a key bears text that would be lost.
@@ -409,7 +416,7 @@ def settle(
 def unwritten(
     column: str, source: str | None, number: int | None = None, instead: str = ""
 ) -> Refusal:
-    """The refusal of what a form defines and its writer drops."""
+    """Return the refusal of a column or key that the form defines and the writer drops."""
     place = "" if number is None else f"message {number} "
     other = instead if source is None else ", or give another template"
     writer = "torchtune's form" if source is None else "the chat template"
@@ -422,11 +429,10 @@ def unwritten(
 
 
 def repeats(said: Sequence[Message]) -> bool:
-    """Tell whether the last message is an answer that begins
-    with the whole text of the message before it.
+    """Tell whether the last answer begins with the whole text of the message before it.
 
-    So do rows whose answer was stored as a model continues a prompt: the prompt,
-    and the answer behind it.
+    Such rows were stored in the way that a model continues a prompt: first the prompt, then the
+    answer.
     """
     if len(said) < 2 or said[-1]["role"] != "assistant" or said[-2]["role"] != "user":
         return False
