@@ -30,11 +30,11 @@ Row = dict[str, Any]
 
 # `{% generation %}` is the tag with which a template marks the text that the model writes. It is
 # replaced by a filter that puts MARK before and after this text.
-GENERATION = re.compile(r"({%[-+]?\s*)(end)?generation\b")
+GENERATION_TAG = re.compile(r"({%[-+]?\s*)(end)?generation\b")
 MARK = "\0generation\0"
 CONTENT = "\0content\0"  # Replaces a message's content, to show the text that the template adds.
 THOUGHT = "\0thought\0"
-CLOSES = "</think>"  # Ends the reasoning within an answer's content.
+THINK_END = "</think>"  # Ends the reasoning within an answer's content.
 
 
 class Span(NamedTuple):
@@ -44,7 +44,7 @@ class Span(NamedTuple):
     end: int
 
 
-class Written(NamedTuple):
+class WrittenConversation(NamedTuple):
     """A conversation as it was written.
 
     Fields:
@@ -87,49 +87,51 @@ class Writer:
         self._tools = tools
         self._special = SpecialTokens(special)
         self._lenient = False  # If true, a prompt may end with text that the answer lacks.
-        self._begun: dict[tuple[int, bool], str] = {}
-        self._parts: dict[int, list[str]] = {}
+        self._first_texts: dict[tuple[int, bool], str] = {}
+        self._texts_around: dict[int, list[str]] = {}
         self.answers = [
             place for place, message in enumerate(messages) if message["role"] == "assistant"
         ]
         # An answer with OpenAI's weight 0 is not learnt.
-        self.turns = [place for place in self.answers if messages[place].get("weight") != 0]
+        self.learnt_answers = [
+            place for place in self.answers if messages[place].get("weight") != 0
+        ]
 
-    def written(self, loss: ChatLoss) -> Written:
+    def write(self, loss: ChatLoss) -> WrittenConversation:
         """Return the conversation in pieces. The answers bear loss, or all of the text.
 
         Raises:
             Refusal: the answers cannot be located.
         """
-        whole = self._upto(len(self._messages))
+        whole = self._text_of_first(len(self._messages))
         if loss is ChatLoss.all:
-            return Written([{"content": whole.replace(MARK, ""), "learnt": True}])
-        by_marks = self._of_marks(whole)
-        if by_marks is not None:
-            return Written(by_marks)
-        self._special.begin(whole)
-        drops_thoughts = any(map(self._drops_thoughts, self.turns))
-        trained = self._for_training() if drops_thoughts else None
-        if trained is None and any(map(self._leaves_out, self.turns)):
-            return Written(_pieces(whole, []))
-        pieces = trained or self._of_spans(whole) or self._for_training()
+            return WrittenConversation([{"content": whole.replace(MARK, ""), "learnt": True}])
+        marked_pieces = self._pieces_by_marks(whole)
+        if marked_pieces is not None:
+            return WrittenConversation(marked_pieces)
+        self._special.note_first_tokens(whole)
+        drops_reasoning = any(map(self._drops_reasoning, self.learnt_answers))
+        trained = self._pieces_by_training_form() if drops_reasoning else None
+        if trained is None and any(map(self._leaves_out_content, self.learnt_answers)):
+            return WrittenConversation(_cut_at_spans(whole, []))
+        pieces = trained or self._pieces_by_spans(whole) or self._pieces_by_training_form()
         if pieces is None:
             self._lenient = True
-            pieces = self._of_spans(whole)
-        return self._last() if pieces is None else Written(pieces)
+            pieces = self._pieces_by_spans(whole)
+        return self._up_to_last_answer() if pieces is None else WrittenConversation(pieces)
 
     def _text(self, messages: list[Row], prompt: bool = False) -> str:
         return self._render(
             messages=messages, tools=self._tools, documents=None, add_generation_prompt=prompt
         )
 
-    def _upto(self, turns: int, prompt: bool = False) -> str:
+    def _text_of_first(self, turns: int, prompt: bool = False) -> str:
         """Return the text of the first `turns` messages. Each text is rendered only once."""
-        if (turns, prompt) not in self._begun:
-            self._begun[turns, prompt] = self._text(self._messages[:turns], prompt)
-        return self._begun[turns, prompt]
+        if (turns, prompt) not in self._first_texts:
+            self._first_texts[turns, prompt] = self._text(self._messages[:turns], prompt)
+        return self._first_texts[turns, prompt]
 
-    def _of_marks(self, whole: str, prompt: str = "") -> list[Row] | None:
+    def _pieces_by_marks(self, whole: str, prompt: str = "") -> list[Row] | None:
         """Cut a text before and after the answers that the template marks; None without marks.
 
         Args:
@@ -140,53 +142,55 @@ class Writer:
             return None
         text = ""
         spans = list[Span]()
-        learnt = self._weighed(len(parts) // 2)
+        learnt = self._learnt_marks(len(parts) // 2)
         for place, part in enumerate(parts):
             if place % 2 == 1 and learnt[place // 2]:
-                end = self._special.at_end.search(part)
-                begin = len(text) + self._special.within(prompt, text, part)
-                spans.append(Span(begin, len(text) + (end.end(1) if end else len(part))))
+                trailing_run = self._special.run_before_spaces.search(part)
+                begin = len(text) + self._special.prompt_length_within(prompt, text, part)
+                spans.append(
+                    Span(begin, len(text) + (trailing_run.end(1) if trailing_run else len(part)))
+                )
             text += part
-        return _pieces(text, spans)
+        return _cut_at_spans(text, spans)
 
-    def _weighed(self, marked: int) -> list[bool]:
+    def _learnt_marks(self, mark_count: int) -> list[bool]:
         """Tell for each answer that the template marks whether it is learnt."""
-        if self.turns == self.answers:
-            return [True] * marked
-        if marked != len(self.answers):
+        if self.learnt_answers == self.answers:
+            return [True] * mark_count
+        if mark_count != len(self.answers):
             raise Refusal(
                 "llm.chat-weight",
                 "has a message of weight 0, but the chat template marks other parts than the"
                 " answers; use a template without {% generation %}, or leave the row out",
             )
-        return [place in self.turns for place in self.answers]
+        return [place in self.learnt_answers for place in self.answers]
 
-    def _leaves_out(self, turn: int) -> bool:
+    def _leaves_out_content(self, turn: int) -> bool:
         """Tell whether the template leaves out this answer's content."""
         content = self._messages[turn].get("content")
         try:
-            around = self._around(turn)
+            around = self._text_around(turn)
             if around is None or len(around) > 1 or not isinstance(content, str):
                 return False
-            return content.strip() not in self._upto(turn + 1)
+            return content.strip() not in self._text_of_first(turn + 1)
         except jinja2.TemplateError:  # The template only accepts whole conversations.
             return False
 
-    def _drops_thoughts(self, turn: int) -> bool:
+    def _drops_reasoning(self, turn: int) -> bool:
         """Tell whether an answer's content holds reasoning that the template never writes.
 
         DeepSeek's template drops it.
         """
         message = self._messages[turn]
-        if CLOSES not in str(message.get("content")):
+        if THINK_END not in str(message.get("content")):
             return False
-        thoughtful = message | {"content": f"<think>\n{THOUGHT}\n{CLOSES}\n\n{CONTENT}"}
+        with_thought = message | {"content": f"<think>\n{THOUGHT}\n{THINK_END}\n\n{CONTENT}"}
         try:
-            return THOUGHT not in self._text([*self._messages[:turn], thoughtful])
+            return THOUGHT not in self._text([*self._messages[:turn], with_thought])
         except jinja2.TemplateError:
             return False
 
-    def _around(self, turn: int) -> list[str] | None:
+    def _text_around(self, turn: int) -> list[str] | None:
         """Return the texts that the template writes before and after an answer's content.
 
         Returns None for an answer that calls tools.
@@ -194,118 +198,122 @@ class Writer:
         message = self._messages[turn]
         if not isinstance(message.get("content"), str) or message.get("tool_calls"):
             return None
-        if turn not in self._parts:
+        if turn not in self._texts_around:
             text = self._text([*self._messages[:turn], message | {"content": CONTENT}])
-            self._parts[turn] = text.split(CONTENT)
-        return self._parts[turn]
+            self._texts_around[turn] = text.split(CONTENT)
+        return self._texts_around[turn]
 
-    def _of_spans(self, whole: str) -> list[Row] | None:
+    def _pieces_by_spans(self, whole: str) -> list[Row] | None:
         """Cut the text around its answers; None if one is written differently in the whole."""
-        spans = self._each(whole)
-        return None if spans is None else _pieces(self._closed(whole, spans), spans)
+        spans = self._answer_spans(whole)
+        return (
+            None if spans is None else _cut_at_spans(self._close_last_answer(whole, spans), spans)
+        )
 
-    def _each(self, whole: str) -> list[Span] | None:
+    def _answer_spans(self, whole: str) -> list[Span] | None:
         """Return the place of each answer in the text.
 
         Returns None if the template writes an answer differently once other messages follow.
         """
         spans = list[Span]()
-        for turn in self.turns:
-            found = self._find(turn)
-            if found is None:
+        for turn in self.learnt_answers:
+            answer = self._find_answer(turn)
+            if answer is None:
                 return None
-            place = Span(len(found.before), len(found.before) + len(found.answer))
-            if not whole.startswith(found.before + found.answer) or (
-                spans and place.begin < spans[-1].end
+            span = Span(len(answer.before), len(answer.before) + len(answer.answer))
+            if not whole.startswith(answer.before + answer.answer) or (
+                spans and span.begin < spans[-1].end
             ):
                 return None
-            following = self._messages[turn + 1 : turn + 2]
+            next_messages = self._messages[turn + 1 : turn + 2]
             # The beginning of another answer ends this one too.
-            ends = found.ends or any(each["role"] == "assistant" for each in following)
-            if not ends and (token := self._special.one.match(whole, place.end)):
-                place = Span(place.begin, token.end())
-            spans.append(place)
+            ends = answer.ends or any(each["role"] == "assistant" for each in next_messages)
+            if not ends and (token := self._special.one_token.match(whole, span.end)):
+                span = Span(span.begin, token.end())
+            spans.append(span)
         return spans
 
-    def _find(self, turn: int) -> FoundAnswer | None:
+    def _find_answer(self, turn: int) -> FoundAnswer | None:
         """Find an answer in the text that ends with it.
 
         Returns None if the text before it cannot be separated from it.
         """
         try:
-            text = self._upto(turn + 1)
-            prompt = self._prompt(turn, text) if turn else self._greeted(text)
-            around = self._around(turn)
+            text = self._text_of_first(turn + 1)
+            prompt = self._prompt_before(turn, text) if turn else self._prompt_before_first(text)
+            around = self._text_around(turn)
         except jinja2.TemplateError:  # The template only accepts whole conversations.
             return None
         if prompt is None:
             return None
         answer = text[len(prompt) :]
         if around is None or len(around) != 2 or not answer.endswith(around[1]):
-            behind = self._behind(turn)
-            answer = answer.removesuffix(self._special.beginning_another(behind))
-            end = self._special.at_end.search(answer)
-            if end is None:
+            behind = self._text_after(turn)
+            answer = answer.removesuffix(self._special.next_message_start(behind))
+            end_run = self._special.run_before_spaces.search(answer)
+            if end_run is None:
                 return FoundAnswer(prompt, answer, ends=around is not None or bool(behind.strip()))
             return FoundAnswer(
-                prompt, answer[: end.start() + self._special.ending(end[1])], ends=True
+                prompt, answer[: end_run.start() + self._special.end_length(end_run[1])], ends=True
             )
         behind = around[1]
         content = answer.removesuffix(behind)
-        end = self._special.run.search(behind)
-        if end is not None:
+        end_run = self._special.token_run.search(behind)
+        if end_run is not None:
             return FoundAnswer(
-                prompt, content + behind[: end.start() + self._special.ending(end[0])], ends=True
+                prompt,
+                content + behind[: end_run.start() + self._special.end_length(end_run[0])],
+                ends=True,
             )
         return FoundAnswer(prompt, content + (behind.rstrip() or behind), ends=bool(behind.strip()))
 
-    def _behind(self, turn: int) -> str:
+    def _text_after(self, turn: int) -> str:
         """Return the text that the template adds after an answer without calls.
 
         It is empty if the template refuses such an answer.
         """
-        plain = {"role": "assistant", "content": CONTENT}
+        answer = {"role": "assistant", "content": CONTENT}
         try:
-            return self._text([*self._messages[:turn], plain]).rpartition(CONTENT)[2]
+            return self._text([*self._messages[:turn], answer]).rpartition(CONTENT)[2]
         except jinja2.TemplateError:
             return ""
 
-    def _prompt(self, turn: int, text: str) -> str | None:
+    def _prompt_before(self, turn: int, text: str) -> str | None:
         """Return the part of `text` before its last answer; None if it cannot be determined."""
-        prompt = self._upto(turn, prompt=True)
+        prompt = self._text_of_first(turn, prompt=True)
         if text.startswith(prompt):
             return prompt
         # The prompt may end with reasoning that this answer lacks: DeepSeek's template begins
         # some, and Qwen 3.5's writes an empty block.
-        around = self._around(turn)
-        if around is not None and text.startswith(around[0]) and not self._thinks(turn):
+        around = self._text_around(turn)
+        if around is not None and text.startswith(around[0]) and not self._has_reasoning(turn):
             return around[0]
-        before = self._upto(turn)
+        before = self._text_of_first(turn)
         if not self._lenient or not text.startswith(before) or not prompt.startswith(before):
             return None
-        shared = self._special.shared(prompt[len(before) :], text[len(before) :])
+        shared = self._special.shared_length(prompt[len(before) :], text[len(before) :])
         return text[: len(before) + shared] if shared else None
 
-    def _greeted(self, text: str) -> str | None:
+    def _prompt_before_first(self, text: str) -> str | None:
         """Return the text before an answer that begins the conversation.
 
         No template is asked to render an empty list of messages.
         """
-        around = self._around(0)
-        if around is not None and (not text.startswith(around[0]) or self._thinks(0)):
+        around = self._text_around(0)
+        if around is not None and (not text.startswith(around[0]) or self._has_reasoning(0)):
             around = None
         before = text if around is None else around[0]
-        header = self._header()
+        header = self._answer_header()
         if header and header in before:
             return before[: before.index(header) + len(header)]
         # As in later answers, a space before the content is learnt.
         return None if around is None else before.rstrip(" ")
 
-    def _thinks(self, turn: int) -> bool:
+    def _has_reasoning(self, turn: int) -> bool:
         """Tell whether a key of the answer holds reasoning, outside of its content."""
         return any(self._messages[turn].get(key) for key in REASONING)
 
-    def _closed(self, whole: str, spans: list[Span]) -> str:
+    def _close_last_answer(self, whole: str, spans: list[Span]) -> str:
         """Add the token that ends the last answer, and extend the answer's span to include it.
 
         Some templates write this token only together with the next message.
@@ -315,78 +323,78 @@ class Writer:
             not spans
             or spans[-1].end != len(whole)
             or last["role"] != "assistant"
-            or self._special.ends(whole)
+            or self._special.ends_with_token(whole)
         ):
             return whole
-        token = self._next_begins(last)
+        token = self._next_message_token(last)
         spans[-1] = Span(spans[-1].begin, len(whole) + len(token))
         return whole + token
 
-    def _next_begins(self, last: Row) -> str:
+    def _next_message_token(self, last: Row) -> str:
         """Return the special token that begins the message after an answer, or an empty text.
 
         The next message is the result of a call, or else the user's. The answer is rendered
         without reasoning, which some templates drop once other messages follow.
         """
-        plain: Row = {"role": "assistant", "content": CONTENT}
-        other: Row = {"role": "user", "content": CONTENT}
+        answer: Row = {"role": "assistant", "content": CONTENT}
+        next_message: Row = {"role": "user", "content": CONTENT}
         if calls := last.get("tool_calls"):
-            plain |= {
-                "content": str(last.get("content") or "").rpartition(CLOSES)[2],
+            answer |= {
+                "content": str(last.get("content") or "").rpartition(THINK_END)[2],
                 "tool_calls": calls,
             }
-            other["role"] = "tool"
+            next_message["role"] = "tool"
             if isinstance(calls, list):
-                other |= {
+                next_message |= {
                     "name": calls[-1]["function"]["name"],
                     "tool_call_id": calls[-1].get("id"),
                 }
-        said = [{"role": "user", "content": CONTENT}, plain]
+        messages = [{"role": "user", "content": CONTENT}, answer]
         try:
-            whole = self._text(said)
-            followed = self._text([*said, other])
+            whole = self._text(messages)
+            longer = self._text([*messages, next_message])
         except (jinja2.TemplateError, TypeError):
             return ""
         token = (
-            self._special.one.match(followed, len(whole)) if followed.startswith(whole) else None
+            self._special.one_token.match(longer, len(whole)) if longer.startswith(whole) else None
         )
         return token[0] if token else ""
 
-    def _for_training(self) -> list[Row] | None:
+    def _pieces_by_training_form(self) -> list[Row] | None:
         """Cut the text that TRL's training form writes, at its marks.
 
         Returns None if there is no such form, or if it refuses the conversation.
         """
         if self._training is None:
             return None
-        own, self._render = self._render, self._training
+        original_render, self._render = self._render, self._training
         try:
-            return self._of_marks(self._text(self._messages), self._header())
+            return self._pieces_by_marks(self._text(self._messages), self._answer_header())
         except jinja2.TemplateError:
             return None
         finally:
-            self._render = own
+            self._render = original_render
 
-    def _header(self) -> str:
+    def _answer_header(self) -> str:
         """Return the text with which the template asks for an answer.
 
         The first answer's prompt is tried, then the prompt of a single question.
         """
-        for before in (self._messages[: self.answers[0]], [{"role": "user", "content": CONTENT}]):
+        for messages in (self._messages[: self.answers[0]], [{"role": "user", "content": CONTENT}]):
             try:
-                told = self._text(before) if before else ""
-                prompt = self._text(before, prompt=True) if before else ""
+                text = self._text(messages) if messages else ""
+                prompt = self._text(messages, prompt=True) if messages else ""
             except jinja2.TemplateError:
                 continue
-            if told and prompt.startswith(told):
-                return prompt.removeprefix(told)
+            if text and prompt.startswith(text):
+                return prompt.removeprefix(text)
         return ""
 
-    def _last(self) -> Written:
+    def _up_to_last_answer(self) -> WrittenConversation:
         """Write the conversation up to its last answer, which alone is learnt."""
-        turn = self.turns[-1] if self.turns else -1
-        found = self._find(turn) if self.turns else None
-        if found is None:
+        turn = self.learnt_answers[-1] if self.learnt_answers else -1
+        answer = self._find_answer(turn) if self.learnt_answers else None
+        if answer is None:
             raise Refusal(
                 "llm.chat-message-changes",
                 f"message {turn + 1} does not continue the prompt that the chat template writes for"
@@ -395,48 +403,50 @@ class Writer:
                 message=turn + 1,
             )
         self._messages = self._messages[: turn + 1]
-        spans = [Span(len(found.before), len(found.before) + len(found.answer))]
+        spans = [Span(len(answer.before), len(answer.before) + len(answer.answer))]
         text = (
-            self._closed(found.before + found.answer, spans)
-            if not found.ends
-            else found.before + found.answer
+            self._close_last_answer(answer.before + answer.answer, spans)
+            if not answer.ends
+            else answer.before + answer.answer
         )
-        return Written(_pieces(text, spans), last_alone=len(self.turns) > 1)
+        return WrittenConversation(
+            _cut_at_spans(text, spans), last_alone=len(self.learnt_answers) > 1
+        )
 
 
-def _pieces(text: str, spans: Sequence[Span]) -> list[Row]:
+def _cut_at_spans(text: str, spans: Sequence[Span]) -> list[Row]:
     """Cut a text before and after its spans, which are learnt."""
     pieces = list[Row]()
-    at = 0
+    cut = 0
     for span in spans:
-        pieces.append({"content": text[at : span.begin], "learnt": False})
+        pieces.append({"content": text[cut : span.begin], "learnt": False})
         pieces.append({"content": text[span.begin : span.end], "learnt": True})
-        at = span.end
-    pieces.append({"content": text[at:], "learnt": False})
+        cut = span.end
+    pieces.append({"content": text[cut:], "learnt": False})
     return [piece for piece in pieces if piece["content"]]
 
 
-def marked(source: str) -> str:
+def with_mark_filters(source: str) -> str:
     """Replace `{% generation %}` in a template's source by the filter that writes MARK."""
-    return GENERATION.sub(
+    return GENERATION_TAG.sub(
         lambda tag: tag[1] + ("endfilter" if tag[2] else "filter generation"), source
     )
 
 
-def reads_parts(render: Callable[..., str]) -> Callable[..., str]:
+def adapt_to_parts(render: Callable[..., str]) -> Callable[..., str]:
     """Return a function that gives the template its messages in the form that it reads.
 
     Some templates of models that read images expect a list of parts, and write nothing if the
     content is a plain text.
     """
 
-    def parted(messages: list[Row], **options: Any) -> str:
-        return render(messages=[_parted(message) for message in messages], **options)
+    def render_parts(messages: list[Row], **options: Any) -> str:
+        return render(messages=[_with_text_part(message) for message in messages], **options)
 
-    return parted if not _writes(render) and _writes(parted) else render
+    return render_parts if not _writes_texts(render) and _writes_texts(render_parts) else render
 
 
-def _parted(message: Row) -> Row:
+def _with_text_part(message: Row) -> Row:
     content = message.get("content")
     return (
         message | {"content": [{"type": "text", "text": content}]}
@@ -445,18 +455,18 @@ def _parted(message: Row) -> Row:
     )
 
 
-def _writes(render: Callable[..., str]) -> bool:
+def _writes_texts(render: Callable[..., str]) -> bool:
     """Tell whether a template writes the text of a question and of its answer."""
-    said = [{"role": role, "content": f"{CONTENT}{role}"} for role in ("user", "assistant")]
+    messages = [{"role": role, "content": f"{CONTENT}{role}"} for role in ("user", "assistant")]
     try:
-        text = render(messages=said, tools=None, documents=None, add_generation_prompt=False)
+        text = render(messages=messages, tools=None, documents=None, add_generation_prompt=False)
     except (jinja2.TemplateError, TypeError, AttributeError, LookupError):
         return False
-    return all(message["content"] in text for message in said)
+    return all(message["content"] in text for message in messages)
 
 
 @lru_cache(maxsize=1)
-def _known() -> dict[str, Path]:
+def _training_forms() -> dict[str, Path]:
     """Map the source of each template that TRL knows to the file of its training form."""
     trl = find_spec("trl")
     folder = Path(trl.origin).parent / "chat_templates" if trl is not None and trl.origin else None
@@ -469,7 +479,7 @@ def _known() -> dict[str, Path]:
     return {path.read_text("utf-8").strip(): form for path, form in forms.items() if form.is_file()}
 
 
-def for_training(source: str) -> str | None:
+def training_form_of(source: str) -> str | None:
     """Return TRL's form of a template with marks around answers; None if TRL has none."""
-    form = _known().get(source.strip())
+    form = _training_forms().get(source.strip())
     return None if form is None else form.read_text("utf-8")

@@ -20,7 +20,14 @@ from multicard.config.llm_models import HfConfig
 from multicard.config.llm_texts import ChatLoss
 from multicard.config.llm_tokenizers import Qwen25TokenizerConfig
 from multicard.llm.data import result_roles, templates, turns
-from multicard.llm.data.answers import MARK, Writer, Written, for_training, marked, reads_parts
+from multicard.llm.data.answers import (
+    MARK,
+    Writer,
+    WrittenConversation,
+    adapt_to_parts,
+    training_form_of,
+    with_mark_filters,
+)
 from multicard.llm.data.forms import Conversation
 from multicard.llm.data.tokenizer import SPECIAL, check_folder, special_of
 from multicard.llm.data.turns import FORM
@@ -105,11 +112,11 @@ class ChatTemplate(NamedTuple):
         """All that writes rows, which identifies the data."""
         return self.source if self.with_tools is None else self.source + self.with_tools.source
 
-    def pieces(self, messages: list[Row], tools: Any, loss: ChatLoss) -> Written:
+    def pieces(self, messages: list[Row], tools: Any, loss: ChatLoss) -> WrittenConversation:
         """The text of a conversation in pieces, `content`; those `learnt` bear loss: the
         assistant's turns with the token that ends them, or all.
         """
-        return Writer(self.render, self.training, self.special, messages, tools).written(loss)
+        return Writer(self.render, self.training, self.special, messages, tools).write(loss)
 
     def checked(self, loss: ChatLoss) -> Checked:
         """The check that what rows hold is written,
@@ -117,7 +124,7 @@ class ChatTemplate(NamedTuple):
         """
         if loss not in self.checks:
 
-            def write(messages: list[Row], tools: Any) -> Written:
+            def write(messages: list[Row], tools: Any) -> WrittenConversation:
                 return _pieces_of(messages, tools, self, loss)[1]
 
             self.checks[loss] = Checked(write, self.source)
@@ -182,7 +189,7 @@ def template(config: LlmConfig) -> ChatTemplate:
 
 def _made(source: str, tokens: ModelTokens, with_tools: ChatTemplate | None = None) -> ChatTemplate:
     """A template of this source."""
-    training = for_training(source)
+    training = training_form_of(source)
     training_form = None if training is None else _renders(training, tokens.named)
     render = _renders(source, tokens.named)
     return ChatTemplate(
@@ -192,7 +199,7 @@ def _made(source: str, tokens: ModelTokens, with_tools: ChatTemplate | None = No
 
 def _renders(source: str, named: Mapping[str, str]) -> Callable[..., str]:
     """A template that writes messages, with marks around what it marks as answers."""
-    return reads_parts(JINJA.from_string(marked(source), globals=dict(named)).render)
+    return adapt_to_parts(JINJA.from_string(with_mark_filters(source), globals=dict(named)).render)
 
 
 def _tokens_of(config: LlmConfig) -> ModelTokens:
@@ -322,7 +329,7 @@ def converted(
 
 def _pieces_of(
     messages: list[Row], tools: Any, chat_template: ChatTemplate, loss: ChatLoss
-) -> tuple[list[Row], Written]:
+) -> tuple[list[Row], WrittenConversation]:
     """What a template writes, and the messages as it reads them:
     with arguments of calls as objects, else as JSON.
 

@@ -80,19 +80,19 @@ class RowReader:
             found = pairs.pair(columns, self._reader)
             self._check_borne(columns)
             converted = self.pair(found, unread)
-            self.repeating += all(turns.repeats(said) for said in found[:2])
+            self.repeating += all(turns.repeats_prompt(said) for said in found[:2])
         elif self._is_chat:
             said = forms.conversation(columns)
             self._check_borne(columns)
             converted = self._conversation(said, unread)
             self.by_place += said.is_by_place
-            self.repeating += turns.repeats(said.messages)
+            self.repeating += turns.repeats_prompt(said.messages)
         elif self._template is None or DATASETS[self._data.name].conversations:
             said = forms.conversation(columns)
             self._check_borne(columns)
             converted = self._share_gpt(said, unread)
             self.by_place += said.is_by_place
-            self.repeating += turns.repeats(said.messages)
+            self.repeating += turns.repeats_prompt(said.messages)
         else:
             held = self._template_columns(columns)
             self._check_borne(columns)

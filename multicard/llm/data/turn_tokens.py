@@ -69,7 +69,7 @@ class TurnTokens:
             is_whole: every token is learnt, so that pieces are no answers.
         """
         for message in messages:
-            self._found |= {*self._turns.one.findall(str(message["content"]))}
+            self._found |= {*self._turns.one_token.findall(str(message["content"]))}
         learnt = [str(piece["content"]) for piece in pieces if piece["learnt"]]
         self._is_unended |= not is_whole and not all(
             text.rstrip().endswith(self._every) for text in learnt
@@ -104,5 +104,5 @@ class TurnTokens:
                     AttributeError,
                 ):
                     continue
-            self._of_turns = SpecialTokens(SpecialTokens(self._every).one.findall(written))
+            self._of_turns = SpecialTokens(SpecialTokens(self._every).one_token.findall(written))
         return self._of_turns

@@ -54,7 +54,7 @@ def messages(turns: Any, by_place: bool = False, by_pairs: bool = False) -> list
         turns = json_texts.as_object(turns)
     if isinstance(turns, dict):
         turns = lowered(turns)
-        turns = _of_lists(turns) or turns
+        turns = _split_lists(turns) or turns
     if isinstance(turns, dict) and ({*ROLE_KEYS} & turns.keys()):
         turns = [turns]
     if not isinstance(turns, list):
@@ -62,7 +62,7 @@ def messages(turns: Any, by_place: bool = False, by_pairs: bool = False) -> list
     if by_place and turns and all(isinstance(turn, str) for turn in turns):
         pairs = zip(turns, _alternating(len(turns)), strict=True)
         return [
-            _checked({"role": role, "content": text}, number)
+            _with_text_content({"role": role, "content": text}, number)
             for number, (text, role) in enumerate(pairs, start=1)
         ]
     if (
@@ -73,16 +73,16 @@ def messages(turns: Any, by_place: bool = False, by_pairs: bool = False) -> list
         turns = [{"input": question, "output": answer} for question, answer in turns]
     if not all(isinstance(turn, dict) for turn in turns):
         return None
-    found = list[Message]()
+    converted = list[Message]()
     for number, turn in enumerate(map(lowered, turns), start=1):
         exchange = None
         if not {*ROLE_KEYS} & turn.keys():
             exchange = next((names for names in EXCHANGES if {*names} <= turn.keys()), None)
         if exchange is None:
-            found.append(message(number, turn))
+            converted.append(message(number, turn))
         else:
-            found += _exchanged(turn, exchange, number)
-    return found
+            converted += _split_exchange(turn, exchange, number)
+    return converted
 
 
 def are_texts(turns: Any) -> bool:
@@ -93,41 +93,41 @@ def are_texts(turns: Any) -> bool:
     return isinstance(turns, list) and bool(turns) and all(isinstance(turn, str) for turn in turns)
 
 
-def _of_lists(held: Mapping[str, Any]) -> list[Message] | None:
+def _split_lists(turn_lists: Mapping[str, Any]) -> list[Message] | None:
     """Split an object with a list for each key into its turns; None for any other object.
 
     The type Sequence of older `datasets` stores turns like this. If a key holds nothing, the turns
     lack it.
     """
-    lists = {key: values for key, values in held.items() if values is not None}
+    lists = {key: values for key, values in turn_lists.items() if values is not None}
     if not ({*ROLE_KEYS} & lists.keys()) or not all(
         isinstance(values, list) for values in lists.values()
     ):
         return None
     if len({len(values) for values in lists.values()}) != 1:
         return None
-    found = list[Message]()
+    turns = list[Message]()
     for values in zip(*lists.values(), strict=True):
-        found.append(
+        turns.append(
             {key: value for key, value in zip(lists, values, strict=True) if value is not None}
         )
-    return found
+    return turns
 
 
 def _alternating(count: int) -> list[str]:
     return (["user", "assistant"] * count)[:count]
 
 
-def _exchanged(turn: Mapping[str, Any], names: Sequence[str], number: int) -> list[Message]:
+def _split_exchange(turn: Mapping[str, Any], names: Sequence[str], number: int) -> list[Message]:
     """Return the two messages of an object with a question and its answer."""
     others = {name: value for name, value in turn.items() if name not in names}
-    asked, answer = (
+    question, answer = (
         {"role": role, "content": turn[name]}
         for role, name in zip(("user", "assistant"), names, strict=True)
     )
     if is_filled(answer["content"]):
-        return [message(number, asked), message(number, answer | others)]
-    return [message(number, asked | others)]
+        return [message(number, question), message(number, answer | others)]
+    return [message(number, question | others)]
 
 
 def message(number: int, turn: Mapping[str, Any]) -> Message:
@@ -138,45 +138,45 @@ def message(number: int, turn: Mapping[str, Any]) -> Message:
     """
     turn = lowered(turn)
     columns = RowColumns(turn)
-    said = columns.get(*ROLE_KEYS)
+    stated_role = columns.get(*ROLE_KEYS)
     speaker = turn.get("from")
     # If `from` does not name a known role, it is a key that is not read.
     if ROLES.get(str(speaker).lower()) is not None:
         if is_filled(turn.get("role")) and ROLES[str(speaker).lower()] != ROLES.get(
-            str(said).lower()
+            str(stated_role).lower()
         ):
             raise _two_values(number, ROLE_KEYS)
         columns.pass_over("from")
-    given = [name for name in CONTENT_KEYS if turn.get(name) is not None]
-    filled = columns.there(CONTENT_KEYS) or given
-    content = turn[filled[0]] if filled else None
-    columns.pass_over(*filled[:1])
-    for name in filled[1:]:
+    present_keys = [name for name in CONTENT_KEYS if turn.get(name) is not None]
+    filled_keys = columns.there(CONTENT_KEYS) or present_keys
+    content = turn[filled_keys[0]] if filled_keys else None
+    columns.pass_over(*filled_keys[:1])
+    for name in filled_keys[1:]:
         if turn[name] == content:
             columns.pass_over(name)
         elif name == "value" and isinstance(turn[name], str | list):
             # A number would not be a text of the message.
             raise _two_values(number, CONTENT_KEYS[:2])
-    role = ROLES.get(str(said).lower())
+    role = ROLES.get(str(stated_role).lower())
     if role is None:
-        stated = "no role" if said is None else f"role {said!r}"
+        stated = "no role" if stated_role is None else f"role {stated_role!r}"
         raise Refusal(
             "llm.chat-role",
             f"message {number} has {stated}; use one of {', '.join(ROLES)}",
             message=number,
-            role=said,
+            role=stated_role,
         )
     if role == "assistant":
         check_harmony(columns, number)
-    own: Message = {"role": role, "content": content}
-    own |= {name: turn[name] for name in columns.unread() if name not in SWITCHES}
-    if str(said).lower() in CALLS:
-        own |= {"content": "", "tool_calls": _calls(content, number)}
-    elif role == "assistant" and is_filled(own.get("function_call")):  # OpenAI's older form
-        own["tool_calls"] = [_call(own.pop("function_call"), number)]
-    if is_filled(own.get("tool_calls")):
-        own["tool_calls"] = _calls(own["tool_calls"], number)
-    return _checked(own | _weight(number, role, turn), number)
+    converted: Message = {"role": role, "content": content}
+    converted |= {name: turn[name] for name in columns.unread() if name not in SWITCHES}
+    if str(stated_role).lower() in CALLS:
+        converted |= {"content": "", "tool_calls": _calls_of(content, number)}
+    elif role == "assistant" and is_filled(converted.get("function_call")):  # OpenAI's older form
+        converted["tool_calls"] = [_call(converted.pop("function_call"), number)]
+    if is_filled(converted.get("tool_calls")):
+        converted["tool_calls"] = _calls_of(converted["tool_calls"], number)
+    return _with_text_content(converted | _weight(number, role, turn), number)
 
 
 def _two_values(number: int, keys: Sequence[str]) -> Refusal:
@@ -188,13 +188,13 @@ def _two_values(number: int, keys: Sequence[str]) -> Refusal:
     )
 
 
-def _checked(said: Message, number: int) -> Message:
+def _with_text_content(turn: Message, number: int) -> Message:
     """Return the message with its content as one text."""
-    role = said["role"]
-    content = said["content"]
+    role = turn["role"]
+    content = turn["content"]
     if isinstance(content, list):  # OpenAI's parts
-        content = "".join(_text_of(part, number, role) for part in content)
-    if not said.get("tool_calls"):
+        content = "".join(_part_text(part, number, role) for part in content)
+    if not turn.get("tool_calls"):
         if not isinstance(content, str):
             raise Refusal(
                 "llm.chat-no-text",
@@ -211,10 +211,10 @@ def _checked(said: Message, number: int) -> Message:
                 message=number,
             )
     # Templates would write None as a word.
-    return said | {"content": "" if content is None else content}
+    return turn | {"content": "" if content is None else content}
 
 
-def _text_of(part: Any, number: int, role: str) -> str:
+def _part_text(part: Any, number: int, role: str) -> str:
     """Return the text of a part of a content, or refuse a part that holds anything else."""
     others = list[str]()
     if isinstance(part, dict) and part.get("type", "text") in ("text", "input_text", "output_text"):
@@ -234,18 +234,18 @@ def _text_of(part: Any, number: int, role: str) -> str:
     )
 
 
-def _calls(held: Any, number: int) -> list[dict[str, Any]]:
+def _calls_of(stored: Any, number: int) -> list[dict[str, Any]]:
     """Return the calls in a list, in one object, or in the JSON of either."""
-    calls = held
-    if isinstance(held, str):
+    calls = stored
+    if isinstance(stored, str):
         try:
-            calls = json.loads(held)
+            calls = json.loads(stored)
         except (ValueError, RecursionError):
-            raise _no_call(held, number) from None
+            raise _bad_call(stored, number) from None
     if isinstance(calls, dict):
         calls = [calls]
     if not isinstance(calls, list):
-        raise _no_call(held, number)
+        raise _bad_call(stored, number)
     return [_call(call, number) for call in calls]
 
 
@@ -263,31 +263,35 @@ def _call(content: Any, number: int) -> dict[str, Any]:
         if isinstance(arguments, str) and arguments.strip():
             arguments = json.loads(arguments)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        raise _no_call(content, number) from None
+        raise _bad_call(content, number) from None
     if not is_filled(arguments):
         arguments = {}
     if not isinstance(name, str) or not isinstance(arguments, dict):
-        raise _no_call(content, number)
-    read = ("name", "arguments", "parameters")
-    beside = (
+        raise _bad_call(content, number)
+    read_keys = ("name", "arguments", "parameters")
+    call_fields = (
         {}
         if function is call
         else {key: value for key, value in call.items() if key not in ("function", "type")}
     )
-    of_function = {key: value for key, value in function.items() if key not in read}
+    function_fields = {key: value for key, value in function.items() if key not in read_keys}
     if function is call:
-        beside = {key: value for key, value in of_function.items() if key in ("id", "index")}
-        of_function = {
-            key: value for key, value in of_function.items() if key not in ("id", "index", "type")
+        call_fields = {
+            key: value for key, value in function_fields.items() if key in ("id", "index")
         }
-    of_function = {key: value for key, value in of_function.items() if is_filled(value)}
+        function_fields = {
+            key: value
+            for key, value in function_fields.items()
+            if key not in ("id", "index", "type")
+        }
+    function_fields = {key: value for key, value in function_fields.items() if is_filled(value)}
     return {
         "type": "function",
-        "function": {"name": name, "arguments": arguments} | of_function,
-    } | beside
+        "function": {"name": name, "arguments": arguments} | function_fields,
+    } | call_fields
 
 
-def _no_call(content: Any, number: int) -> Refusal:
+def _bad_call(content: Any, number: int) -> Refusal:
     return Refusal(
         "llm.row-call",
         f"message {number} does not hold a function call ({str(content)[:40]!r}); "
@@ -312,13 +316,13 @@ def _weight(number: int, role: str, turn: Mapping[str, Any]) -> dict[str, int]:
                 role=role,
                 switch=name,
             )
-    asked = dict[str, bool]()
+    learnt_by_key = dict[str, bool]()
     for name in SWITCHES:
         value = turn.get(name)
         if value is None:
             continue
-        stated = str(value).lower()
-        if stated not in (*ON, *OFF):
+        lower_value = str(value).lower()
+        if lower_value not in (*ON, *OFF):
             raise Refusal(
                 "llm.row-switch",
                 f"message {number} ({role}) has {name}={value!r}, but only 0 and 1, or false and"
@@ -328,20 +332,20 @@ def _weight(number: int, role: str, turn: Mapping[str, Any]) -> dict[str, int]:
                 switch=name,
                 value=str(value),
             )
-        asked[name] = (stated in ON) != (name in OPPOSITE)
-    if len({*asked.values()}) > 1:
+        learnt_by_key[name] = (lower_value in ON) != (name in OPPOSITE)
+    if len({*learnt_by_key.values()}) > 1:
         raise Refusal(
             "llm.row-switches",
             f"message {number} ({role}) says both that it is learnt and that it is not"
-            f" ({', '.join(asked)}); keep one",
+            f" ({', '.join(learnt_by_key)}); keep one",
             message=number,
             role=role,
-            switches=list(asked),
+            switches=list(learnt_by_key),
         )
-    return {"weight": int(True in asked.values())} if asked else {}
+    return {"weight": int(True in learnt_by_key.values())} if learnt_by_key else {}
 
 
-def check_learnt(said: Sequence[Message], everything: bool) -> None:
+def check_learnt(conversation: Sequence[Message], everything: bool) -> None:
     """Refuse keys that contradict which messages are learnt.
 
     Args:
@@ -350,10 +354,10 @@ def check_learnt(said: Sequence[Message], everything: bool) -> None:
     Raises:
         Refusal: a message asks to be learnt and is not, or the reverse.
     """
-    answers = [each for each in said if each["role"] == "assistant"]
-    for number, each in enumerate(said, start=1):
-        role = each["role"]
-        weight = each.get("weight")
+    answers = [turn for turn in conversation if turn["role"] == "assistant"]
+    for number, turn in enumerate(conversation, start=1):
+        role = turn["role"]
+        weight = turn.get("weight")
         if everything and weight == 0:
             raise Refusal(
                 "llm.row-unlearnt",
@@ -373,7 +377,7 @@ def check_learnt(said: Sequence[Message], everything: bool) -> None:
                 message=number,
                 role=role,
             )
-    if answers and all(each.get("weight") == 0 for each in answers):
+    if answers and all(turn.get("weight") == 0 for turn in answers):
         raise Refusal(
             "llm.row-nothing-learnt", "has no answer that is to be learnt; leave the row out"
         )
@@ -383,7 +387,7 @@ def check_learnt(said: Sequence[Message], everything: bool) -> None:
 
 
 def settle(
-    said: Sequence[Message], source: str | None, column: str, instead: str = ""
+    conversation: Sequence[Message], source: str | None, column: str, instead: str = ""
 ) -> tuple[list[Message], list[str]]:
     """Keep the keys of messages that the writer knows, and name the others, as "messages.id".
 
@@ -396,21 +400,23 @@ def settle(
     Raises:
         Refusal: a key bears text that would be lost.
     """
-    kept = list[Message]()
-    unread = list[str]()
-    for number, each in enumerate(said, start=1):
-        own: Message = {name: each[name] for name in ("role", "content", "weight") if name in each}
-        for name, value in each.items():
-            if name in own or not is_filled(value):
+    settled = list[Message]()
+    unread_keys = list[str]()
+    for number, turn in enumerate(conversation, start=1):
+        written: Message = {
+            name: turn[name] for name in ("role", "content", "weight") if name in turn
+        }
+        for name, value in turn.items():
+            if name in written or not is_filled(value):
                 continue
             if source is not None and re.search(rf"\b{re.escape(name)}\b", source):
-                own[name] = value
+                written[name] = value
             elif name in BEARING_KEYS:
                 raise unwritten(name, source, number, instead)
             else:
-                unread.append(f"{column}.{name}")
-        kept.append(own)
-    return kept, unread
+                unread_keys.append(f"{column}.{name}")
+        settled.append(written)
+    return settled, unread_keys
 
 
 def unwritten(
@@ -428,16 +434,20 @@ def unwritten(
     )
 
 
-def repeats(said: Sequence[Message]) -> bool:
+def repeats_prompt(conversation: Sequence[Message]) -> bool:
     """Tell whether the last answer begins with the whole text of the message before it.
 
     Such rows were stored in the way that a model continues a prompt: first the prompt, then the
     answer.
     """
-    if len(said) < 2 or said[-1]["role"] != "assistant" or said[-2]["role"] != "user":
+    if (
+        len(conversation) < 2
+        or conversation[-1]["role"] != "assistant"
+        or conversation[-2]["role"] != "user"
+    ):
         return False
-    asked = said[-2].get("content")
-    answered = said[-1].get("content")
-    if not isinstance(asked, str) or not isinstance(answered, str) or not asked.strip():
+    question = conversation[-2].get("content")
+    answer = conversation[-1].get("content")
+    if not isinstance(question, str) or not isinstance(answer, str) or not question.strip():
         return False
-    return answered.strip().startswith(asked.strip())
+    return answer.strip().startswith(question.strip())
