@@ -1,8 +1,7 @@
-"""`dataset=chat`: conversations as the text that the model's
-own chat template, a Jinja program, writes.
+"""`dataset=chat`: write conversations with the model's chat template, which is a Jinja program.
 
-Templates find the functions, filters and settings of `transformers.apply_chat_template`. Only the
-date is fixed, so that a run can be repeated.
+Templates find the same functions, filters and settings as in `transformers.apply_chat_template`.
+Only the date is fixed, so that a run can be repeated.
 """
 
 import json
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 
-# the folder in which transformers saves templates beside the default one
+# The folder in which transformers saves further templates beside the default one.
 ADDITIONAL = "additional_chat_templates"
 LLAMA3, QWEN25 = (Path(__file__).with_name(f"{name}.jinja") for name in ("llama3", "qwen2_5"))
 
@@ -51,7 +50,7 @@ def raise_exception(message: str) -> NoReturn:
 JINJA = ImmutableSandboxedEnvironment(
     trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
 )
-# 26 July 2024: the day that Llama 3's own templates fall back to
+# 26 July 2024 is the date that Llama 3's templates use if they are given none.
 JINJA.globals |= {
     "raise_exception": raise_exception,
     "strftime_now": datetime(2024, 7, 26).strftime,
@@ -65,9 +64,11 @@ JINJA.filters["tojson"] = lambda value, **options: json.dumps(
 class ModelTokens(NamedTuple):
     """The special tokens of a model.
 
-    special: as text has them. named: those with a role, which templates write, as `bos_token`; one
-    that the model lacks is absent, and so is written as nothing.
-    around: those before and after a text without any.
+    Fields:
+        special: the texts of all of them.
+        named: the tokens with a role that templates write, by role, as `bos_token`. Templates
+            write nothing for a role that the model lacks.
+        around: returns the tokens before and after a text without special tokens.
     """
 
     special: tuple[str, ...]
@@ -75,8 +76,9 @@ class ModelTokens(NamedTuple):
     around: Callable[[], tuple[str, str]]
 
     def named_beside(self, others: Mapping[str, str]) -> "ModelTokens":
-        """With the roles that files beside a template give to tokens of this model.
-        Others are only letters to it.
+        """Add the roles that files beside a template give to tokens of this model.
+
+        Other tokens of these files would be plain letters to the model.
         """
         named = {
             **self.named,
@@ -86,16 +88,18 @@ class ModelTokens(NamedTuple):
 
 
 class ChatTemplate(NamedTuple):
-    """A chat template; `render` writes messages,
-    with `MARK` around what the template itself marks as answers.
+    """A chat template, and the model's special tokens.
 
-    around: the special tokens before and after a text without any. special: those that its text may
-    have.
-    training: renders TRL's form of it for training, if any. checks: that rows are written whole, by
-    what is learnt.
-    with_tools: of several named templates the one for conversations with tools, as transformers
-    chooses it.
-    others: the sources of all templates beside this one, by their names.
+    Fields:
+        source: the template's text.
+        render: writes messages, with `MARK` around the parts that the template marks as answers.
+        around: returns the special tokens before and after a text without any.
+        special: the special tokens that the template's text may contain.
+        training: renders TRL's training form of the template, if there is one.
+        checks: for each loss, the check that rows are written completely.
+        with_tools: the template for conversations with tools, if there are several named ones;
+            transformers chooses it in the same way.
+        others: the sources of all further templates, by name.
     """
 
     source: str
@@ -109,18 +113,20 @@ class ChatTemplate(NamedTuple):
 
     @property
     def text(self) -> str:
-        """All that writes rows, which identifies the data."""
+        """The sources of all templates that write rows; they identify the data."""
         return self.source if self.with_tools is None else self.source + self.with_tools.source
 
     def pieces(self, messages: list[Row], tools: Any, loss: ChatLoss) -> WrittenConversation:
-        """The text of a conversation in pieces, `content`; those `learnt` bear loss: the
-        assistant's turns with the token that ends them, or all.
+        """Write a conversation in pieces of text.
+
+        Learnt are the assistant's turns with the token that ends each, or all pieces.
         """
         return Writer(self.render, self.training, self.special, messages, tools).write(loss)
 
     def checked(self, loss: ChatLoss) -> Checked:
-        """The check that what rows hold is written,
-        which remembers what it found of each shape of conversation.
+        """Return the check that the template writes everything that rows hold.
+
+        It remembers its result for each shape of conversation.
         """
         if loss not in self.checks:
 
@@ -132,9 +138,13 @@ class ChatTemplate(NamedTuple):
 
 
 def template(config: LlmConfig) -> ChatTemplate:
-    """The chat template in force: `dataset.chat_template`, else that of the tokenizer's or the
-    weights' folder, else the form of Llama 3 or Qwen 2.5. Refuses (ValueError) one that is missing
-    or cannot be read.
+    """Return the chat template that the run uses.
+
+    It is `dataset.chat_template`, else the one in the tokenizer's or the weights' folder, else
+    the form of Llama 3 or Qwen 2.5.
+
+    Raises:
+        Refusal: the template is missing or cannot be read.
     """
     asked = getattr(config.dataset, "chat_template", None)
     is_qwen = isinstance(config.tokenizer, Qwen25TokenizerConfig)
@@ -163,7 +173,7 @@ def template(config: LlmConfig) -> ChatTemplate:
         ) as error:
             raise Refusal(
                 "llm.chat-template-unread",
-                f"{key}={asked or 'null'}: {place} has a chat template that cannot be read"
+                f"{key}={asked or 'null'}: the chat template of {place} cannot be read"
                 f" ({error}); give a .jinja file, or a folder with one",
                 key=key,
                 value=asked,
@@ -180,7 +190,7 @@ def template(config: LlmConfig) -> ChatTemplate:
         )
     raise Refusal(
         "llm.chat-template-absent",
-        f"{key}={asked}: no such file, or folder with a chat template; "
+        f"{key}={asked}: is neither a file nor a folder with a chat template; "
         f"give a .jinja file, a folder with one, or `{key}=null` for the model's own",
         key=key,
         value=asked,
@@ -188,7 +198,7 @@ def template(config: LlmConfig) -> ChatTemplate:
 
 
 def _made(source: str, tokens: ModelTokens, with_tools: ChatTemplate | None = None) -> ChatTemplate:
-    """A template of this source."""
+    """Compile a template from its source."""
     training = training_form_of(source)
     training_form = None if training is None else _renders(training, tokens.named)
     render = _renders(source, tokens.named)
@@ -198,13 +208,15 @@ def _made(source: str, tokens: ModelTokens, with_tools: ChatTemplate | None = No
 
 
 def _renders(source: str, named: Mapping[str, str]) -> Callable[..., str]:
-    """A template that writes messages, with marks around what it marks as answers."""
+    """Return a function that writes messages, with MARK around the parts that are answers."""
     return adapt_to_parts(JINJA.from_string(with_mark_filters(source), globals=dict(named)).render)
 
 
 def _tokens_of(config: LlmConfig) -> ModelTokens:
-    """The special tokens of the run's tokenizer. Refuses
-    (ValueError) a folder whose tokenizer cannot be read.
+    """Return the special tokens of the run's tokenizer.
+
+    Raises:
+        Refusal: the tokenizer of a folder cannot be read.
     """
     if isinstance(config.model, HfConfig):
         own = check_folder(config.model)
@@ -221,8 +233,12 @@ def _tokens_of(config: LlmConfig) -> ModelTokens:
 
 
 class StoredTemplates(NamedTuple):
-    """The template of a file or a folder, None if there is none; special tokens that it may name,
-    by their roles; and the templates beside it by their names, as tool_use.
+    """The chat templates in a file or a folder.
+
+    Fields:
+        source: the default template; None if there is none.
+        tokens: special tokens that it may name, by role.
+        others: further templates by name, such as tool_use.
     """
 
     source: str | None
@@ -238,10 +254,10 @@ def _read(place: Path) -> StoredTemplates:
     tokens = {name: token for name, token in tokens.items() if token is not None}
     source = settings.get("chat_template")
     others = dict[str, str]()
-    if isinstance(source, list):  # several, with names
+    if isinstance(source, list):  # There are several templates with names.
         others = {each["name"]: each["template"] for each in source}
         source = others.pop("default")
-    of_images = file.with_name("chat_template.json")  # of models that read images
+    of_images = file.with_name("chat_template.json")  # Models that read images have this file.
     if source is None and of_images.is_file() and not file.is_file():
         source = json.loads(of_images.read_text("utf-8"))["chat_template"]
     if not file.is_file() or file == settings_file:
@@ -257,8 +273,9 @@ def _read(place: Path) -> StoredTemplates:
 
 
 def _content(value: Any) -> str | None:
-    """The text of a token, which stands alone or among its properties; None of what is no token,
-    as a switch.
+    """Return a token's text, which may stand among its properties.
+
+    Returns None for any other setting, such as a switch.
     """
     if isinstance(value, dict):
         value = value.get("content")
@@ -268,11 +285,13 @@ def _content(value: Any) -> str | None:
 def converted(
     said: Conversation, chat_template: ChatTemplate, loss: ChatLoss
 ) -> tuple[Row, list[str]]:
-    """A conversation as the pieces of its text, and the keys of its messages that are not written,
-    as "messages.id".
+    """Write a conversation, and name the keys of messages that are not written, as "messages.id".
 
-    last_alone, beside the pieces: of several answers only the last is learnt.
-    Refuses (ValueError) a broken one, and one that bears what the template does not write.
+    The row has the text as `pieces`. It also has `last_alone` if only the last of several answers
+    is learnt.
+
+    Raises:
+        Refusal: the conversation is broken, or bears text that the template does not write.
     """
     if said.segments is not None:
         return {
@@ -320,7 +339,7 @@ def converted(
     if not any(piece["learnt"] for piece in pieces):
         raise Refusal(
             "llm.chat-answer-unwritten",
-            "has no answer in what the chat template writes; use another template",
+            "has no answer in the text that the chat template writes; use another template",
         )
     text = "".join(piece["content"] for piece in pieces)
     unread += chat_template.checked(loss).unread(messages, said.tools, text, said.column)
@@ -330,11 +349,11 @@ def converted(
 def _pieces_of(
     messages: list[Row], tools: Any, chat_template: ChatTemplate, loss: ChatLoss
 ) -> tuple[list[Row], WrittenConversation]:
-    """What a template writes, and the messages as it reads them:
-    with arguments of calls as objects, else as JSON.
+    """Write messages in pieces, and return them as the template reads them.
 
-    A template that puts arguments between texts fails on an object,
-    or writes it as Python prints it.
+    Calls have their arguments as objects, or as JSON if the template cannot handle objects. Some
+    templates put the arguments between texts. They fail on an object, or write it as Python
+    prints it.
     """
     if not any(map(calls_of, messages)):
         return messages, chat_template.pieces(messages, tools, loss)
@@ -360,7 +379,7 @@ def _pieces_of(
 
 
 def _around_text(own: "PreTrainedTokenizerFast") -> tuple[str, str]:
-    """What a folder's own tokenizer puts before a text, and the token that ends one."""
+    """Return the text that a folder's tokenizer adds before a text, and the token that ends one."""
     tokens: list[str] = own.backend_tokenizer.encode("x").tokens
     plain: list[str] = own.backend_tokenizer.encode("x", add_special_tokens=False).tokens
     before = next(
@@ -374,11 +393,11 @@ def _between(named: Mapping[str, str]) -> tuple[str, str]:
 
 
 def _whole(text: str, chat_template: ChatTemplate, loss: ChatLoss) -> Row:
-    """A text that is learnt as it is, between the tokens that begin and end one."""
+    """Return a text that is learnt whole, between the tokens that begin and end a text."""
     if loss is not ChatLoss.all:
         raise Refusal(
             "llm.row-text",
-            "is a text without an answer, of which every token would be learnt; use"
+            "is a text without an answer, so every token of it would be learnt; use"
             " `dataset.loss=all`",
             key="dataset.loss",
         )
@@ -388,8 +407,9 @@ def _whole(text: str, chat_template: ChatTemplate, loss: ChatLoss) -> Row:
 
 
 def from_columns(config: LlmConfig, row: Row) -> Conversation:
-    """The conversation of a row in a template's columns: what
-    torchtune puts around a prompt is the user's.
+    """Return the conversation of a row in the columns of a prompt template.
+
+    The text that torchtune puts around a prompt belongs to the user's message.
     """
     around = templates.chosen(config)
     text = row.get("input") or row.get("dialogue", "")

@@ -1,5 +1,7 @@
-"""What a row's columns are called in public data, and the account of them: each is read, ignored
-and counted, or refused because its form gives it a meaning that a run would lose.
+"""The names of columns in public data, and an account of the columns of each row.
+
+Each column is read, ignored and counted, or refused because its form gives it a meaning that the
+run would lose.
 """
 
 import difflib
@@ -13,11 +15,11 @@ from multicard.messages import Refusal
 
 KEY = "dataset.columns"
 
-# Columns by what they mean, in the order in which they are looked for; case does not matter
-# also names of other lists, beside a question and its answer
+# The groups below list columns by their meaning, in the order in which they are looked for. Case
+# does not matter. LISTS may also name other lists, beside a question and its answer.
 LISTS = ("dialog", "turns", "items", "data")
-# Columns whose public forms have turns without names, which are the user's and the assistant's in
-# turn: LIMA's, DailyDialog's, UltraChat's. MT-Bench's `turns` are questions alone.
+# In public forms, these columns hold turns without speakers, alternately of the user and the
+# assistant: LIMA, DailyDialog, UltraChat. MT-Bench's `turns` only hold questions.
 BY_PLACE = ("messages", "conversations", "conversation", "dialog", "data")
 CONVERSATION = ("messages", "conversations", "conversation", *LISTS)
 SYSTEM = ("system", "system_prompt", "system_message")
@@ -25,10 +27,10 @@ TOOLS = ("tools", "functions")
 QUESTION = ("instruction", "prompt", "question", "query", "problem")
 CONTEXT = ("input", "context")
 ANSWER = ("output", "completion", "response", "answer", "solution")
-CHOSEN = ("chosen", "chosen_response", "preferred_output")  # the last is OpenAI's
-# the last is ms-swift's
+CHOSEN = ("chosen", "chosen_response", "preferred_output")  # The last is OpenAI's.
+# The last is ms-swift's.
 REJECTED = ("rejected", "rejected_response", "non_preferred_output", "rejected_messages")
-HISTORY = (  # Cohere's `chat_history` among them
+HISTORY = (  # `chat_history` is Cohere's.
     "history",
     "chat_history",
     "conversation_history",
@@ -38,7 +40,7 @@ HISTORY = (  # Cohere's `chat_history` among them
 )
 TEXT = ("text",)
 SEGMENTS = ("segments",)
-DIALOGUE = ("dialogue", "summary")  # of the template `summarize`
+DIALOGUE = ("dialogue", "summary")  # The template `summarize` reads them.
 READ = (
     *CONVERSATION,
     *SYSTEM,
@@ -52,10 +54,10 @@ READ = (
     *TEXT,
     *SEGMENTS,
 )
-WANTED = "wanted"  # says of an answer whether it is to be learnt, as KTO's `label` does
-NAMED = (*READ, *DIALOGUE, "split", WANTED)  # what `dataset.columns` can name
+WANTED = "wanted"  # Says whether an answer is to be learnt, as KTO's `label` does.
+NAMED = (*READ, *DIALOGUE, "split", WANTED)  # The names that `dataset.columns` accepts.
 
-# Lists of what a question of multiple choice can be answered with
+# Columns that list the possible answers to a multiple-choice question.
 CHOICES = (
     "choices",
     "options",
@@ -67,33 +69,37 @@ CHOICES = (
     "possible_answers",
 )
 
-# Columns that a form reads, and that change what is said or
-# learnt: a reader that cannot heed them refuses them
+# These columns change the text or which part of it is learnt. A reader that cannot take them into
+# account refuses them.
 MEDIA = ("image", "images", "video", "videos", "audio", "audios")
 REASONING = ("reasoning", "reasoning_content", "thinking")
 OF_TEMPLATES = ("documents", "chat_template_kwargs")
 BEARING = (*SYSTEM, *TOOLS, *HISTORY, *MEDIA, *REASONING, *OF_TEMPLATES)
 
 
-UNNAMED = "a column without a name"  # as pandas writes its index
+UNNAMED = "a column without a name"  # pandas writes its index as such a column.
 
 
 def is_filled(value: Any) -> bool:
-    """False of what holds nothing: null, an empty text, list or object."""
+    """Return False for null, and for an empty text, list or object."""
     return not (value is None or (isinstance(value, str | list | dict) and len(value) == 0))
 
 
 def override(renamed: Mapping[str, str | None]) -> str:
-    """The words of a command that name columns: `'dataset.columns={instruction: question}'`."""
+    """Return the override of a command that names columns.
+
+    Example: `'dataset.columns={instruction: question}'`.
+    """
     return pasting.override(KEY, renamed)
 
 
 class RowColumns:
-    """A row, or a message, that notes which of its columns were read.
+    """A row, or a message, that keeps account of which of its columns were read.
 
     Args:
-        row: its columns, by the names that the file has; kept as `row`.
-        named: `dataset.columns`: by our name that of the file, or None for a column to be left out.
+        row: the values by the names that the file uses; kept as `row`.
+        named: `dataset.columns`: maps our name of a column to the file's, or to None if the column
+            is to be left out.
     """
 
     def __init__(
@@ -115,8 +121,9 @@ class RowColumns:
         self.row = row
 
     def there(self, names: Sequence[str]) -> list[str]:
-        """Those of the names under which the row holds something. Names that were given win over
-        others of the same meaning.
+        """Return the names under which the row holds a value.
+
+        If the command named columns of this meaning, only these are returned.
         """
         found = [
             name for name in names if name in self._own and is_filled(self._values[self._own[name]])
@@ -124,8 +131,9 @@ class RowColumns:
         return [name for name in found if name in self.named] or found
 
     def get(self, *names: str) -> Any:
-        """The value of the first of the names under which the row holds something; None of none.
-        It counts as read.
+        """Return the value of the first of the names that holds one, else None.
+
+        The column counts as read.
         """
         for name in self.there(names):
             own = self._own[name]
@@ -134,50 +142,51 @@ class RowColumns:
         return None
 
     def peek(self, name: str) -> Any:
-        """The value of a column that `there` found, which stays unread."""
+        """Return the value of a column that `there` found, without counting it as read."""
         return self._values[self._own[name]]
 
     def replace(self, name: str, value: Any) -> None:
-        """Give a column that `there` found another value, as one that was decoded.
-        It stays unread.
+        """Replace the value of a column that `there` found, for instance by its decoded form.
+
+        It does not count as read.
         """
         self._values[self._own[name]] = value
 
     def lower_names(self) -> list[str]:
-        """All names in force, in lower case."""
+        """Return all names in use, in lower case."""
         return [*reversed(self._own)]
 
     def present(self, names: Sequence[str]) -> list[str]:
-        """Those of the names that the row has, even with nothing in them."""
+        """Return the names that the row has, even if their values are empty."""
         return [name for name in names if name in self._own]
 
     def values(self) -> dict[str, Any]:
-        """What the row holds, by the names in force."""
+        """Return the row's values by the names in use: ours, or else the file's."""
         return dict(self._values)
 
     def theirs(self, name: str) -> str:
-        """The name that the file has for a column, by our name or its own in any case."""
+        """Return the file's name of a column, given our name or the file's in any case."""
         return self._theirs.get(name, self._own.get(name, name))
 
     def all(self) -> list[str]:
-        """All columns, as the file calls them."""
+        """Return all columns by the names that the file uses."""
         return list(self.row)
 
     def pass_over(self, *names: str) -> None:
-        """Count columns as read: they say what others say."""
+        """Count columns as read, because other columns say the same."""
         self._unread -= {self._own[name] for name in names if name in self._own}
 
     def unread(self) -> list[str]:
-        """The columns that hold something and were not read, as the file calls them."""
+        """Return the columns with a value that were not read, by the names that the file uses."""
         own = [self._theirs.get(name, name) for name in self._values if name in self._unread]
         return own + [name for name in self._dropped if is_filled(self.row[name])]
 
     def left(self, names: Sequence[str]) -> list[str]:
-        """Those of the names under which the row holds something that was not read."""
+        """Return the names under which the row holds a value that was not read."""
         return [name for name in self.there(names) if self._own[name] in self._unread]
 
     def bearing(self, names: Sequence[str] = BEARING) -> str | None:
-        """The first unread column whose name gives it a meaning."""
+        """Return the first unread column whose name gives it a meaning, or None."""
         return next(
             (
                 name
@@ -189,12 +198,13 @@ class RowColumns:
 
 
 class Unread(Counter[str]):
-    """The record's `ignored`: by column, or "column.key" of messages,
-    in how many rows it held what nobody read.
+    """The record's `ignored`: the number of rows in which a column's value was not read.
+
+    The keys are columns, or "column.key" for messages.
     """
 
     def add(self, columns: RowColumns, messages: Sequence[str] = ()) -> None:
-        """Count what a row's reader left."""
+        """Count the columns of a row that its reader did not read."""
         own = [name if name.strip() else UNNAMED for name in columns.unread()]
         self.update([*own, *sorted(set(messages))])
 
@@ -203,10 +213,10 @@ class Unread(Counter[str]):
 
 
 def check_named(named: Mapping[str, str | None], where: str, rows: Sequence[Any]) -> None:
-    """Refuse (ValueError) names that mean nothing here, or that no row has.
+    """Refuse entries of `dataset.columns` that have no meaning here, or that no row has.
 
     Args:
-        where: the data by its key and value, for the sentence.
+        where: the key and value that name the data, for the message.
     """
     names = []
     for row in rows:
@@ -248,7 +258,7 @@ def check_named(named: Mapping[str, str | None], where: str, rows: Sequence[Any]
             )
 
 
-# Words with which the name of a column begins, by our name for it; short ones are whole words
+# For each of our names, words with which a column's name may begin. Short words must match whole.
 SIGNS = {
     "instruction": (
         "quest",
@@ -296,12 +306,12 @@ SIGNS |= {
     "dialogue": ("dialog", "text", "article"),
 }
 SIGNS |= {"summary": ("summ", "highlight", "tldr", *SIGNS["output"])}
-# a source alone says where a row comes from
+# Without a target beside it, `source` says where a row comes from.
 SOURCES = ("source", "src")
 TARGETS = ("target", "tgt")
 WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
-SHORT = 4  # letters: "ask" is no sign of "tasks", nor "bot" of "bottom"
-# Words of columns that say something about a row: prompt_id, answerHash, source_url
+SHORT = 4  # Fewer letters must match a whole word: "ask" does not stand for "tasks".
+# Words in the names of columns that describe the row: prompt_id, answerHash, source_url.
 ABOUT = {
     "id",
     "ids",
@@ -344,21 +354,23 @@ ABOUT |= {
 }
 
 
-# Words of columns with what a question is about, which is neither asked nor answered
+# Words in the names of columns that hold a question's context: neither question nor answer.
 CONTEXTS = ("context", "passage", "paragraph", "document", "background", "evidence")
 
 
 def guessed(row: Mapping[str, Any], wanted: Sequence[str], beside: bool = False) -> str | None:
-    """An override that names the columns of a row that look like those that are wanted, by our
-    names for them; None where they cannot be told.
+    """Guess which of a row's columns have the wanted meanings, and return the override for it.
 
-    Texts alone are guessed, and no column that says something about the row. A column without a
-    telling name is guessed only if it is the last text and the last name. An answer is no context,
-    and none is guessed beside a column that is called as answers are and holds no text.
+    Only columns of text are guessed, except those that describe the row. A column whose name
+    tells nothing is guessed only if it is the last text for the last wanted name. A context is not
+    taken for an answer. No answer is guessed if another column is named like one and holds no
+    text. Returns None if the columns cannot be told by their names.
 
     Args:
-        beside: the only context of a question, or its choices, are named too, as `input`,
-            which the row does not have.
+        row: the values by column.
+        wanted: our names of the columns to find.
+        beside: also name a question's only context, or its choices, as `input`, which the row
+            lacks.
     """
     left = [
         name
@@ -401,7 +413,7 @@ def _is_about(name: str) -> bool:
 
 
 def _like(names: Sequence[str], signs: Sequence[str]) -> list[str]:
-    """Those of the names with the first sign that any of them has."""
+    """Return the names with the first sign that any of them has."""
     for sign in signs:
         if sign in names:
             return [sign]

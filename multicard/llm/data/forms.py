@@ -1,8 +1,7 @@
-"""Rows of public data in any of their forms, as conversations or pairs: each row by itself,
-by its columns.
+"""Read rows of public data in any of their forms, as conversations or pairs.
 
-A column is read, or says again what messages say, or is left to the caller: to be counted,
-or refused by its meaning.
+Each row is recognized by itself, from its columns. A column is read, repeats the text of the
+messages, or is left to the caller, which counts it or refuses it by its meaning.
 """
 
 import json
@@ -21,15 +20,18 @@ from multicard.messages import Refusal
 
 
 class Conversation(NamedTuple):
-    """What a row says.
+    """The content of a row: messages, a text, or segments of a text.
 
-    messages: none of a text. tools: that the assistant may call. column: that held the messages.
-    text: a text alone.
-    segments: a text in parts, with the `label` of those that are learnt. prompt: the places of
-    messages that a prompt holds, apart from its answer: as TRL does, answers among them are not
-    learnt unless a key of theirs says so.
-    is_by_place: no message said whose it is, and they were
-    taken for the user's and the assistant's in turn.
+    Fields:
+        messages: the messages; empty for a text.
+        tools: the tools that the assistant may call.
+        column: the column that held the messages.
+        text: a text without messages.
+        segments: the parts of a text, each with whether it is learnt.
+        prompt: the places of the messages that belong to the prompt, if the answer has a column of
+            its own. As in TRL, answers among them are not learnt unless one of their keys says so.
+        is_by_place: the messages named no speakers, and were assigned to the user and the
+            assistant in turn.
     """
 
     messages: list[Message]
@@ -41,7 +43,7 @@ class Conversation(NamedTuple):
     is_by_place: bool = False
 
     def answers_of_prompt(self) -> list[int]:
-        """The places of the answers that the prompt holds and no key calls learnt."""
+        """Return the places of answers within the prompt that no key marks as learnt."""
         said = self.messages
         return [
             place
@@ -51,8 +53,10 @@ class Conversation(NamedTuple):
 
 
 def columns_of(row: Any, named: dict[str, str | None]) -> RowColumns:
-    """The columns of a row; refused (ValueError) where it is no object.
-    A list of messages is a conversation.
+    """Return the columns of a row. A list of messages counts as a row with a conversation.
+
+    Raises:
+        Refusal: the row is not an object.
     """
     if (
         isinstance(row, list)
@@ -63,7 +67,8 @@ def columns_of(row: Any, named: dict[str, str | None]) -> RowColumns:
     if not isinstance(row, dict):
         raise Refusal("llm.row-no-object", "is not an object with columns; write each row as {...}")
     held = row.get("input")
-    if isinstance(held, dict) and "messages" in held and "input" not in named:  # OpenAI's pairs
+    # OpenAI's pairs have the messages within `input`.
+    if isinstance(held, dict) and "messages" in held and "input" not in named:
         row = {name: value for name, value in row.items() if name != "input"} | held
     return RowColumns(row, named)
 
@@ -72,7 +77,11 @@ def columns_of(row: Any, named: dict[str, str | None]) -> RowColumns:
 
 
 def conversation(row: RowColumns) -> Conversation:
-    """The conversation that a row holds. Refuses (ValueError) a row of another kind, or of none."""
+    """Return the conversation that a row holds.
+
+    Raises:
+        Refusal: the row holds none, or is of another kind.
+    """
     json_texts.decode(row)
     refuse_label(row)
     held = held_messages(row)
@@ -92,7 +101,7 @@ def conversation(row: RowColumns) -> Conversation:
         raise Refusal(
             "llm.row-pair",
             "holds a chosen and a rejected answer; use `dataset=preference method=dpo`, "
-            f"or learn the chosen one, by `{remedy}`",
+            f"or learn only the chosen one, by `{remedy}`",
             remedy=remedy,
         )
     if row.there(names.SEGMENTS):
@@ -100,7 +109,7 @@ def conversation(row: RowColumns) -> Conversation:
     if row.there(("role", "from")) and not row.there(names.QUESTION):
         raise Refusal(
             "llm.row-single-message",
-            f"is a message alone; put the messages of a conversation into one row: {FORM}",
+            f"holds a single message; put the messages of a conversation into one row: {FORM}",
             found=row.all(),
         )
     if row.there(names.TEXT):
@@ -117,11 +126,12 @@ def _unknown(row: RowColumns) -> Refusal:
         if is_begun and json_texts.as_object(value) is value:
             return Refusal(
                 "llm.row-text-of-list",
-                f"holds a text in {name} that begins as a list of messages, but is neither JSON nor"
-                " as Python prints one; write the column as JSON",
+                f"holds a text in {name} that begins like a list of messages, but is neither JSON"
+                " nor Python's print of a list; write the column as JSON",
                 column=name,
             )
-    is_read = bool(row.there(names.CONTEXT))  # whatever its name, beside a question and its answer
+    # A context is read beside a question and its answer, whatever its name.
+    is_read = bool(row.there(names.CONTEXT))
     remedy = guessed(row.values(), ("instruction", "output"), beside=not is_read)
     hint = f", or name the columns, as `{remedy}`" if remedy else ""
     return Refusal(
@@ -134,7 +144,10 @@ def _unknown(row: RowColumns) -> Refusal:
 
 
 def held_messages(row: RowColumns) -> tuple[str, list[Message]] | None:
-    """The first column that holds messages, and these. Others that hold the same count as read."""
+    """Return the first column that holds messages, and its messages.
+
+    Other columns with the same messages count as read.
+    """
     found: tuple[str, list[Message]] | None = None
     is_question = bool(row.there(names.QUESTION) and row.there(names.ANSWER))
     for name in row.there(names.CONVERSATION):
@@ -144,8 +157,8 @@ def held_messages(row: RowColumns) -> tuple[str, list[Message]] | None:
         if name in names.BY_PLACE and _are_conversations(value):
             raise Refusal(
                 "llm.row-conversations",
-                f"holds {len(value)} lists in {name}, which are as many conversations, or the turns"
-                " of one; write a row for each conversation, or messages with a role",
+                f"holds {len(value)} lists in {name}, which may be separate conversations or the"
+                " turns of one; write a row for each conversation, or messages with a role",
                 column=name,
                 length=len(value),
             )
@@ -169,13 +182,13 @@ def held_messages(row: RowColumns) -> tuple[str, list[Message]] | None:
 
 
 def _alone(value: Any) -> Any:
-    """The conversation that stands alone in a list; any other value as it is."""
+    """Unwrap a list of one conversation; return any other value unchanged."""
     held = json_texts.as_object(value) if isinstance(value, str) else value
     return held[0] if _are_conversations(held) and len(held) == 1 else value
 
 
 def _are_conversations(value: Any) -> bool:
-    """True of a list of lists of texts or of messages."""
+    """Tell whether a value is a list of lists of texts or messages."""
     held = json_texts.as_object(value) if isinstance(value, str) else value
     return (
         isinstance(held, list)
@@ -185,7 +198,7 @@ def _are_conversations(value: Any) -> bool:
 
 
 def _answered(row: RowColumns, asked: Sequence[str]) -> Conversation:
-    """A question and its answer, with what stands before them."""
+    """Return the conversation of a question and its answer, with the messages before them."""
     question = one_of(row, asked)
     answer = one_of(row, row.there(names.ANSWER) or row.present(names.ANSWER))
     refuse_number(row, answer)
@@ -198,43 +211,45 @@ def _answered(row: RowColumns, asked: Sequence[str]) -> Conversation:
 
 
 def _answer_beside(row: RowColumns) -> list[Message]:
-    """The answer that a column of its own gives to messages that end without one;
-    none if there is no such column.
+    """Return the answer from a separate column, for messages that end without one.
+
+    The list is empty if there is no such column.
     """
     found = row.left(names.ANSWER)
     return _answer_of(row, one_of(row, found)) if found else []
 
 
 def _answer_of(row: RowColumns, answer: str, flat: bool = False) -> list[Message]:
-    """The messages of a column with an answer; a number is refused."""
+    """Return the messages of a column with an answer, or refuse a number."""
     refuse_number(row, answer)
     value = row.get(answer)
     return answer_messages(value if value is not None else "", row, answer, flat)
 
 
 def refuse_number(row: RowColumns, answer: str) -> None:
-    """Refuse a number where the text of an answer is wanted."""
+    """Refuse a number in the place of an answer's text."""
     value = row.peek(answer)
     if isinstance(value, int | float):
         raise Refusal(
             "llm.row-number",
-            f"has {json.dumps(value)} in {answer}, which is no text; write it in quotes, or leave"
-            " the row out",
+            f"has {json.dumps(value)} in {answer}, which is a number and not a text; write it in"
+            " quotes, or leave the row out",
             column=answer,
             value=value,
         )
 
 
 def one_of(row: RowColumns, found: Sequence[str]) -> str:
-    """The column of this meaning; refused where several say something else,
-    as what a run learns depends on it.
+    """Return the only one of several columns with the same meaning.
+
+    If they differ they are refused: what a run learns would depend on the choice.
     """
     if len(found) > 1 and any(row.peek(name) != row.peek(found[0]) for name in found):
         ours = "instruction" if found[0] in (*names.QUESTION, *names.CONTEXT) else "output"
         remedy = override({ours: found[-1]})
         raise Refusal(
             "llm.row-ambiguous",
-            f"has {' and '.join(found)}, of which one can be read; name it, as `{remedy}`",
+            f"has {' and '.join(found)}, but only one can be read; name it, as `{remedy}`",
             columns=list(found),
             remedy=remedy,
         )
@@ -243,12 +258,12 @@ def one_of(row: RowColumns, found: Sequence[str]) -> str:
 
 
 def prompt_messages(row: RowColumns, question: str) -> list[Message]:
-    """What comes before an answer: the history, and the question with its context."""
+    """Return the messages before an answer: the history, and the question with its context."""
     return history(row) + question_messages(row, question)
 
 
 def question_messages(row: RowColumns, question: str) -> list[Message]:
-    """A question with its context, or the messages of a prompt."""
+    """Return a question with its context as a message, or the messages of a prompt."""
     value = row.get(question)
     if isinstance(value, list | dict):
         said = None if _say_nobody(value) else turns.messages(value)
@@ -278,7 +293,7 @@ def question_messages(row: RowColumns, question: str) -> list[Message]:
 
 
 def context(row: RowColumns, name: str) -> Any:
-    """What a question is about; of choices that the command names so, a line each."""
+    """Return a question's context. Choices that the command names as context become lines."""
     value = row.get(name)
     is_choices = name in row.named and row.theirs(name).lower().strip() in names.CHOICES
     return choices.as_lines(value) if is_choices else value
@@ -293,8 +308,9 @@ def no_text(found: Sequence[str]) -> Refusal:
 
 
 def _several_texts(column: str, value: Sequence[Any]) -> Refusal:
-    """The refusal of a list that says nowhere who speaks: several answers,
-    or a column of several rows.
+    """Return the refusal of a list that does not say who speaks.
+
+    It may hold several answers, or a column of several rows.
     """
     return Refusal(
         "llm.row-list",
@@ -306,10 +322,10 @@ def _several_texts(column: str, value: Sequence[Any]) -> Refusal:
 
 
 def answer_messages(value: Any, row: RowColumns, column: str, flat: bool = False) -> list[Message]:
-    """The messages of an answer: a text, a message, or several.
+    """Return the messages of an answer, given as a text, a message, or several messages.
 
     Args:
-        flat: it follows "Assistant:", and so begins with a space that is not its own.
+        flat: the answer follows "Assistant:", so a space at its beginning is not part of it.
     """
     if isinstance(value, list | dict):
         said = None if _say_nobody(value) else turns.messages(value)
@@ -321,7 +337,7 @@ def answer_messages(value: Any, row: RowColumns, column: str, flat: bool = False
 
 
 def _segments(value: Any) -> list[tuple[str, bool]]:
-    """axolotl's parts of a text, with those that are learnt."""
+    """Return axolotl's parts of a text, each with whether it is learnt."""
     fits = isinstance(value, list) and all(
         isinstance(part, dict)
         and isinstance(part.get("text"), str)
@@ -331,15 +347,16 @@ def _segments(value: Any) -> list[tuple[str, bool]]:
     if not fits or not any(part["label"] for part in value):
         raise Refusal(
             "llm.row-segments",
-            'holds no segments to learn; write [{"text": "...", "label": true}, ...], of which one'
-            " has true or more",
+            'holds no segments to learn; write [{"text": "...", "label": true}, ...], with true'
+            " for at least one of them",
         )
     return [(part["text"], part["label"]) for part in value]
 
 
 def _check_said(row: RowColumns, said: Sequence[Message]) -> None:
-    """Pass over columns that say again what messages say;
-    a prompt that is in none of them is refused.
+    """Count columns as read whose text the messages repeat.
+
+    A prompt that the messages do not contain is refused.
     """
     texts = texts_of(said)
     for name in row.there((*names.QUESTION, *names.CONTEXT, *names.ANSWER, *names.SYSTEM)):
@@ -354,13 +371,13 @@ def _check_said(row: RowColumns, said: Sequence[Message]) -> None:
 
 
 def _say_nobody(value: Any) -> bool:
-    """True of a list of texts in objects, as several answers: none says who speaks."""
+    """Tell whether a list holds objects with a text and no role, such as several answers."""
     parts = [lowered(part) for part in value if isinstance(part, dict)]
     return len(parts) == len(value) and all("text" in part and "role" not in part for part in parts)
 
 
 def _has_roles(value: Any) -> bool:
-    """True of a list of messages; one of parts of a text says nowhere who speaks."""
+    """Tell whether a value is a list of messages, rather than of the parts of a text."""
     return isinstance(value, list) and all(
         isinstance(turn, dict) and {*ROLE_KEYS} & lowered(turn).keys() for turn in value
     )
@@ -370,8 +387,8 @@ def two_prompts(name: str) -> Refusal:
     remedy = override({name: None})
     return Refusal(
         "llm.row-two-prompts",
-        f"has a {name} that its messages do not hold; leave it out, as `{remedy}`, or put it into"
-        " the messages",
+        f"has a {name} that its messages do not contain; leave it out, as `{remedy}`, or put it"
+        " into the messages",
         column=name,
         remedy=remedy,
     )
@@ -381,7 +398,7 @@ def texts_of(said: Sequence[Message]) -> list[tuple[str, str]]:
     return [(each["role"], str(each["content"]).strip()) for each in said]
 
 
-# ---- refusals of both kinds
+# ---- refusals that conversations and pairs share
 
 
 def unanswered(column: str) -> Refusal:
@@ -400,11 +417,11 @@ def missing_columns(
     also: Sequence[str] = (),
     reads_input: bool = False,
 ) -> Refusal:
-    """The refusal of a row without the columns that its reader needs, with those that it has.
+    """Return the refusal of a row that lacks columns which its reader needs.
 
     Args:
-        also: others that it may need, to be guessed with them.
-            reads_input: it reads an `input` that may be absent.
+        also: columns that the reader may need too, and that are guessed together with these.
+        reads_input: the reader takes an `input` that may be absent.
     """
     read = (*names.CHOSEN, *names.REJECTED, "instruction", "output", *names.DIALOGUE)
     free = {
