@@ -16,7 +16,7 @@ from multicard.messages import Refusal
 
 def history(row: RowColumns) -> list[Message]:
     """The turns before a question that a column of their own holds."""
-    for name in row.there(names.HISTORY):
+    for name in row.filled(names.HISTORY):
         held = turns.messages(row.peek(name), by_place=True, by_pairs=True)
         if held is not None:
             row.get(name)
@@ -36,7 +36,7 @@ def with_system(row: RowColumns, said: list[Message]) -> list[Message]:
     system = turns.message(1, {"role": "system", "content": text})
     if said and said[0]["role"] == "system":
         if said[0]["content"].strip() != system["content"].strip():
-            remedy = override({row.there(names.SYSTEM)[0]: None})
+            remedy = override({row.filled(names.SYSTEM)[0]: None})
             raise Refusal(
                 "llm.row-two-systems",
                 "has two texts of the system, in a column and as a message; leave one out, as"
@@ -51,7 +51,7 @@ def tools_of(row: RowColumns) -> list[Any] | None:
     """The tools that a row gives, as templates read them: functions in a `function` each,
     which older forms lack.
     """
-    name = next(iter(row.there(names.TOOLS)), None)
+    name = next(iter(row.filled(names.TOOLS)), None)
     if name is None:
         return None
     tools = row.get(name)

@@ -84,7 +84,7 @@ class ModelTokens(NamedTuple):
             **self.named,
             **{role: token for role, token in others.items() if token in self.special},
         }
-        return self._replace(named=named, around=partial(_between, named))
+        return self._replace(named=named, around=partial(_named_begin_and_end, named))
 
 
 class ChatTemplate(NamedTuple):
@@ -146,23 +146,27 @@ def template(config: LlmConfig) -> ChatTemplate:
     Raises:
         Refusal: the template is missing or cannot be read.
     """
-    asked = getattr(config.dataset, "chat_template", None)
+    configured = getattr(config.dataset, "chat_template", None)
     is_qwen = isinstance(config.tokenizer, Qwen25TokenizerConfig)
     path = getattr(config.tokenizer, "path", None)
     folders = [path and Path(path).parent, config.model.folder, QWEN25 if is_qwen else LLAMA3]
-    own = [config.model.path] if isinstance(config.model, HfConfig) else folders
+    default_places = [config.model.path] if isinstance(config.model, HfConfig) else folders
     tokens = _tokens_of(config)
     key = "dataset.chat_template"
-    for place in filter(None, [asked] if asked else own):
+    for place in filter(None, [configured] if configured else default_places):
         try:
-            stored = _read(Path(place).expanduser())
+            stored = _read_templates(Path(place).expanduser())
             if stored.source is not None:
-                of_model = tokens
+                model_tokens = tokens
                 if not isinstance(config.model, HfConfig):
-                    of_model = tokens.named_beside(stored.tokens)
+                    model_tokens = tokens.named_beside(stored.tokens)
                 tool_use = stored.others.get("tool_use")
-                with_tools = None if tool_use is None else _made(tool_use, of_model)
-                return _made(stored.source, of_model, with_tools)._replace(others=stored.others)
+                with_tools = (
+                    None if tool_use is None else _compiled_template(tool_use, model_tokens)
+                )
+                return _compiled_template(stored.source, model_tokens, with_tools)._replace(
+                    others=stored.others
+                )
         except (
             OSError,
             ValueError,
@@ -173,14 +177,14 @@ def template(config: LlmConfig) -> ChatTemplate:
         ) as error:
             raise Refusal(
                 "llm.chat-template-unread",
-                f"{key}={asked or 'null'}: the chat template of {place} cannot be read"
+                f"{key}={configured or 'null'}: the chat template of {place} cannot be read"
                 f" ({error}); give a .jinja file, or a folder with one",
                 key=key,
-                value=asked,
+                value=configured,
                 place=str(place),
                 reason=str(error),
             ) from None
-    if isinstance(config.model, HfConfig) and not asked:
+    if isinstance(config.model, HfConfig) and not configured:
         raise Refusal(
             "llm.no-chat-template",
             f"model.path={config.model.path}: its tokenizer has no chat template; put a"
@@ -190,24 +194,26 @@ def template(config: LlmConfig) -> ChatTemplate:
         )
     raise Refusal(
         "llm.chat-template-absent",
-        f"{key}={asked}: is neither a file nor a folder with a chat template; "
+        f"{key}={configured}: is neither a file nor a folder with a chat template; "
         f"give a .jinja file, a folder with one, or `{key}=null` for the model's own",
         key=key,
-        value=asked,
+        value=configured,
     )
 
 
-def _made(source: str, tokens: ModelTokens, with_tools: ChatTemplate | None = None) -> ChatTemplate:
+def _compiled_template(
+    source: str, tokens: ModelTokens, with_tools: ChatTemplate | None = None
+) -> ChatTemplate:
     """Compile a template from its source."""
     training = training_form_of(source)
-    training_form = None if training is None else _renders(training, tokens.named)
-    render = _renders(source, tokens.named)
+    training_form = None if training is None else _render_function(training, tokens.named)
+    render = _render_function(source, tokens.named)
     return ChatTemplate(
         source, render, tokens.around, tokens.special, training_form, {}, with_tools
     )
 
 
-def _renders(source: str, named: Mapping[str, str]) -> Callable[..., str]:
+def _render_function(source: str, named: Mapping[str, str]) -> Callable[..., str]:
     """Return a function that writes messages, with MARK around the parts that are answers."""
     return adapt_to_parts(JINJA.from_string(with_mark_filters(source), globals=dict(named)).render)
 
@@ -219,9 +225,11 @@ def _tokens_of(config: LlmConfig) -> ModelTokens:
         Refusal: the tokenizer of a folder cannot be read.
     """
     if isinstance(config.model, HfConfig):
-        own = check_folder(config.model)
+        tokenizer = check_folder(config.model)
         return ModelTokens(
-            tuple(special_of(own)), own.special_tokens_map, cache(partial(_around_text, own))
+            tuple(special_of(tokenizer)),
+            tokenizer.special_tokens_map,
+            cache(partial(_tokens_around, tokenizer)),
         )
     if isinstance(config.tokenizer, Qwen25TokenizerConfig):
         named = {"eos_token": "<|im_end|>"}
@@ -229,7 +237,7 @@ def _tokens_of(config: LlmConfig) -> ModelTokens:
     else:
         named = {"bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>"}
         special = SPECIAL
-    return ModelTokens(special, named, partial(_between, named))
+    return ModelTokens(special, named, partial(_named_begin_and_end, named))
 
 
 class StoredTemplates(NamedTuple):
@@ -246,33 +254,35 @@ class StoredTemplates(NamedTuple):
     others: dict[str, str]
 
 
-def _read(place: Path) -> StoredTemplates:
+def _read_templates(place: Path) -> StoredTemplates:
     file = place if place.is_file() else place / "chat_template.jinja"
     settings_file = file.with_name("tokenizer_config.json")
     settings = json.loads(settings_file.read_text("utf-8")) if settings_file.is_file() else {}
-    tokens = {name: _content(value) for name, value in settings.items() if name.endswith("_token")}
+    tokens = {
+        name: _token_text(value) for name, value in settings.items() if name.endswith("_token")
+    }
     tokens = {name: token for name, token in tokens.items() if token is not None}
     source = settings.get("chat_template")
     others = dict[str, str]()
     if isinstance(source, list):  # There are several templates with names.
-        others = {each["name"]: each["template"] for each in source}
+        others = {entry["name"]: entry["template"] for entry in source}
         source = others.pop("default")
     of_images = file.with_name("chat_template.json")  # Models that read images have this file.
     if source is None and of_images.is_file() and not file.is_file():
         source = json.loads(of_images.read_text("utf-8"))["chat_template"]
     if not file.is_file() or file == settings_file:
         return StoredTemplates(source, tokens, others)
-    beside = (
+    additional = (
         sorted((file.parent / ADDITIONAL).glob("*.jinja"))
         if file.name == "chat_template.jinja"
         else []
     )
     return StoredTemplates(
-        file.read_text("utf-8"), tokens, {path.stem: path.read_text("utf-8") for path in beside}
+        file.read_text("utf-8"), tokens, {path.stem: path.read_text("utf-8") for path in additional}
     )
 
 
-def _content(value: Any) -> str | None:
+def _token_text(value: Any) -> str | None:
     """Return a token's text, which may stand among its properties.
 
     Returns None for any other setting, such as a switch.
@@ -283,7 +293,7 @@ def _content(value: Any) -> str | None:
 
 
 def converted(
-    said: Conversation, chat_template: ChatTemplate, loss: ChatLoss
+    conversation: Conversation, chat_template: ChatTemplate, loss: ChatLoss
 ) -> tuple[Row, list[str]]:
     """Write a conversation, and name the keys of messages that are not written, as "messages.id".
 
@@ -293,22 +303,26 @@ def converted(
     Raises:
         Refusal: the conversation is broken, or bears text that the template does not write.
     """
-    if said.segments is not None:
+    if conversation.segments is not None:
         return {
-            "pieces": [{"content": text, "learnt": label} for text, label in said.segments if text]
+            "pieces": [
+                {"content": text, "learnt": label} for text, label in conversation.segments if text
+            ]
         }, []
-    if said.text is not None:
-        return {"pieces": [_whole(said.text, chat_template, loss)]}, []
-    if said.tools and chat_template.with_tools is not None:
+    if conversation.text is not None:
+        return {"pieces": [_whole_text(conversation.text, chat_template, loss)]}, []
+    if conversation.tools and chat_template.with_tools is not None:
         chat_template = chat_template.with_tools
-    if said.tools and "tools" not in chat_template.source:
+    if conversation.tools and "tools" not in chat_template.source:
         raise turns.unwritten("tools", chat_template.source)
-    messages, unread = turns.settle(said.messages, chat_template.source, said.column)
+    messages, unread = turns.settle(
+        conversation.messages, chat_template.source, conversation.column
+    )
     messages = result_roles.as_known(
-        messages, said.tools, chat_template.render, chat_template.source
+        messages, conversation.tools, chat_template.render, chat_template.source
     )
     if loss is ChatLoss.answers:
-        for place in said.answers_of_prompt():
+        for place in conversation.answers_of_prompt():
             messages[place]["weight"] = 0
     roles = [message["role"] for message in messages]
     if "system" in roles[1:]:
@@ -322,7 +336,9 @@ def converted(
         )
     turns.check_learnt(messages, everything=loss is ChatLoss.all)
     try:
-        messages, (pieces, last_alone) = _pieces_of(messages, said.tools, chat_template, loss)
+        messages, (pieces, last_alone) = _pieces_of(
+            messages, conversation.tools, chat_template, loss
+        )
     except (
         jinja2.TemplateError,
         TypeError,
@@ -342,7 +358,9 @@ def converted(
             "has no answer in the text that the chat template writes; use another template",
         )
     text = "".join(piece["content"] for piece in pieces)
-    unread += chat_template.checked(loss).unread(messages, said.tools, text, said.column)
+    unread += chat_template.checked(loss).unread(
+        messages, conversation.tools, text, conversation.column
+    )
     return {"pieces": pieces} | ({"last_alone": True} if last_alone else {}), unread
 
 
@@ -357,42 +375,42 @@ def _pieces_of(
     """
     if not any(map(calls_of, messages)):
         return messages, chat_template.pieces(messages, tools, loss)
-    failed: Exception | None = None
+    object_error: Exception | None = None
     try:
-        found = chat_template.pieces(messages, tools, loss)
-        if not has_python(messages, "".join(piece["content"] for piece in found.pieces)):
-            return messages, found
+        result = chat_template.pieces(messages, tools, loss)
+        if not has_python(messages, "".join(piece["content"] for piece in result.pieces)):
+            return messages, result
     except (jinja2.TemplateError, TypeError) as error:
-        failed = error
+        object_error = error
     as_text = arguments_as_text(messages)
     try:
-        found = chat_template.pieces(as_text, tools, loss)
+        result = chat_template.pieces(as_text, tools, loss)
     except (jinja2.TemplateError, TypeError):
-        if failed is not None:
-            raise failed from None
-        place = next(place for place, each in enumerate(messages, start=1) if calls_of(each))
+        if object_error is not None:
+            raise object_error from None
+        place = next(place for place, message in enumerate(messages, start=1) if calls_of(message))
         raise turns.unwritten("tool_calls", chat_template.source, place) from None
-    if has_python(messages, "".join(piece["content"] for piece in found.pieces)):
-        place = next(place for place, each in enumerate(messages, start=1) if calls_of(each))
+    if has_python(messages, "".join(piece["content"] for piece in result.pieces)):
+        place = next(place for place, message in enumerate(messages, start=1) if calls_of(message))
         raise turns.unwritten("tool_calls", chat_template.source, place)
-    return messages, found
+    return messages, result
 
 
-def _around_text(own: "PreTrainedTokenizerFast") -> tuple[str, str]:
+def _tokens_around(tokenizer: "PreTrainedTokenizerFast") -> tuple[str, str]:
     """Return the text that a folder's tokenizer adds before a text, and the token that ends one."""
-    tokens: list[str] = own.backend_tokenizer.encode("x").tokens
-    plain: list[str] = own.backend_tokenizer.encode("x", add_special_tokens=False).tokens
+    tokens: list[str] = tokenizer.backend_tokenizer.encode("x").tokens
+    plain: list[str] = tokenizer.backend_tokenizer.encode("x", add_special_tokens=False).tokens
     before = next(
         (place for place in range(len(tokens)) if tokens[place : place + len(plain)] == plain), 0
     )
-    return "".join(tokens[:before]), own.special_tokens_map.get("eos_token", "")
+    return "".join(tokens[:before]), tokenizer.special_tokens_map.get("eos_token", "")
 
 
-def _between(named: Mapping[str, str]) -> tuple[str, str]:
+def _named_begin_and_end(named: Mapping[str, str]) -> tuple[str, str]:
     return named.get("bos_token", ""), named.get("eos_token", "")
 
 
-def _whole(text: str, chat_template: ChatTemplate, loss: ChatLoss) -> Row:
+def _whole_text(text: str, chat_template: ChatTemplate, loss: ChatLoss) -> Row:
     """Return a text that is learnt whole, between the tokens that begin and end a text."""
     if loss is not ChatLoss.all:
         raise Refusal(
@@ -411,17 +429,17 @@ def from_columns(config: LlmConfig, row: Row) -> Conversation:
 
     The text that torchtune puts around a prompt belongs to the user's message.
     """
-    around = templates.chosen(config)
+    prompt_template = templates.chosen(config)
     text = row.get("input") or row.get("dialogue", "")
-    assert around is not None
-    asked = [around.around[0], text, around.around[-1]]
+    assert prompt_template is not None
+    parts = [prompt_template.around[0], text, prompt_template.around[-1]]
     if "instruction" in row:
         first, last = templates.INSTRUCT_PAIRS
-        asked = [first, row["instruction"], last]
+        parts = [first, row["instruction"], last]
         if text:
-            first, middle, last = around.around
-            asked = [first, row["instruction"], middle, text, last]
-    answer = {"role": "assistant", "content": row[around.columns[-1]]}
+            first, middle, last = prompt_template.around
+            parts = [first, row["instruction"], middle, text, last]
+    answer = {"role": "assistant", "content": row[prompt_template.columns[-1]]}
     return Conversation(
-        [turns.message(1, {"role": "user", "content": "".join(asked)}), turns.message(2, answer)]
+        [turns.message(1, {"role": "user", "content": "".join(parts)}), turns.message(2, answer)]
     )

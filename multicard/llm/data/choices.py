@@ -23,8 +23,10 @@ def refuse_unasked(row: RowColumns, prompt: str) -> None:
     Args:
         prompt: all that is asked.
     """
-    listed = row.left(names.CHOICES)
-    lettered = [name for name in row.left([*row.lower_names()]) if LETTERED.fullmatch(name)]
+    listed = row.filled_unread(names.CHOICES)
+    lettered = [
+        name for name in row.filled_unread([*row.lower_names()]) if LETTERED.fullmatch(name)
+    ]
     found = dict[str, list[str]]()
     for name in listed:
         found[name] = [text for _, text in _labelled(row.peek(name))]
@@ -36,7 +38,7 @@ def refuse_unasked(row: RowColumns, prompt: str) -> None:
     ]
     if not lacking:
         return
-    shown = [row.theirs(name) for name in lacking]
+    shown = [row.file_name(name) for name in lacking]
     hint = "write them into the question, in each row"
     remedy = None
     if len(lacking) == 1 and listed and not row.present(names.CONTEXT):

@@ -106,67 +106,71 @@ class RowColumns:
         self, row: Mapping[str, Any], named: Mapping[str, str | None] | None = None
     ) -> None:
         named = named or {}
-        taken = {theirs for theirs in named.values() if theirs is not None}
+        used_by_file = {theirs for theirs in named.values() if theirs is not None}
         self.named = frozenset(ours for ours, theirs in named.items() if theirs is not None)
         self._values = {
-            name: value for name, value in row.items() if name not in named and name not in taken
+            name: value
+            for name, value in row.items()
+            if name not in named and name not in used_by_file
         }
-        self._dropped = [name for name in row if name in named and name not in taken]
+        self._dropped = [name for name in row if name in named and name not in used_by_file]
         for ours, theirs in named.items():
             if theirs is not None and theirs in row:
                 self._values[ours] = row[theirs]
-        self._theirs = {ours: theirs for ours, theirs in named.items() if theirs is not None}
-        self._own = {name.lower().strip(): name for name in reversed(self._values)}
+        self._file_names = {ours: theirs for ours, theirs in named.items() if theirs is not None}
+        self._names_by_lower = {name.lower().strip(): name for name in reversed(self._values)}
         self._unread = {name for name, value in self._values.items() if is_filled(value)}
         self.row = row
 
-    def there(self, names: Sequence[str]) -> list[str]:
+    def filled(self, names: Sequence[str]) -> list[str]:
         """Return the names under which the row holds a value.
 
         If the command named columns of this meaning, only these are returned.
         """
-        found = [
-            name for name in names if name in self._own and is_filled(self._values[self._own[name]])
+        filled_names = [
+            name
+            for name in names
+            if name in self._names_by_lower and is_filled(self._values[self._names_by_lower[name]])
         ]
-        return [name for name in found if name in self.named] or found
+        return [name for name in filled_names if name in self.named] or filled_names
 
     def get(self, *names: str) -> Any:
         """Return the value of the first of the names that holds one, else None.
 
         The column counts as read.
         """
-        for name in self.there(names):
-            own = self._own[name]
-            self._unread.discard(own)
-            return self._values[own]
+        for name in self.filled(names):
+            own_name = self._names_by_lower[name]
+            self._unread.discard(own_name)
+            return self._values[own_name]
         return None
 
     def peek(self, name: str) -> Any:
         """Return the value of a column that `there` found, without counting it as read."""
-        return self._values[self._own[name]]
+        return self._values[self._names_by_lower[name]]
 
     def replace(self, name: str, value: Any) -> None:
         """Replace the value of a column that `there` found, for instance by its decoded form.
 
         It does not count as read.
         """
-        self._values[self._own[name]] = value
+        self._values[self._names_by_lower[name]] = value
 
     def lower_names(self) -> list[str]:
         """Return all names in use, in lower case."""
-        return [*reversed(self._own)]
+        return [*reversed(self._names_by_lower)]
 
     def present(self, names: Sequence[str]) -> list[str]:
         """Return the names that the row has, even if their values are empty."""
-        return [name for name in names if name in self._own]
+        return [name for name in names if name in self._names_by_lower]
 
     def values(self) -> dict[str, Any]:
         """Return the row's values by the names in use: ours, or else the file's."""
         return dict(self._values)
 
-    def theirs(self, name: str) -> str:
+    def file_name(self, name: str) -> str:
         """Return the file's name of a column, given our name or the file's in any case."""
-        return self._theirs.get(name, self._own.get(name, name))
+        return self._file_names.get(name, self._names_by_lower.get(name, name))
 
     def all(self) -> list[str]:
         """Return all columns by the names that the file uses."""
@@ -174,18 +178,22 @@ class RowColumns:
 
     def pass_over(self, *names: str) -> None:
         """Count columns as read, because other columns say the same."""
-        self._unread -= {self._own[name] for name in names if name in self._own}
+        self._unread -= {
+            self._names_by_lower[name] for name in names if name in self._names_by_lower
+        }
 
     def unread(self) -> list[str]:
         """Return the columns with a value that were not read, by the names that the file uses."""
-        own = [self._theirs.get(name, name) for name in self._values if name in self._unread]
-        return own + [name for name in self._dropped if is_filled(self.row[name])]
+        unread_names = [
+            self._file_names.get(name, name) for name in self._values if name in self._unread
+        ]
+        return unread_names + [name for name in self._dropped if is_filled(self.row[name])]
 
-    def left(self, names: Sequence[str]) -> list[str]:
+    def filled_unread(self, names: Sequence[str]) -> list[str]:
         """Return the names under which the row holds a value that was not read."""
-        return [name for name in self.there(names) if self._own[name] in self._unread]
+        return [name for name in self.filled(names) if self._names_by_lower[name] in self._unread]
 
-    def bearing(self, names: Sequence[str] = BEARING) -> str | None:
+    def unread_with_meaning(self, names: Sequence[str] = BEARING) -> str | None:
         """Return the first unread column whose name gives it a meaning, or None."""
         return next(
             (
@@ -205,8 +213,8 @@ class Unread(Counter[str]):
 
     def add(self, columns: RowColumns, messages: Sequence[str] = ()) -> None:
         """Count the columns of a row that its reader did not read."""
-        own = [name if name.strip() else UNNAMED for name in columns.unread()]
-        self.update([*own, *sorted(set(messages))])
+        column_names = [name if name.strip() else UNNAMED for name in columns.unread()]
+        self.update([*column_names, *sorted(set(messages))])
 
 
 # ---- `dataset.columns`
@@ -222,38 +230,41 @@ def check_named(named: Mapping[str, str | None], where: str, rows: Sequence[Any]
     for row in rows:
         if isinstance(row, dict):
             names.extend(row)
-    found = list(dict.fromkeys(names))
+    row_columns = list(dict.fromkeys(names))
     for ours, theirs in named.items():
-        known = NAMED if theirs is not None else found
-        if ours not in known:
-            near = difflib.get_close_matches(ours, filter(pasting.typeable, known), n=1)
-            change = {
-                near[0] if near and name == ours else name: value for name, value in named.items()
+        known_names = NAMED if theirs is not None else row_columns
+        if ours not in known_names:
+            similar = difflib.get_close_matches(ours, filter(pasting.typeable, known_names), n=1)
+            corrected = {
+                similar[0] if similar and name == ours else name: value
+                for name, value in named.items()
             }
-            if not near:
-                change = {name: theirs for name in known if pasting.typeable(name)}
-                change = dict([*change.items()][:1])
-            remedy = override(change)
-            listed = ", ".join(known)
+            if not similar:
+                corrected = {name: theirs for name in known_names if pasting.typeable(name)}
+                corrected = dict([*corrected.items()][:1])
+            remedy = override(corrected)
+            known_list = ", ".join(known_names)
             raise Refusal(
                 "llm.columns-unknown",
                 f"{KEY}.{ours}={theirs or 'null'}: is no column of {where} that is read; name one"
-                f" of {listed}, as `{remedy}`",
+                f" of {known_list}, as `{remedy}`",
                 key=KEY,
                 value=ours,
-                known=list(known),
+                known=list(known_names),
                 remedy=remedy,
             )
-        if theirs is not None and theirs not in found:
-            near = difflib.get_close_matches(theirs, found, n=1, cutoff=0.3) or found[:1]
-            remedy = override({**named, ours: near[0]}) if near else override({})
+        if theirs is not None and theirs not in row_columns:
+            similar = (
+                difflib.get_close_matches(theirs, row_columns, n=1, cutoff=0.3) or row_columns[:1]
+            )
+            remedy = override({**named, ours: similar[0]}) if similar else override({})
             raise Refusal(
                 "llm.columns-absent",
                 f"{KEY}.{ours}={theirs}: {where} has no such column; it has"
-                f" {', '.join(found) or 'none'}: use `{remedy}`",
+                f" {', '.join(row_columns) or 'none'}: use `{remedy}`",
                 key=KEY,
                 value=theirs,
-                found=found,
+                found=row_columns,
                 remedy=remedy,
             )
 
@@ -309,10 +320,10 @@ SIGNS |= {"summary": ("summ", "highlight", "tldr", *SIGNS["output"])}
 # Without a target beside it, `source` says where a row comes from.
 SOURCES = ("source", "src")
 TARGETS = ("target", "tgt")
-WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
-SHORT = 4  # Fewer letters must match a whole word: "ask" does not stand for "tasks".
+WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
+SHORT_LETTERS = 4  # Fewer letters must match a whole word: "ask" does not stand for "tasks".
 # Words in the names of columns that describe the row: prompt_id, answerHash, source_url.
-ABOUT = {
+ABOUT_ROWS = {
     "id",
     "ids",
     "uuid",
@@ -327,7 +338,7 @@ ABOUT = {
     "idx",
     "number",
 }
-ABOUT |= {
+ABOUT_ROWS |= {
     "score",
     "scores",
     "rating",
@@ -340,7 +351,7 @@ ABOUT |= {
     "tokens",
     "lang",
 }
-ABOUT |= {
+ABOUT_ROWS |= {
     "language",
     "date",
     "time",
@@ -355,10 +366,12 @@ ABOUT |= {
 
 
 # Words in the names of columns that hold a question's context: neither question nor answer.
-CONTEXTS = ("context", "passage", "paragraph", "document", "background", "evidence")
+CONTEXT_WORDS = ("context", "passage", "paragraph", "document", "background", "evidence")
 
 
-def guessed(row: Mapping[str, Any], wanted: Sequence[str], beside: bool = False) -> str | None:
+def guessed_override(
+    row: Mapping[str, Any], wanted: Sequence[str], beside: bool = False
+) -> str | None:
     """Guess which of a row's columns have the wanted meanings, and return the override for it.
 
     Only columns of text are guessed, except those that describe the row. A column whose name
@@ -372,57 +385,61 @@ def guessed(row: Mapping[str, Any], wanted: Sequence[str], beside: bool = False)
         beside: also name a question's only context, or its choices, as `input`, which the row
             lacks.
     """
-    left = [
+    candidates = [
         name
         for name, value in row.items()
-        if isinstance(value, str) and value and not _is_about(name)
+        if isinstance(value, str) and value and not _describes_row(name)
     ]
-    if not any(any(_has_sign(name, sign) for sign in TARGETS) for name in left):
-        left = [name for name in left if not any(_has_sign(name, sign) for sign in SOURCES)]
-    found = dict[str, str]()
+    if not any(any(_has_sign(name, sign) for sign in TARGETS) for name in candidates):
+        candidates = [
+            name for name in candidates if not any(_has_sign(name, sign) for sign in SOURCES)
+        ]
+    guesses = dict[str, str]()
     for ours in wanted:
-        near = _like(left, SIGNS[ours])
-        if len(near) > 1:
+        similar = _names_with_sign(candidates, SIGNS[ours])
+        if len(similar) > 1:
             return None
-        for theirs in near:
-            left.remove(theirs)
-            found[ours] = theirs
-    contexts = [name for name in left if any(_has_sign(name, sign) for sign in CONTEXTS)]
-    lacking = [ours for ours in wanted if ours not in found]
-    if len(lacking) == len(left) == 1 and lacking[0] not in ("chosen", "rejected"):
-        of_answers = lacking[0] in ("output", "summary")
+        for theirs in similar:
+            candidates.remove(theirs)
+            guesses[ours] = theirs
+    contexts = [name for name in candidates if any(_has_sign(name, sign) for sign in CONTEXT_WORDS)]
+    missing = [ours for ours in wanted if ours not in guesses]
+    if len(missing) == len(candidates) == 1 and missing[0] not in ("chosen", "rejected"):
+        is_answer = missing[0] in ("output", "summary")
         textless = [
             name for name, value in row.items() if is_filled(value) and not isinstance(value, str)
         ]
-        if of_answers and (contexts or _like(textless, SIGNS[lacking[0]])):
+        if is_answer and (contexts or _names_with_sign(textless, SIGNS[missing[0]])):
             return None
-        found[lacking[0]] = left[0]
-    other = {ours: found[ours] for ours in wanted if ours in found and ours != found[ours]}
-    if not other or len(found) < len(wanted):
+        guesses[missing[0]] = candidates[0]
+    renamed = {ours: guesses[ours] for ours in wanted if ours in guesses and ours != guesses[ours]}
+    if not renamed or len(guesses) < len(wanted):
         return None
-    if beside and len(contexts) == 1 and contexts[0] not in found.values():
-        other["input"] = contexts[0]
+    if beside and len(contexts) == 1 and contexts[0] not in guesses.values():
+        renamed["input"] = contexts[0]
     choices = [name for name in row if name.lower().strip() in CHOICES and is_filled(row[name])]
-    if beside and "input" not in other and len(choices) == 1:
-        other["input"] = choices[0]
-    return override(other)
+    if beside and "input" not in renamed and len(choices) == 1:
+        renamed["input"] = choices[0]
+    return override(renamed)
 
 
-def _is_about(name: str) -> bool:
-    return not ABOUT.isdisjoint(word.lower() for word in WORDS.findall(name))
+def _describes_row(name: str) -> bool:
+    return not ABOUT_ROWS.isdisjoint(word.lower() for word in WORD.findall(name))
 
 
-def _like(names: Sequence[str], signs: Sequence[str]) -> list[str]:
+def _names_with_sign(names: Sequence[str], signs: Sequence[str]) -> list[str]:
     """Return the names with the first sign that any of them has."""
     for sign in signs:
         if sign in names:
             return [sign]
-        found = [name for name in names if _has_sign(name, sign)]
-        if found:
-            return found
+        matching_names = [name for name in names if _has_sign(name, sign)]
+        if matching_names:
+            return matching_names
     return []
 
 
 def _has_sign(name: str, sign: str) -> bool:
-    words = [word.lower() for word in WORDS.findall(name)]
-    return any(word == sign or (len(sign) >= SHORT and word.startswith(sign)) for word in words)
+    words = [word.lower() for word in WORD.findall(name)]
+    return any(
+        word == sign or (len(sign) >= SHORT_LETTERS and word.startswith(sign)) for word in words
+    )

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from multicard.llm.data import choices, json_texts, turns
 from multicard.llm.data import columns as names
 from multicard.llm.data.beside_messages import history, tools_of, with_system
-from multicard.llm.data.columns import RowColumns, guessed, override
+from multicard.llm.data.columns import RowColumns, guessed_override, override
 from multicard.llm.data.flat_dialogues import flat_turns, is_dialogue
 from multicard.llm.data.learnt_rows import refuse_label
 from multicard.llm.data.roles import ROLE_KEYS, lowered
@@ -44,11 +44,11 @@ class Conversation(NamedTuple):
 
     def answers_of_prompt(self) -> list[int]:
         """Return the places of answers within the prompt that no key marks as learnt."""
-        said = self.messages
+        messages = self.messages
         return [
             place
             for place in self.prompt
-            if said[place]["role"] == "assistant" and "weight" not in said[place]
+            if messages[place]["role"] == "assistant" and "weight" not in messages[place]
         ]
 
 
@@ -66,10 +66,10 @@ def columns_of(row: Any, named: dict[str, str | None]) -> RowColumns:
         row = {"messages": row}
     if not isinstance(row, dict):
         raise Refusal("llm.row-no-object", "is not an object with columns; write each row as {...}")
-    held = row.get("input")
+    input_value = row.get("input")
     # OpenAI's pairs have the messages within `input`.
-    if isinstance(held, dict) and "messages" in held and "input" not in named:
-        row = {name: value for name, value in row.items() if name != "input"} | held
+    if isinstance(input_value, dict) and "messages" in input_value and "input" not in named:
+        row = {name: value for name, value in row.items() if name != "input"} | input_value
     return RowColumns(row, named)
 
 
@@ -84,19 +84,21 @@ def conversation(row: RowColumns) -> Conversation:
     """
     json_texts.decode(row)
     refuse_label(row)
-    held = held_messages(row)
-    if held is not None:
-        column, said = held
+    messages_of_row = held_messages(row)
+    if messages_of_row is not None:
+        column, messages = messages_of_row
         is_by_place = turns.are_texts(row.peek(column))
-        _check_said(row, said)
-        if said[-1]["role"] != "assistant":
-            said = [*said, *_answer_beside(row)]
-        return Conversation(with_system(row, said), tools_of(row), column, is_by_place=is_by_place)
-    asked = row.there(names.QUESTION) or row.there(names.CONTEXT[:1])
-    if asked and row.present(names.ANSWER):
-        return _answered(row, asked)
-    if row.there(names.CHOSEN) and row.there(names.REJECTED):
-        chosen = row.there(names.CHOSEN)[0]
+        _pass_over_repeated(row, messages)
+        if messages[-1]["role"] != "assistant":
+            messages = [*messages, *_separate_answer(row)]
+        return Conversation(
+            with_system(row, messages), tools_of(row), column, is_by_place=is_by_place
+        )
+    question_columns = row.filled(names.QUESTION) or row.filled(names.CONTEXT[:1])
+    if question_columns and row.present(names.ANSWER):
+        return _question_and_answer(row, question_columns)
+    if row.filled(names.CHOSEN) and row.filled(names.REJECTED):
+        chosen = row.filled(names.CHOSEN)[0]
         remedy = override({"output" if isinstance(row.peek(chosen), str) else "messages": chosen})
         raise Refusal(
             "llm.row-pair",
@@ -104,23 +106,23 @@ def conversation(row: RowColumns) -> Conversation:
             f"or learn only the chosen one, by `{remedy}`",
             remedy=remedy,
         )
-    if row.there(names.SEGMENTS):
+    if row.filled(names.SEGMENTS):
         return Conversation([], segments=_segments(row.get(*names.SEGMENTS)))
-    if row.there(("role", "from")) and not row.there(names.QUESTION):
+    if row.filled(("role", "from")) and not row.filled(names.QUESTION):
         raise Refusal(
             "llm.row-single-message",
             f"holds a single message; put the messages of a conversation into one row: {FORM}",
             found=row.all(),
         )
-    if row.there(names.TEXT):
+    if row.filled(names.TEXT):
         text = row.get(*names.TEXT)
-        if isinstance(text, str) and not asked:
+        if isinstance(text, str) and not question_columns:
             return Conversation([], text=text)
-    raise _unknown(row)
+    raise _unknown_form(row)
 
 
-def _unknown(row: RowColumns) -> Refusal:
-    for name in row.there(names.CONVERSATION):
+def _unknown_form(row: RowColumns) -> Refusal:
+    for name in row.filled(names.CONVERSATION):
         value = row.peek(name)
         is_begun = isinstance(value, str) and value.lstrip().startswith(("[", "{"))
         if is_begun and json_texts.as_object(value) is value:
@@ -131,8 +133,8 @@ def _unknown(row: RowColumns) -> Refusal:
                 column=name,
             )
     # A context is read beside a question and its answer, whatever its name.
-    is_read = bool(row.there(names.CONTEXT))
-    remedy = guessed(row.values(), ("instruction", "output"), beside=not is_read)
+    is_read = bool(row.filled(names.CONTEXT))
+    remedy = guessed_override(row.values(), ("instruction", "output"), beside=not is_read)
     hint = f", or name the columns, as `{remedy}`" if remedy else ""
     return Refusal(
         "llm.chat-no-messages",
@@ -148,13 +150,13 @@ def held_messages(row: RowColumns) -> tuple[str, list[Message]] | None:
 
     Other columns with the same messages count as read.
     """
-    found: tuple[str, list[Message]] | None = None
-    is_question = bool(row.there(names.QUESTION) and row.there(names.ANSWER))
-    for name in row.there(names.CONVERSATION):
+    first: tuple[str, list[Message]] | None = None
+    is_question = bool(row.filled(names.QUESTION) and row.filled(names.ANSWER))
+    for name in row.filled(names.CONVERSATION):
         if is_question and name in names.LISTS:
             continue
-        value = _alone(row.peek(name))
-        if name in names.BY_PLACE and _are_conversations(value):
+        value = _unwrap_single(row.peek(name))
+        if name in names.BY_PLACE and _is_list_of_lists(value):
             raise Refusal(
                 "llm.row-conversations",
                 f"holds {len(value)} lists in {name}, which may be separate conversations or the"
@@ -162,64 +164,70 @@ def held_messages(row: RowColumns) -> tuple[str, list[Message]] | None:
                 column=name,
                 length=len(value),
             )
-        said = turns.messages(value, by_place=name in names.BY_PLACE)
-        if not said:
+        messages = turns.messages(value, by_place=name in names.BY_PLACE)
+        if not messages:
             continue
-        if found is None:
-            found = name, said
+        if first is None:
+            first = name, messages
             row.get(name)
-        elif texts_of(said) == texts_of(found[1]):
+        elif role_texts(messages) == role_texts(first[1]):
             row.pass_over(name)
         else:
             remedy = override({name: None})
             raise Refusal(
                 "llm.row-two-conversations",
-                f"holds two conversations, {found[0]} and {name}; leave one out, as `{remedy}`",
-                columns=[found[0], name],
+                f"holds two conversations, {first[0]} and {name}; leave one out, as `{remedy}`",
+                columns=[first[0], name],
                 remedy=remedy,
             )
-    return found
+    return first
 
 
-def _alone(value: Any) -> Any:
+def _unwrap_single(value: Any) -> Any:
     """Unwrap a list of one conversation; return any other value unchanged."""
-    held = json_texts.as_object(value) if isinstance(value, str) else value
-    return held[0] if _are_conversations(held) and len(held) == 1 else value
+    decoded = json_texts.as_object(value) if isinstance(value, str) else value
+    return decoded[0] if _is_list_of_lists(decoded) and len(decoded) == 1 else value
 
 
-def _are_conversations(value: Any) -> bool:
+def _is_list_of_lists(value: Any) -> bool:
     """Tell whether a value is a list of lists of texts or messages."""
-    held = json_texts.as_object(value) if isinstance(value, str) else value
+    decoded = json_texts.as_object(value) if isinstance(value, str) else value
     return (
-        isinstance(held, list)
-        and bool(held)
-        and all(isinstance(each, list | tuple) and len(each) > 0 for each in held)
+        isinstance(decoded, list)
+        and bool(decoded)
+        and all(isinstance(item, list | tuple) and len(item) > 0 for item in decoded)
     )
 
 
-def _answered(row: RowColumns, asked: Sequence[str]) -> Conversation:
+def _question_and_answer(row: RowColumns, question_columns: Sequence[str]) -> Conversation:
     """Return the conversation of a question and its answer, with the messages before them."""
-    question = one_of(row, asked)
-    answer = one_of(row, row.there(names.ANSWER) or row.present(names.ANSWER))
+    question = only_column(row, question_columns)
+    answer = only_column(row, row.filled(names.ANSWER) or row.present(names.ANSWER))
     refuse_number(row, answer)
-    past = history(row)
-    prompt = question_messages(row, question)
-    said = [*past, *prompt, *_answer_of(row, answer, flat=is_dialogue(row.peek(question)))]
-    whole = with_system(row, said)
-    begin = len(whole) - len(said) + len(past)
-    return Conversation(whole, tools_of(row), answer, prompt=range(begin, begin + len(prompt)))
+    earlier_turns = history(row)
+    question_turns = question_messages(row, question)
+    messages = [
+        *earlier_turns,
+        *question_turns,
+        *_answer_column(row, answer, flat=is_dialogue(row.peek(question))),
+    ]
+    all_messages = with_system(row, messages)
+    begin = len(all_messages) - len(messages) + len(earlier_turns)
+    return Conversation(
+        all_messages, tools_of(row), answer, prompt=range(begin, begin + len(question_turns))
+    )
 
 
-def _answer_beside(row: RowColumns) -> list[Message]:
+def _separate_answer(row: RowColumns) -> list[Message]:
     """Return the answer from a separate column, for messages that end without one.
 
     The list is empty if there is no such column.
     """
-    found = row.left(names.ANSWER)
-    return _answer_of(row, one_of(row, found)) if found else []
+    answer_columns = row.filled_unread(names.ANSWER)
+    return _answer_column(row, only_column(row, answer_columns)) if answer_columns else []
 
 
-def _answer_of(row: RowColumns, answer: str, flat: bool = False) -> list[Message]:
+def _answer_column(row: RowColumns, answer: str, flat: bool = False) -> list[Message]:
     """Return the messages of a column with an answer, or refuse a number."""
     refuse_number(row, answer)
     value = row.get(answer)
@@ -239,25 +247,25 @@ def refuse_number(row: RowColumns, answer: str) -> None:
         )
 
 
-def one_of(row: RowColumns, found: Sequence[str]) -> str:
+def only_column(row: RowColumns, columns: Sequence[str]) -> str:
     """Return the only one of several columns with the same meaning.
 
     If they differ they are refused: what a run learns would depend on the choice.
     """
-    if len(found) > 1 and any(row.peek(name) != row.peek(found[0]) for name in found):
-        ours = "instruction" if found[0] in (*names.QUESTION, *names.CONTEXT) else "output"
-        remedy = override({ours: found[-1]})
+    if len(columns) > 1 and any(row.peek(name) != row.peek(columns[0]) for name in columns):
+        our_name = "instruction" if columns[0] in (*names.QUESTION, *names.CONTEXT) else "output"
+        remedy = override({our_name: columns[-1]})
         raise Refusal(
             "llm.row-ambiguous",
-            f"has {' and '.join(found)}, but only one can be read; name it, as `{remedy}`",
-            columns=list(found),
+            f"has {' and '.join(columns)}, but only one can be read; name it, as `{remedy}`",
+            columns=list(columns),
             remedy=remedy,
         )
-    row.pass_over(*found)
-    return found[0]
+    row.pass_over(*columns)
+    return columns[0]
 
 
-def prompt_messages(row: RowColumns, question: str) -> list[Message]:
+def messages_before_answer(row: RowColumns, question: str) -> list[Message]:
     """Return the messages before an answer: the history, and the question with its context."""
     return history(row) + question_messages(row, question)
 
@@ -266,48 +274,52 @@ def question_messages(row: RowColumns, question: str) -> list[Message]:
     """Return a question with its context as a message, or the messages of a prompt."""
     value = row.get(question)
     if isinstance(value, list | dict):
-        said = None if _say_nobody(value) else turns.messages(value)
-        if not said:
-            raise _several_texts(question, value) if isinstance(value, list) else _unknown(row)
-        return said
-    contexts = [name for name in row.there(names.CONTEXT) if name != question]
+        messages = None if _names_no_speaker(value) else turns.messages(value)
+        if not messages:
+            raise (
+                _text_list_refusal(question, value)
+                if isinstance(value, list)
+                else _unknown_form(row)
+            )
+        return messages
+    contexts = [name for name in row.filled(names.CONTEXT) if name != question]
     texts = [value, *(context(row, name) for name in contexts)]
     if not all(isinstance(text, str) for text in texts):
-        raise no_text(
+        raise no_text_refusal(
             [
                 name
                 for name, text in zip((question, *contexts), texts, strict=True)
                 if type(text) is not str
             ]
         )
-    said = flat_turns("\n".join(texts))
+    messages = flat_turns("\n".join(texts))
     choices.refuse_unasked(row, "\n".join(texts))
-    if said[-1]["role"] == "assistant":
+    if messages[-1]["role"] == "assistant":
         raise Refusal(
             "llm.row-prompt-answered",
             f"ends its {question} with words of the assistant; put them into the answer, or leave"
             " the row out",
             column=question,
         )
-    return said
+    return messages
 
 
 def context(row: RowColumns, name: str) -> Any:
     """Return a question's context. Choices that the command names as context become lines."""
     value = row.get(name)
-    is_choices = name in row.named and row.theirs(name).lower().strip() in names.CHOICES
+    is_choices = name in row.named and row.file_name(name).lower().strip() in names.CHOICES
     return choices.as_lines(value) if is_choices else value
 
 
-def no_text(found: Sequence[str]) -> Refusal:
+def no_text_refusal(columns: Sequence[str]) -> Refusal:
     return Refusal(
         "llm.row-no-text",
-        f"holds no text in {', '.join(found)}; give text in every row",
-        columns=list(found),
+        f"holds no text in {', '.join(columns)}; give text in every row",
+        columns=list(columns),
     )
 
 
-def _several_texts(column: str, value: Sequence[Any]) -> Refusal:
+def _text_list_refusal(column: str, value: Sequence[Any]) -> Refusal:
     """Return the refusal of a list that does not say who speaks.
 
     It may hold several answers, or a column of several rows.
@@ -328,10 +340,14 @@ def answer_messages(value: Any, row: RowColumns, column: str, flat: bool = False
         flat: the answer follows "Assistant:", so a space at its beginning is not part of it.
     """
     if isinstance(value, list | dict):
-        said = None if _say_nobody(value) else turns.messages(value)
-        if not said:
-            raise _several_texts(column, value) if isinstance(value, list) else unanswered(column)
-        return said
+        messages = None if _names_no_speaker(value) else turns.messages(value)
+        if not messages:
+            raise (
+                _text_list_refusal(column, value)
+                if isinstance(value, list)
+                else no_answer_refusal(column)
+            )
+        return messages
     text = value.removeprefix(" ") if flat and isinstance(value, str) else value
     return [turns.message(1, {"role": "assistant", "content": text})]
 
@@ -353,24 +369,24 @@ def _segments(value: Any) -> list[tuple[str, bool]]:
     return [(part["text"], part["label"]) for part in value]
 
 
-def _check_said(row: RowColumns, said: Sequence[Message]) -> None:
+def _pass_over_repeated(row: RowColumns, messages: Sequence[Message]) -> None:
     """Count columns as read whose text the messages repeat.
 
     A prompt that the messages do not contain is refused.
     """
-    texts = texts_of(said)
-    for name in row.there((*names.QUESTION, *names.CONTEXT, *names.ANSWER, *names.SYSTEM)):
+    texts = role_texts(messages)
+    for name in row.filled((*names.QUESTION, *names.CONTEXT, *names.ANSWER, *names.SYSTEM)):
         value = row.peek(name)
-        own = texts_of(turns.messages(value) or ()) if _has_roles(value) else ()
+        column_texts = role_texts(turns.messages(value) or ()) if _has_roles(value) else ()
         if (isinstance(value, str) and value.strip() in {text for _, text in texts}) or (
-            own and own == texts[: len(own)]
+            column_texts and column_texts == texts[: len(column_texts)]
         ):
             row.pass_over(name)
         elif name == "prompt":
-            raise two_prompts(name)
+            raise two_prompts_refusal(name)
 
 
-def _say_nobody(value: Any) -> bool:
+def _names_no_speaker(value: Any) -> bool:
     """Tell whether a list holds objects with a text and no role, such as several answers."""
     parts = [lowered(part) for part in value if isinstance(part, dict)]
     return len(parts) == len(value) and all("text" in part and "role" not in part for part in parts)
@@ -383,7 +399,7 @@ def _has_roles(value: Any) -> bool:
     )
 
 
-def two_prompts(name: str) -> Refusal:
+def two_prompts_refusal(name: str) -> Refusal:
     remedy = override({name: None})
     return Refusal(
         "llm.row-two-prompts",
@@ -394,14 +410,14 @@ def two_prompts(name: str) -> Refusal:
     )
 
 
-def texts_of(said: Sequence[Message]) -> list[tuple[str, str]]:
-    return [(each["role"], str(each["content"]).strip()) for each in said]
+def role_texts(messages: Sequence[Message]) -> list[tuple[str, str]]:
+    return [(message["role"], str(message["content"]).strip()) for message in messages]
 
 
 # ---- refusals that conversations and pairs share
 
 
-def unanswered(column: str) -> Refusal:
+def no_answer_refusal(column: str) -> Refusal:
     return Refusal(
         "llm.row-no-answer",
         f'holds no answered conversation in {column}; write [{{"role": "user", "content": "..."}},'
@@ -410,7 +426,7 @@ def unanswered(column: str) -> Refusal:
     )
 
 
-def missing_columns(
+def missing_columns_refusal(
     row: RowColumns,
     missing: Sequence[str],
     reader: str,
@@ -423,12 +439,16 @@ def missing_columns(
         also: columns that the reader may need too, and that are guessed together with these.
         reads_input: the reader takes an `input` that may be absent.
     """
-    read = (*names.CHOSEN, *names.REJECTED, "instruction", "output", *names.DIALOGUE)
-    free = {
-        name: value for name, value in row.values().items() if name in missing or name not in read
+    read_names = (*names.CHOSEN, *names.REJECTED, "instruction", "output", *names.DIALOGUE)
+    free_columns = {
+        name: value
+        for name, value in row.values().items()
+        if name in missing or name not in read_names
     }
-    beside = reads_input and not row.there(("input",))
-    remedy = guessed(free, [*also, *missing], beside) or guessed(free, missing, beside)
+    beside = reads_input and not row.filled(("input",))
+    remedy = guessed_override(free_columns, [*also, *missing], beside) or guessed_override(
+        free_columns, missing, beside
+    )
     unread = [name for name in row.all() if name not in (*names.CHOSEN, *names.REJECTED)]
     hint = "rename the columns" if unread else "add it to each row"
     if remedy:

@@ -16,8 +16,8 @@ def check_harmony(columns: RowColumns, number: int) -> None:
 
     Keys of other meanings stay unread, as a `channel` by which somebody wrote.
     """
-    channel = str(columns.peek("channel")) if columns.there(("channel",)) else ""
-    recipient = str(columns.peek("recipient")) if columns.there(("recipient",)) else ""
+    channel = str(columns.peek("channel")) if columns.filled(("channel",)) else ""
+    recipient = str(columns.peek("recipient")) if columns.filled(("recipient",)) else ""
     found = None
     if channel in HARMONY_CHANNELS:
         found = "channel", channel

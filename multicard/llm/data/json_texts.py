@@ -96,12 +96,12 @@ def decode(row: RowColumns) -> None:
     JSON of an answer that begins with the user stays a text beside a question in plain words that
     it does not repeat: somebody was asked to write a dialogue as JSON.
     """
-    questions = row.there(names.QUESTION) or row.there(names.CONTEXT[:1])
+    questions = row.filled(names.QUESTION) or row.filled(names.CONTEXT[:1])
     for name in questions:
         row.replace(name, one_text(as_messages(row.peek(name))))
     asked = [row.peek(name) for name in questions]
     plain = [text.strip() for text in asked if isinstance(text, str)]
-    for name in row.there(ANSWERED):
+    for name in row.filled(ANSWERED):
         value = row.peek(name)
         found = as_messages(value)
         if isinstance(value, str) and plain and not _answers(found, plain):

@@ -101,14 +101,14 @@ def left_out_by(row: RowColumns) -> str | None:
         Refusal: the column says something that cannot be heeded.
     """
     if names.WANTED in row.named and not _is_wanted(row):
-        return row.theirs(names.WANTED)
+        return row.file_name(names.WANTED)
     found: str | None = None
-    for name in row.there(SWITCHES):
+    for name in row.filled(SWITCHES):
         stated = _stated(row.peek(name))
         if stated in (*ON, *OFF):
             row.pass_over(name)
             if (stated in ON) == (name in OPPOSITE):
-                found = found or row.theirs(name)
+                found = found or row.file_name(name)
         elif isinstance(row.peek(name), list) or _is_number(stated):
             raise _unheeded(row, name)
     return found
@@ -119,7 +119,7 @@ def _is_wanted(row: RowColumns) -> bool:
     value = row.get(names.WANTED)
     stated = _stated(value)
     if stated not in VERDICTS:
-        name = row.theirs(names.WANTED)
+        name = row.file_name(names.WANTED)
         raise Refusal(
             "llm.row-wanted",
             f"has {name}={value!r}, which does not say whether its answer is wanted; give true or"
@@ -127,12 +127,12 @@ def _is_wanted(row: RowColumns) -> bool:
             column=name,
             value=str(value),
         )
-    is_opposite = row.theirs(names.WANTED).lower().strip() in OPPOSITE_LABELS
+    is_opposite = row.file_name(names.WANTED).lower().strip() in OPPOSITE_LABELS
     return (stated in WANTED) != is_opposite
 
 
 def _unheeded(row: RowColumns, name: str) -> Refusal:
-    theirs = row.theirs(name)
+    theirs = row.file_name(name)
     remedy = override({theirs: None})
     return Refusal(
         "llm.row-weight",
@@ -146,13 +146,13 @@ def _unheeded(row: RowColumns, name: str) -> Refusal:
 
 def refuse_label(row: RowColumns) -> None:
     """Refuse a row that says whether its answer is wanted, unless the command names the column."""
-    has_answer = bool(row.there(ANSWERS))
-    for name in row.left((*LABELS, *FLAGS, *OPPOSITE_LABELS)):
+    has_answer = bool(row.filled(ANSWERS))
+    for name in row.filled_unread((*LABELS, *FLAGS, *OPPOSITE_LABELS)):
         value = row.peek(name)
         stated = _stated(value)
         is_truth = isinstance(value, bool) or stated in ("true", "false")
         if is_truth if name in FLAGS else is_truth or (has_answer and stated in VERDICTS):
-            theirs = row.theirs(name)
+            theirs = row.file_name(name)
             remedy = override({names.WANTED: theirs})
             raise Refusal(
                 "llm.row-kto",

@@ -12,13 +12,13 @@ from multicard.llm.data.flat_dialogues import flat_turns, is_dialogue
 from multicard.llm.data.forms import (
     answer_messages,
     held_messages,
-    missing_columns,
-    no_text,
-    one_of,
-    prompt_messages,
-    texts_of,
-    two_prompts,
-    unanswered,
+    messages_before_answer,
+    missing_columns_refusal,
+    no_answer_refusal,
+    no_text_refusal,
+    only_column,
+    role_texts,
+    two_prompts_refusal,
 )
 from multicard.llm.data.learnt_rows import refuse_label
 from multicard.llm.data.turns import Message
@@ -41,8 +41,8 @@ def pair(row: RowColumns, reader: str) -> Pair:
     Refuses (ValueError) a row without them.
     """
     json_texts.decode(row)
-    chosen = row.there(names.CHOSEN)[:1]
-    rejected = row.there(names.REJECTED)[:1]
+    chosen = row.filled(names.CHOSEN)[:1]
+    rejected = row.filled(names.REJECTED)[:1]
     # ms-swift's: the chosen answer ends the messages
     answered = None if chosen or not rejected else held_messages(row)
     if answered is not None and answered[1][-1]["role"] == "assistant":
@@ -50,25 +50,25 @@ def pair(row: RowColumns, reader: str) -> Pair:
     if not (chosen and rejected):
         refuse_label(row)
         for empty in (*row.present(names.CHOSEN)[:1], *row.present(names.REJECTED)[:1]):
-            if not row.there((empty,)):
-                raise unanswered(empty)
+            if not row.filled((empty,)):
+                raise no_answer_refusal(empty)
         missing = [
             name for name, found in (("chosen", chosen), ("rejected", rejected)) if not found
         ]
-        asks = row.there((*names.CONVERSATION, *names.QUESTION, "input"))
-        raise missing_columns(row, missing, reader, also=() if asks else ("prompt",))
+        asks = row.filled((*names.CONVERSATION, *names.QUESTION, "input"))
+        raise missing_columns_refusal(row, missing, reader, also=() if asks else ("prompt",))
     values = [row.get(*chosen), row.get(*rejected)]
     held = held_messages(row)
-    asked = row.there(names.QUESTION) or row.there(names.CONTEXT[:1])
+    asked = row.filled(names.QUESTION) or row.filled(names.CONTEXT[:1])
     is_whole = any(map(_is_whole, values))
-    question = None if held or is_whole or not asked else one_of(row, asked)
+    question = None if held or is_whole or not asked else only_column(row, asked)
     flat = question is not None and is_dialogue(row.peek(question))
     answers = list[list[Message]]()
     for name, value in zip((*chosen, *rejected), values, strict=True):
         is_text = isinstance(value, str) and is_whole
         said = flat_turns(value) if is_text else answer_messages(value, row, name, flat)
         if said[-1]["role"] != "assistant" or _begins_whole(said) != is_whole:
-            raise unanswered(name)
+            raise no_answer_refusal(name)
         answers.append(said)
     first = answers[0]
     if is_whole:
@@ -78,10 +78,10 @@ def pair(row: RowColumns, reader: str) -> Pair:
     elif held:
         prompt = _open(held[1], first, held[0])
     elif question:
-        prompt = prompt_messages(row, question)
+        prompt = messages_before_answer(row, question)
     else:
         empty = row.present((*names.QUESTION, *names.CONTEXT[:1]))
-        raise no_text(empty) if empty else missing_columns(row, ["prompt"], reader)
+        raise no_text_refusal(empty) if empty else missing_columns_refusal(row, ["prompt"], reader)
     chosen_turns, rejected_turns = (with_system(row, prompt + said) for said in answers)
     return Pair(chosen_turns, rejected_turns, tools_of(row))
 
@@ -106,7 +106,7 @@ def _pair_of_answered(row: RowColumns, said: list[Message], column: str) -> Pair
     """The pair of a whole conversation and another answer to it."""
     other = answer_messages(row.get(column), row, column)
     if other[-1]["role"] != "assistant":
-        raise unanswered(column)
+        raise no_answer_refusal(column)
     own = other if _begins_whole(other) else [*said[:-1], *other]
     _check_same_prompt(said, own)
     return Pair(with_system(row, said), with_system(row, own), tools_of(row))
@@ -119,23 +119,23 @@ def _check_prompt(
     answers: Sequence[list[Message]],
 ) -> None:
     """See that what stands beside two whole conversations is part of them."""
-    own = [texts_of(said) for said in answers]
+    own = [role_texts(said) for said in answers]
     if held is not None:
-        texts = texts_of(held[1])
+        texts = role_texts(held[1])
         if not any(texts == said[: len(texts)] for said in own):
-            raise two_prompts(held[0])
+            raise two_prompts_refusal(held[0])
     for name in asked:
         value = row.peek(name)
         texts = (
-            texts_of(turns.messages(value) or ())
+            role_texts(turns.messages(value) or ())
             if isinstance(value, list)
-            else texts_of(flat_turns(str(value)))
+            else role_texts(flat_turns(str(value)))
         )
         is_said = bool(texts) and all(all(text in said for text in texts) for said in own)
         if not is_said and not all(
             str(value).strip() in {text for _, text in said} for said in own
         ):
-            raise two_prompts(name)
+            raise two_prompts_refusal(name)
         row.pass_over(name)
 
 
@@ -146,7 +146,7 @@ def _check_same_prompt(chosen: Sequence[Message], rejected: Sequence[Message]) -
     """
     for number, (one, other) in enumerate(zip_longest(chosen, rejected), start=1):
         if one is not None and other is not None:
-            if texts_of([one]) == texts_of([other]) and one.get("tool_calls") == other.get(
+            if role_texts([one]) == role_texts([other]) and one.get("tool_calls") == other.get(
                 "tool_calls"
             ):
                 continue
@@ -165,8 +165,8 @@ def _open(said: list[Message], answer: Sequence[Message], column: str) -> list[M
     with the chosen one already holds it once more.
     """
     if said and said[-1]["role"] == "assistant":
-        if texts_of(said[-1:]) != texts_of(answer[-1:]):
-            raise two_prompts(column)
+        if role_texts(said[-1:]) != role_texts(answer[-1:]):
+            raise two_prompts_refusal(column)
         return said[:-1]
     return said
 

@@ -144,7 +144,7 @@ class RowReader:
 
     def _check_borne(self, columns: RowColumns) -> None:
         """Refuse a row with a column that has a meaning, which this run would lose."""
-        name = columns.bearing()
+        name = columns.unread_with_meaning()
         if name is None:
             return
         remedy = override({name: None})
@@ -241,11 +241,13 @@ class RowReader:
         missing = [name for name in wanted if not columns.present((name,))]
         if missing:
             reads_input = "instruction" in wanted
-            raise forms.missing_columns(columns, missing, self._reader, reads_input=reads_input)
+            raise forms.missing_columns_refusal(
+                columns, missing, self._reader, reads_input=reads_input
+            )
         row: Row = {name: json_texts.one_text(columns.peek(name)) for name in wanted}
         textless = [name for name, value in row.items() if not isinstance(value, str)]
         if textless:
-            raise forms.no_text(textless)
+            raise forms.no_text_refusal(textless)
         answer = wanted[-1]
         # the papers' own sets are read as they are
         if self._is_of_files and not row[answer].strip():
@@ -258,7 +260,7 @@ class RowReader:
         if "instruction" in wanted:
             context = forms.context(columns, "input")
             if isinstance(context, list | dict):
-                raise forms.no_text(["input"])
+                raise forms.no_text_refusal(["input"])
             row["input"] = "" if context is None else str(context)
         choices.refuse_unasked(columns, "\n".join(row[name] for name in row if name != answer))
         return row

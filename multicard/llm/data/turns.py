@@ -148,7 +148,7 @@ def message(number: int, turn: Mapping[str, Any]) -> Message:
             raise _two_values(number, ROLE_KEYS)
         columns.pass_over("from")
     present_keys = [name for name in CONTENT_KEYS if turn.get(name) is not None]
-    filled_keys = columns.there(CONTENT_KEYS) or present_keys
+    filled_keys = columns.filled(CONTENT_KEYS) or present_keys
     content = turn[filled_keys[0]] if filled_keys else None
     columns.pass_over(*filled_keys[:1])
     for name in filled_keys[1:]:
