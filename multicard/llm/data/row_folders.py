@@ -1,7 +1,7 @@
-"""Which files hold the rows that `dataset.data_files` names: files, patterns, and the training
-split of a folder; or `dataset.test_files`, for which a folder's split to test on is read.
+"""Find the files with the rows that `dataset.data_files` or `dataset.test_files` names.
 
-What lies in a folder and is not read is counted.
+A value is a file, a pattern, or a folder. In a folder the training split is read, or the split to
+test on for `dataset.test_files`. Files of a folder that are not read are counted.
 """
 
 import glob
@@ -20,24 +20,24 @@ from multicard.records import part_names
 from multicard.records.part_names import PartKind, PartName
 
 KEY = "dataset.data_files"
-TEST_KEY = "dataset.test_files"  # takes the same: refusals name it in KEY's place
+TEST_KEY = "dataset.test_files"  # Takes the same values; refusals name it in place of KEY.
 KINDS = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".arrow")
 COMPRESSED = (".gz", ".bz2", ".xz")
 GLOB = re.compile(r"[*?\[]")
-HASH = re.compile(r"-[0-9a-f]{16}$")  # train-00000-of-00002-a09b74b3ef9c3b56.parquet
-ARROW_STATE = "state.json"  # names the files of a data set that `save_to_disk` wrote
+HASH = re.compile(r"-[0-9a-f]{16}$")  # As in train-00000-of-00002-a09b74b3ef9c3b56.parquet.
+ARROW_STATE = "state.json"  # Lists the files of a data set that `save_to_disk` wrote.
 NO_ROWS = ("dataset_info.json", "dataset_dict.json", ARROW_STATE)
 
 
 class FoundFiles(NamedTuple):
-    """Files of rows in the order in which they are read, and what is not read, with its count."""
+    """The files to read, in their order, and the number of other files by name or suffix."""
 
     files: tuple[Path, ...]
     ignored: dict[str, int]
 
 
 def kind_of(file: Path) -> str | None:
-    """Its suffix among KINDS; None of a file that cannot be read."""
+    """Return a file's suffix among KINDS; None if it cannot be read."""
     suffix = file.suffix.lower()
     if suffix in COMPRESSED:
         suffix = Path(file.stem).suffix.lower()
@@ -49,7 +49,7 @@ def _kinds() -> str:
 
 
 def found_files(typed: Sequence[str], to_test: bool = False) -> FoundFiles:
-    """The files of each value that was typed, each file once, by whatever links."""
+    """Find the files of each value in the command. A file that several links name is read once."""
     files = dict[Path, None]()
     ignored = Counter[str]()
     for value in typed:
@@ -60,7 +60,7 @@ def found_files(typed: Sequence[str], to_test: bool = False) -> FoundFiles:
         elif place.exists():
             own = [place]
         else:
-            matching = sorted(glob.glob(str(place), recursive=True))  # noqa: PTH207 (of absolute patterns too)
+            matching = sorted(glob.glob(str(place), recursive=True))  # noqa: PTH207 (Path.glob takes no absolute patterns)
             own = [Path(name) for name in matching if Path(name).is_file()]
             _require_all_shards(value, own)
         if not own:
@@ -87,10 +87,10 @@ def found_files(typed: Sequence[str], to_test: bool = False) -> FoundFiles:
 
 
 def _again(files: Iterable[Path]) -> list[Path]:
-    """Those that are files before them, by another name."""
+    """Return the paths that lead to the same file as another one."""
     seen = set[tuple[int, int]]()
     again = list[Path]()
-    for file in sorted(files, key=Path.is_symlink):  # a link goes, and the file stays
+    for file in sorted(files, key=Path.is_symlink):  # The file is kept, and links to it are not.
         status = file.stat()
         same = (status.st_dev, status.st_ino)
         if same in seen:
@@ -100,11 +100,14 @@ def _again(files: Iterable[Path]) -> list[Path]:
 
 
 class NamedSplit(NamedTuple):
-    """What a path's name says of its split.
+    """The split that a path's name gives.
 
-    name: of the file or folder that says it. place: the folder of that. form: the file's kind, if
-    its own name says
-    the split: the same split may be stored in two forms.
+    Fields:
+        part: the split, as it was parsed from the name.
+        name: the name of the file or folder that gives the split.
+        place: the folder that contains it.
+        form: the file's suffix, if its own name gives the split. The same split may be stored in
+            two forms.
     """
 
     part: PartName
@@ -114,8 +117,9 @@ class NamedSplit(NamedTuple):
 
 
 def _of_folder(value: str, folder: Path, to_test: bool) -> tuple[list[Path], Counter[str]]:
-    """The files of a folder's training split, or of its split to test on, or all if no name says
-    which split a file is of.
+    """Return the files of a folder's training split, or of its split to test on.
+
+    All files are read if no name gives a split. The second value counts the other files.
     """
     every = sorted(
         path for path in folder.rglob("*") if path.is_file() and not _hidden(path, folder)
@@ -171,8 +175,9 @@ def _of_folder(value: str, folder: Path, to_test: bool) -> tuple[list[Path], Cou
 
 
 def _to_test(told: Mapping[Path, NamedSplit]) -> list[Path]:
-    """The files of the first split to test on, validation before test;
-    none where there is no such split.
+    """Return the files of the first split to test on: validation comes before test.
+
+    The list is empty if there is no such split.
     """
     parts = [split.part for split in told.values() if split.part.kind is not PartKind.train]
     if not parts:
@@ -182,9 +187,7 @@ def _to_test(told: Mapping[Path, NamedSplit]) -> list[Path]:
 
 
 def _require_all_shards(value: str, files: Sequence[Path]) -> None:
-    """Refuse numbered files of a folder or a pattern, as train-00000-of-00002.jsonl,
-    of which some are missing.
-    """
+    """Refuse numbered files, such as train-00000-of-00002.jsonl, if some of them are missing."""
     for folder in sorted({file.parent for file in files}):
         names = [file.name for file in files if file.parent == folder]
         missing = missing_shards(names)
@@ -203,8 +206,9 @@ def _require_all_shards(value: str, files: Sequence[Path]) -> None:
 
 
 def _refuse_several(value: str, folder: Path, trains: Mapping[Path, NamedSplit]) -> None:
-    """Refuse such splits of several data sets,
-    or one in several forms: together they are no split.
+    """Refuse splits of several data sets, or one split in several forms.
+
+    Together they are not one split.
     """
     groups = dict[tuple[object, ...], list[Path]]()
     for path, split in trains.items():
@@ -223,7 +227,7 @@ def _refuse_several(value: str, folder: Path, trains: Mapping[Path, NamedSplit])
     remedy = override(KEY, [str(path) for path in first])
     within = [{path.relative_to(folder).parts[0] for path in paths} for paths in groups.values()]
     if all(len(each) == 1 for each in within) and len(set[str]().union(*within)) == len(within):
-        # a configuration of the hub, with its other splits
+        # Each is a configuration of the hub, and its folder holds its other splits too.
         remedy = override(KEY, str(folder / within[0].pop()))
     raise Refusal(
         "llm.data-two-trains",
@@ -239,8 +243,9 @@ def _refuse_several(value: str, folder: Path, trains: Mapping[Path, NamedSplit])
 def _refuse_unclear(
     value: str, folder: Path, files: Sequence[Path], trains: Mapping[Path, NamedSplit]
 ) -> None:
-    """Refuse files called after what they hold, as train_tickets.jsonl beside code.jsonl: where
-    nothing is there to test on, the word need not say a split.
+    """Refuse files that may be named after their content, as train_tickets.jsonl beside code.jsonl.
+
+    If there is no split to test on, "train" need not name a split.
     """
     beside = [path for path in files if path not in trains and path.parent in _folders(trains)]
     if not beside or not all(split.part.rest and split.form for split in trains.values()):
@@ -264,7 +269,10 @@ def _folders(files: Iterable[Path]) -> set[Path]:
 
 
 def _refuse_copies(value: str, read: Sequence[Path]) -> None:
-    """Refuse files of one name in several forms: rows.jsonl and rows.parquet are the same rows."""
+    """Refuse files that share a name and differ in form.
+
+    rows.jsonl and rows.parquet are likely to hold the same rows.
+    """
     forms = dict[tuple[Path, str], list[Path]]()
     for path in read:
         forms.setdefault((path.parent, _stem(path)), []).append(path)
@@ -289,8 +297,9 @@ def _hidden(path: Path, folder: Path) -> bool:
 
 
 def _unreachable(folder: Path) -> Counter[str]:
-    """Files of rows that are hidden, by the hidden file or folder; links to folders,
-    and links to nothing.
+    """Count files of rows that are hidden, links to folders, and broken links.
+
+    A hidden file is counted under the name of the hidden file or folder.
     """
     found = Counter[str]()
     for path in folder.rglob("*"):
@@ -307,8 +316,9 @@ def _unreachable(folder: Path) -> Counter[str]:
 
 
 def _of_arrow(folder: Path, every: Sequence[Path]) -> set[Path] | None:
-    """The Arrow files that a `state.json` of `save_to_disk` lists; beside them may lie the
-    library's caches. None where nothing was written by it.
+    """Return the Arrow files that a `state.json` of `save_to_disk` lists; None without one.
+
+    The library's caches may lie beside these files.
     """
     states = [path for path in every if path.name == ARROW_STATE]
     if not states:
@@ -333,10 +343,11 @@ def _of_arrow(folder: Path, every: Sequence[Path]) -> set[Path] | None:
 
 
 def _splits(paths: Sequence[Path]) -> dict[Path, NamedSplit]:
-    """The split of each path whose name says one, of its folders from the file up.
+    """Return the split of each path whose name, or whose folders' names, give one.
 
-    A name with other words is one where the part's word begins or ends it, as my_data_val, or where
-    another name has the same words beside another part's: squad_train_v1 and squad_dev_v1.
+    The file's name comes first, then its folders from the inside out. A name may hold other words
+    too. It gives a split if the split's word begins or ends it, as in my_data_val. It also gives
+    one if another name has the same words and another split: squad_train_v1 and squad_dev_v1.
     """
     stems = {path: _stem(path) for path in paths}
     levels = dict[Path, list[tuple[str, Path]]]()
@@ -358,9 +369,7 @@ def _splits(paths: Sequence[Path]) -> dict[Path, NamedSplit]:
 
 
 def _stem(path: Path) -> str:
-    """The name without the suffixes of its kind,
-    and the hub's hash: "wiki.train" of wiki.train.jsonl.gz.
-    """
+    """Return the name without suffixes and the hub's hash: "wiki.train" for wiki.train.jsonl.gz."""
     stem = path.stem
     if path.suffix.lower() in COMPRESSED:
         stem = Path(stem).stem

@@ -1,6 +1,4 @@
-"""A run's reader of rows: stored rows, or generated ones, in the form of the run's engine.
-No torch.
-"""
+"""Bring stored or generated rows into the form of the run's engine. Imports no torch."""
 
 from collections import Counter
 from typing import Any
@@ -38,21 +36,21 @@ SHARE_GPT = {"system": "system", "user": "human", "assistant": "gpt"}
 
 
 class RowReader:
-    """Brings rows into the form of a run's engine, and counts what it does not read."""
+    """Converts rows to the form of a run's engine, and counts the columns that it does not read."""
 
     def __init__(self, config: LlmConfig) -> None:
         self.config = config
         self.pairs = methods.chosen(config).pairs
         self.unread = Unread()
-        self.unlearnt = Counter[str]()  # rows that are left out, by the column that says so
-        self.repeating = 0  # rows whose answer begins with the text that it answers
-        self.by_place = 0  # rows of texts that are the user's and the assistant's in turn
+        self.unlearnt = Counter[str]()  # Rows to leave out, by the column that says so.
+        self.repeating = 0  # Rows whose answer begins with the text that it answers.
+        self.by_place = 0  # Rows of texts without roles, assigned to user and assistant in turn.
         self._data = config.dataset
         self._is_of_files = getattr(self._data, "data_files", None) is not None
         self._template = templates.chosen(config)
         self._is_chat = isinstance(self._data, ChatConfig)
         self._named = self._data.columns if isinstance(self._data, StoredTextConfig) else {}
-        # by the model's own template: of conversations, and of `model=hf`
+        # The model's own template writes conversations, and all rows of `model=hf`.
         self._written: ChatTemplate | None = None
         if self._is_chat or isinstance(config.model, HfConfig):
             self._written = chat.template(config)
@@ -65,8 +63,10 @@ class RowReader:
         self._reader = f"template={template}" if template else f"dataset={self._data.name}"
 
     def read(self, row: Any) -> Row | None:
-        """A stored row; None of one whose columns say that it is not learnt, which is counted.
-        Refuses (ValueError) one that cannot be read as it is meant.
+        """Convert a stored row. A row whose columns say that it is not learnt is counted, and None.
+
+        Raises:
+            Refusal: the row cannot be read as intended.
         """
         columns = forms.columns_of(row, self._named)
         unlearnt_by = learnt_rows.left_out_by(columns)
@@ -99,17 +99,17 @@ class RowReader:
             converted = self.of_columns(held)
         unread.add(columns)
         half_characters.check_characters(converted, columns)
-        self.unread.update(dict.fromkeys(unread, 1))  # each once a row
+        self.unread.update(dict.fromkeys(unread, 1))  # Each column counts once a row.
         if self._tokens is not None:
             self._tokens.end_row()
         return converted
 
     def token_notes(self) -> TokenNotes | None:
-        """What was seen of special tokens; None without a chat template."""
+        """Return the counts of special tokens; None without a chat template."""
         return None if self._tokens is None else self._tokens.notes()
 
     def pair(self, found: pairs.Pair, unread: Unread | None = None) -> Row:
-        """A pair as torchtune's messages, or as the pieces of both answers."""
+        """Convert a pair to torchtune's messages, or to the pieces of both answers."""
         for said in found[:2]:
             turns.check_learnt(said[-1:], everything=False)
         if self._written is None:
@@ -127,8 +127,8 @@ class RowReader:
         return dict(zip(CHOICES, pairs.answers_alone(*written), strict=True))
 
     def is_equal(self, row: Row) -> bool:
-        """True of a pair whose answers are the same tokens, of which no preference is learnt."""
-        # Llama 3's form has a message without the white space around it
+        """Tell whether both answers of a pair have the same tokens, which is no preference."""
+        # Llama 3's form strips white space from each message.
         strips = self._written is None and not isinstance(
             self.config.tokenizer, Qwen25TokenizerConfig
         )
@@ -137,13 +137,13 @@ class RowReader:
         return first == second
 
     def of_columns(self, row: Row) -> Row:
-        """A row in the columns of the template in force."""
+        """Convert a row in the columns of the run's template."""
         if self._written is None:
             return row
         return self._conversation(chat.from_columns(self.config, row), None)
 
     def _check_borne(self, columns: RowColumns) -> None:
-        """Refuse a row with a column that has a meaning, which this run would lose."""
+        """Refuse a row with a column whose meaning this run would lose."""
         name = columns.unread_with_meaning()
         if name is None:
             return
@@ -174,7 +174,7 @@ class RowReader:
         return row
 
     def _plain(self, said: list[Message], unread: Unread | None) -> list[Message]:
-        """Messages of role and content alone, as torchtune's forms have them."""
+        """Return messages with only role and content, as torchtune's forms have them."""
         settled, keys = turns.settle(said, None, "messages", FOLDER if self.pairs else CHAT)
         if unread is not None:
             unread.update(keys)
@@ -192,8 +192,9 @@ class RowReader:
         return [{"role": each["role"], "content": each["content"]} for each in settled]
 
     def _share_gpt(self, said: Conversation, unread: Unread) -> Row:
-        """A conversation in ShareGPT's form, in which human and gpt take turns; with a template,
-        once each.
+        """Return a conversation in ShareGPT's form, in which human and gpt take turns.
+
+        With a template, each of them speaks once.
         """
         if self._written is not None:
             return self._conversation(said, unread)
@@ -234,7 +235,7 @@ class RowReader:
         }
 
     def _template_columns(self, columns: RowColumns) -> Row:
-        """The columns that the template in force reads, with text in each."""
+        """Return the columns that the run's template reads, and check that each holds text."""
         assert self._template is not None
         learnt_rows.refuse_label(columns)
         wanted = self._template.columns
@@ -249,7 +250,7 @@ class RowReader:
         if textless:
             raise forms.no_text_refusal(textless)
         answer = wanted[-1]
-        # the papers' own sets are read as they are
+        # The papers' own data sets have empty answers, and are read unchanged.
         if self._is_of_files and not row[answer].strip():
             raise Refusal(
                 "llm.row-empty-answer",

@@ -1,8 +1,7 @@
-"""The rows that a run is tuned on: generated, read or fetched, checked, sampled,
-and in the form of its engine.
+"""Load the rows that a run is tuned on: generate, read or fetch, check, sample and convert them.
 
-All of it happens in the controller, before any model is built, without torch. What cannot be used
-is refused with ValueError, which names the key, or the row, and the remedy.
+The controller does all of this before any model is built, without torch. Data that cannot be used
+are refused with a line that names the key, or the row, and the remedy.
 """
 
 import json
@@ -30,20 +29,22 @@ Row = dict[str, Any]
 
 
 class LoadedRows(NamedTuple):
-    """What a run is tuned on.
+    """The rows that a run is tuned on.
 
-    rows: in the form of its engine, in the seed's order; None for a whole data set of the hub,
-    which torchtune reads by its name. broken: rows that `dataset.skip_broken` left out, None
-    without the key. equal:
-    pairs left out, as both answers are the same; None of other data. ignored: what nobody reads,
-    with its count: columns, keys of messages as "messages.id", and files. available: rows that are
-    stored; None of generated rows, of which there are any number.
-    held_out: rows that are not trained on; None where none are. wanted: both kinds together, before
-    any was left out.
-    too_few: True where the default share was not held out, as too few rows would have been left.
-    tokens: what was seen of special tokens; None without a chat template. by_place: rows of texts
-    without roles.
-    repeating: rows whose answer begins with the text that it answers.
+    Fields:
+        rows: the rows in the form of the run's engine, in the seed's order. None for a whole data
+            set of the hub, which torchtune reads by its name.
+        broken: the number of rows that `dataset.skip_broken` left out; None without the key.
+        equal: the number of pairs left out because both answers are the same; None for other data.
+        ignored: everything that is not read, with its count: columns, keys of messages as
+            "messages.id", and files.
+        available: the number of stored rows; None for generated rows, which are unlimited.
+        held_out: the rows that are not trained on; None if there are none.
+        wanted: the number of rows to train on and to hold out, before any was left out.
+        too_few: the default share was not held out, because too few rows would have been left.
+        tokens: counts of special tokens in rows; None without a chat template.
+        by_place: the number of rows with texts without roles.
+        repeating: the number of rows whose answer begins with the text that it answers.
     """
 
     rows: list[Row] | None
@@ -60,8 +61,11 @@ class LoadedRows(NamedTuple):
 
 
 def load(config: LlmConfig) -> LoadedRows:
-    """The run's rows. Refuses (ValueError) data that are not there, rows that cannot be read as
-    they are meant, and a share of rows that leaves none to train or to measure on.
+    """Load the run's rows.
+
+    Raises:
+        Refusal: data are missing, rows cannot be read as intended, or the share to hold out leaves
+            no rows to train on or to measure on.
     """
     split = config.dataset.split
     loaded = _loaded(config, split)
@@ -72,7 +76,7 @@ def load(config: LlmConfig) -> LoadedRows:
         if refusal is not None:
             raise refusal
         return loaded
-    # the number of packed rows is only known to the ranks
+    # If rows are packed, only the ranks know their number.
     fills_a_step = config.packed or len(loaded.rows) >= config.rows_of_a_step
     return (
         loaded if refusal is None and fills_a_step else _loaded(config, None)._replace(too_few=True)
@@ -80,7 +84,7 @@ def load(config: LlmConfig) -> LoadedRows:
 
 
 def _loaded(config: LlmConfig, split: float | None) -> LoadedRows:
-    """The run's rows, of which a share is held out."""
+    """Load the run's rows, and hold out a share of them."""
     data = config.dataset
     if isinstance(data, SyntheticConfig):
         return _synthetic(config, data, split)
@@ -89,7 +93,7 @@ def _loaded(config: LlmConfig, split: float | None) -> LoadedRows:
     if type(data) is StoredTextConfig and is_whole and DATASETS[data.name].has_answers:
         hub.check_source(data)
         if hub.revision(str(data.source)) is None:
-            # before the ranks do, each for itself, and before the data is identified
+            # Otherwise each rank would fetch them, and only after the data is identified.
             hub.fetch(data, 0)
         ignored = _unread_of_whole(config, data)
         if ignored is not None:
@@ -118,8 +122,8 @@ def _loaded(config: LlmConfig, split: float | None) -> LoadedRows:
             value=wanted,
             available=available,
         )
-    # a share that the command names is drawn; the default
-    # gives way to the rows that the data have for it
+    # If the command names a share, it is drawn at random. Otherwise a split that the data define
+    # takes the place of the default share.
     by_column = splits is not None and split is not None and data.is_split_by_default
     drawn = held_out_rows.drawn(available, 0 if by_column else held_out_rows.size(wanted, split))
     measured = {pool[place] for place in drawn}
@@ -157,8 +161,10 @@ def _loaded(config: LlmConfig, split: float | None) -> LoadedRows:
 
 
 def _test_rows(config: LlmConfig, data: StoredTextConfig) -> tuple[HeldOutRows, Mapping[str, int]]:
-    """The rows of `dataset.test_files`, and what nobody reads of them. Refused (ValueError) where
-    they cannot be read as those are that are trained on.
+    """Read the rows of `dataset.test_files`, and count everything in them that is not read.
+
+    Raises:
+        Refusal: they cannot be read in the same way as the rows to train on.
     """
     place = value_of(data.test_files)
     stored = read_file(data.test_files, to_test=True)
@@ -173,7 +179,7 @@ def _test_rows(config: LlmConfig, data: StoredTextConfig) -> tuple[HeldOutRows, 
     rows = dict(enumerate(stored.rows))
     splits = split_rows(stored.rows, data.columns)
     beside = Counter[str]()
-    if splits is not None:  # rows to train on among them are no test
+    if splits is not None:  # Rows that belong to a training split are not tested on.
         beside.update(splits.unread(tests=True))
         beside[f"rows to train on ({splits.column})"] = len(splits.train)
         rows = {
@@ -184,13 +190,13 @@ def _test_rows(config: LlmConfig, data: StoredTextConfig) -> tuple[HeldOutRows, 
         read = _read(config, data, rows, stored, to_test=True)
     except Refusal as error:
         reason = error.facts.get("reason", error.message)
-        # without its remedy, which would change how the other rows are read
+        # Its remedy is left out: it would change how the rows to train on are read.
         said = str(getattr(reason, "sentence", reason)).partition(";")[0]
         where = error.facts.get("where")
         raise Refusal(
             "llm.test-rows-unlike",
-            f"{TEST_KEY}={place}: {f'{where} ' if where else ''}{said}; give rows that are read as"
-            f" those of the training, or use `{TEST_KEY}=null dataset.split=0.1`",
+            f"{TEST_KEY}={place}: {f'{where} ' if where else ''}{said}; give rows that are read"
+            f" like the rows to train on, or use `{TEST_KEY}=null dataset.split=0.1`",
             key=TEST_KEY,
             value=place,
             row=error.facts.get("row"),
@@ -202,9 +208,7 @@ def _test_rows(config: LlmConfig, data: StoredTextConfig) -> tuple[HeldOutRows, 
 
 
 def _synthetic(config: LlmConfig, data: SyntheticConfig, split: float | None) -> LoadedRows:
-    """Generated rows. Those that are held out follow from a seed of
-    their own: the training's would change them.
-    """
+    """Generate rows. Held-out rows have a fixed seed: the run's seed does not change them."""
     measured = held_out_rows.size(data.rows, split)
     rows = _generated(config, data.rows - measured, config.seed)
     if split is None:
@@ -230,8 +234,9 @@ def _generated(config: LlmConfig, count: int, seed: int) -> list[Row]:
 
 
 class ReadRows(NamedTuple):
-    """Rows in the form of the engine, by their places in the data set,
-    and what was left out (`LoadedRows`).
+    """Rows in the form of the engine, by their places in the data set.
+
+    The other fields are described in `LoadedRows`.
     """
 
     rows: dict[int, Row]
@@ -250,11 +255,12 @@ def _read(
     stored: StoredRows,
     to_test: bool = False,
 ) -> ReadRows:
-    """Rows, by their places in the data set, in the form of the engine,
-    and what was left out of them.
+    """Convert rows to the form of the engine, and count the rows that are left out.
 
     Args:
-        stored: all rows of the data set, of which `rows` are some.
+        rows: the rows to read, by their places in the data set.
+        stored: all rows of the data set.
+        to_test: the rows come from `dataset.test_files`.
     """
     reader = RowReader(config)
     reader.unread.update(stored.ignored)
@@ -276,7 +282,7 @@ def _read(
         is_named = file is None or str(file) == (value_of(data.test_files) if to_test else value)
         where = f"row {number}" if is_named else f"row {number} of {file}"
         reason = error.message if isinstance(error, Refusal) else str(error)
-        # another key than that of the data has to change
+        # The refusal may ask to change another key than the one that names the data.
         changes = error.key if isinstance(error, Refusal) else None
         can_skip = converted and isinstance(data, ChatConfig)
         hint = ", which `dataset.skip_broken=true` leaves out" if can_skip else ""
@@ -298,8 +304,8 @@ def _read(
         remedy = names.override({column: None})
         raise Refusal(
             "llm.rows-unlearnt",
-            f"{key}={value}: none of its {len(rows)} rows is to be learnt, by {column}; give rows"
-            f" that are, or leave the column out, as `{remedy}`",
+            f"{key}={value}: {column} says of all {len(rows)} rows that they are not to be learnt;"
+            f" give rows to learn, or leave the column out, as `{remedy}`",
             key=key,
             value=value,
             column=column,
@@ -321,7 +327,7 @@ def _read(
                 value=value,
                 pairs=equal,
             )
-    # the record is in UTF-8
+    # Names of columns may hold surrogates, but the record is in UTF-8.
     ignored = {as_text(name): count for name, count in reader.unread.items()}
     counted = len(broken) if skips else None
     return ReadRows(
@@ -330,16 +336,14 @@ def _read(
 
 
 def sample(config: LlmConfig, count: int) -> list[Row]:
-    """The first `count` rows of a data set of the hub, in torchtune's columns."""
+    """Return the first `count` rows of a data set of the hub, in torchtune's columns."""
     reader = RowReader(config)
     rows = [reader.read(row) for row in hub.fetch(_stored(config), count)]
     return [row for row in rows if row is not None]
 
 
 def texts(config: LlmConfig, rows: list[Row]) -> list[str]:
-    """The text of each row with what its template puts around it,
-    for the embedded tokenizer to be trained on.
-    """
+    """Return the texts of rows and of the template around them, to train the embedded tokenizer."""
     template = templates.chosen(config)
     pairs = templates.INSTRUCT_PAIRS if methods.chosen(config).pairs else ()
     around = [*(template.around if template else ()), *pairs]
@@ -350,7 +354,7 @@ def texts(config: LlmConfig, rows: list[Row]) -> list[str]:
 
 
 def strings(row: Row) -> list[str]:
-    """The texts of a row, those of a conversation's turns too."""
+    """Return the texts of a row, including the turns of a conversation."""
     parts: list[str] = []
     for value in row.values():
         parts += (
@@ -367,13 +371,15 @@ def _stored(config: LlmConfig) -> StoredTextConfig:
 
 
 def _key(data: StoredTextConfig) -> tuple[str, str]:
-    """The key that says where the rows are, and its value."""
+    """Return the key that says where the rows are, and its value."""
     return ("dataset", data.name) if data.data_files is None else (KEY, value_of(data.data_files))
 
 
 def _unread_of_whole(config: LlmConfig, data: StoredTextConfig) -> dict[str, int] | None:
-    """The columns that torchtune leaves of a whole data set of the hub, with its number of rows;
-    None where the set has to be read by rows, as a column has another name, or a meaning.
+    """Count the columns that torchtune ignores in a whole data set of the hub.
+
+    Returns None if the set must be read row by row, because the command renames a column, or a
+    column has a meaning that would be lost.
     """
     if data.columns:
         return None
@@ -389,7 +395,7 @@ def _unread_of_whole(config: LlmConfig, data: StoredTextConfig) -> dict[str, int
         found = information["features"]
         count = information["splits"]["train"]["num_examples"]
     except (OSError, ValueError, LookupError, TypeError):
-        return {}  # older caches say nothing
+        return {}  # Older caches hold no such description.
     bears = names.BEARING if "conversations" not in read else (*names.BEARING, *names.CHOSEN)
     bears = (*bears, *learnt_rows.LABELS, *learnt_rows.FLAGS, *learnt_rows.OPPOSITE_LABELS)
     if any(name in bears for name in found) or any(

@@ -1,10 +1,9 @@
-"""What a chat template wrote of a conversation: each part that a row holds stands in the text,
-or is named, or refused.
+"""Check that a chat template writes everything that a conversation holds.
 
-Templates name keys that they write only sometimes: the first of several calls, or the reasoning of
-the last answer. So the text itself is searched. Short words stand in any text by chance, so that a
-stand-in for each conversation of the same shape is written too, in which every part is unlike all
-others.
+Each part of a row must be in the text, or is named or refused. Templates name some keys that they
+only write at times: the first of several calls, or the reasoning of the last answer. Therefore the
+text itself is searched. Short words are in any text by chance. So the template also writes a
+stand-in for each conversation of the same shape, in which each part differs from all others.
 """
 
 import json
@@ -19,9 +18,9 @@ from multicard.llm.data.turns import Message, unwritten
 from multicard.messages import Refusal
 
 REASONING = ("reasoning_content", "reasoning", "thinking", "tool_plan")
-# Templates read them to find a call, or to choose a form, and seldom write them
+# Templates read these keys to find a call, or to choose a form, and seldom write them.
 LINKS = ("role", "weight", "tool_call_id", "id", "type", "index")
-THOUGHTS = "<think>"  # names the reasoning within an answer's content
+THOUGHTS = "<think>"  # The key of a part that is reasoning within an answer's content.
 MOST_SHAPES = 4096
 STAND_IN = re.compile(r"Zx\d{5}Qj")
 
@@ -29,8 +28,9 @@ Shape = tuple[Any, ...]
 
 
 class MessagePart(NamedTuple):
-    """A part of a conversation: a text, a number or a truth value of message `place`;
-    of the tools, None.
+    """A part of a conversation: a text, a number or a truth value.
+
+    `place` is the place of its message; None for the tools.
     """
 
     place: int | None
@@ -39,8 +39,11 @@ class MessagePart(NamedTuple):
 
 
 class Tried(NamedTuple):
-    """What the template leaves out of a stand-in, and the first
-    part that is learnt against its message's place.
+    """How the template wrote a stand-in.
+
+    Fields:
+        left_out: the parts that it does not write.
+        mislearnt: the first part that is learnt outside of an answer, or not learnt within one.
     """
 
     left_out: list[MessagePart]
@@ -48,13 +51,14 @@ class Tried(NamedTuple):
 
 
 class Checked:
-    """Checks of one template and loss, which remember what the template leaves out of conversations
-    of a shape, and what is learnt of them.
+    """Checks rows of one template and loss.
+
+    The results for stand-ins are remembered by the shape of their conversations.
 
     Args:
-        write: gives the pieces of messages and tools, as rows are written, and whether the last
-            answer alone is learnt.
-        source: of the template.
+        write: writes messages and tools in the way that rows are written. It returns the pieces of
+            text, and whether only the last answer is learnt.
+        source: the template's source.
     """
 
     def __init__(
@@ -65,7 +69,7 @@ class Checked:
         self._left_out: dict[Shape, Tried] = {}
 
     def unread(self, said: Sequence[Message], tools: Any, text: str, column: str) -> list[str]:
-        """The parts that are not written and bear nothing that is learnt, as "messages.name".
+        """Return the parts that are not written and bear nothing to learn, as "messages.name".
 
         Raises:
             Refusal: a part bears text that would be lost.
@@ -80,7 +84,7 @@ class Checked:
             self._left_out[shape] = self._tried(said, tools)
         tried = self._left_out[shape]
         found = list[str]()
-        for part in (*tried.left_out, *lost):  # the stand-in tells equal messages apart
+        for part in (*tried.left_out, *lost):  # In the stand-in no two messages are equal.
             if part.place is None:
                 raise unwritten("tools", self._source)
             if part.place > last:
@@ -95,13 +99,13 @@ class Checked:
         return list(dict.fromkeys(found))
 
     def _tried(self, said: Sequence[Message], tools: Any) -> Tried:
-        """What the template does with a stand-in; nothing if it takes none."""
+        """Write a stand-in; the result is empty if the template does not accept it."""
         stand_in = _StandIn()
         messages = [stand_in.message(each) for each in said]
         offered = [stand_in.tool(tool) for tool in tools or ()] or None
         try:
             pieces, last_alone = self._write(messages, offered)
-        except Exception:  # a template is a program that may demand anything of what it is given
+        except Exception:  # A template is a program, and may make any demand on its input.
             return Tried([])
         text = "".join(piece["content"] for piece in pieces)
         parts = list(_parts(messages, offered))
@@ -128,8 +132,8 @@ def _mislearnt(part: MessagePart) -> Refusal:
     key = "content" if part.key == THOUGHTS else part.key
     return Refusal(
         "llm.chat-mislearnt",
-        f"message {part.place + 1} has {key}, of which the chat template does not show whether it"
-        " is learnt; use `dataset.loss=all`, or a template with {% generation %} around answers",
+        f"message {part.place + 1} has {key}, but the chat template does not show whether it is"
+        " learnt; use `dataset.loss=all`, or a template with {% generation %} around answers",
         message=part.place + 1,
         column=key,
     )
@@ -140,7 +144,7 @@ def _is_answer(said: Message) -> bool:
 
 
 class _StandIn:
-    """Values of the same kind, each unlike all others."""
+    """Makes values of the same kind, each different from all others."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -154,8 +158,9 @@ class _StandIn:
         return 70000 + self._count if isinstance(value, int) else 70000.5 + self._count
 
     def message(self, said: Message) -> Message:
-        """A message of the same roles, keys and calls.
-        Reasoning that stands there twice has one stand-in.
+        """Return a message with the same role, keys and calls, and other values.
+
+        If the same reasoning is under two keys, its stand-in is the same too.
         """
         own = dict[str, Any]()
         thoughts = dict[str, str]()
@@ -179,7 +184,7 @@ class _StandIn:
         return own
 
     def tool(self, tool: Mapping[str, Any]) -> dict[str, Any]:
-        """A tool of another name."""
+        """Return the tool with another name."""
         function = tool.get("function")
         if isinstance(function, dict):
             return {**tool, "function": function | {"name": self._next(function.get("name"))}}
@@ -197,14 +202,15 @@ class _StandIn:
 
 
 def _is_call(value: Mapping[str, Any]) -> bool:
-    """True of a call itself, whose id and type are no words of it;
-    arguments may have such names too.
+    """Tell whether a value is a call itself, whose id and type are not part of its text.
+
+    Arguments may have keys with these names too.
     """
     return isinstance(value.get("function"), dict)
 
 
 def _shape(said: Sequence[Message], tools: Any) -> Shape:
-    """What decides which of a conversation's parts a template writes, but for their words."""
+    """Return everything, except words, on which it depends which parts a template writes."""
     return (*map(_shape_of_message, said), len(tools or ()))
 
 
@@ -228,7 +234,7 @@ def _kind(value: Any) -> Any:
 
 
 def _parts(said: Sequence[Message], tools: Any) -> Iterator[MessagePart]:
-    """All parts of a conversation that are to be found in its text."""
+    """Yield all parts of a conversation that its text must contain."""
     for place, each in enumerate(said):
         for key, value in each.items():
             if key in LINKS or not is_filled(value):
@@ -252,8 +258,9 @@ def _parts(said: Sequence[Message], tools: Any) -> Iterator[MessagePart]:
 
 
 def _leaves(value: Any) -> Iterator[Any]:
-    """The values in objects and lists, with the names of objects;
-    a call's id and type are left out.
+    """Yield the values in objects and lists, and the names in objects.
+
+    A call's id and type are left out.
     """
     if isinstance(value, dict):
         is_call = _is_call(value)
@@ -271,7 +278,7 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _stands(part: MessagePart, text: str) -> bool:
-    """True where a part stands in a text: as it is, or as JSON writes it."""
+    """Tell whether a text contains a part, unchanged or in the form of JSON."""
     value = part.value
     if isinstance(value, str):
         words = value.strip()
@@ -280,7 +287,7 @@ def _stands(part: MessagePart, text: str) -> bool:
 
 
 def _forms(words: str) -> Iterator[str]:
-    """A text as JSON writes it, once and within a text of JSON, with and without escapes."""
+    """Yield a text as JSON writes it, and as JSON within JSON, with and without escapes."""
     for ascii_alone in (False, True):
         once = json.dumps(words, ensure_ascii=ascii_alone)[1:-1]
         yield once
@@ -288,7 +295,7 @@ def _forms(words: str) -> Iterator[str]:
 
 
 def _too_few(said: Sequence[Message], text: str) -> Iterator[MessagePart]:
-    """Contents that several messages have, and that stand fewer times in a text."""
+    """Yield contents that the text contains less often than the messages do."""
     words = [str(each["content"] or "").strip() for each in said]
     held = Counter(words)
     seen = Counter[str]()
@@ -304,8 +311,9 @@ def _too_few(said: Sequence[Message], text: str) -> Iterator[MessagePart]:
 
 
 def arguments_as_text(said: Sequence[Message]) -> list[Message]:
-    """Messages whose calls have their arguments as a text of JSON,
-    as templates read it that put it between texts.
+    """Return messages whose calls have their arguments as a text of JSON.
+
+    Templates that put the arguments between texts read them so.
     """
     return [
         (
@@ -325,13 +333,13 @@ def _as_text(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def calls_of(said: Message) -> list[dict[str, Any]]:
-    """The calls of a message whose arguments are objects."""
+    """Return the calls of a message; their arguments are objects."""
     calls = said.get("tool_calls")
     return calls if isinstance(calls, list) else []
 
 
 def has_python(said: Sequence[Message], text: str) -> bool:
-    """True where a text has an object of arguments as Python prints it, which is no JSON."""
+    """Tell whether a text holds an object of arguments as Python prints it, which is not JSON."""
     return any(
         any(
             any(printed in text for printed in _printed(call["function"]["arguments"]))
@@ -342,8 +350,9 @@ def has_python(said: Sequence[Message], text: str) -> bool:
 
 
 def _printed(value: Any) -> Iterator[str]:
-    """Objects within arguments as Python prints them.
-    Lists are left out: LFM2 writes calls as Python does.
+    """Yield the objects within arguments as Python prints them.
+
+    Lists are left out, because LFM2's template writes calls as Python does.
     """
     if isinstance(value, dict) and value:
         yield str(value)
