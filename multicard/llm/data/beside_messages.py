@@ -1,6 +1,4 @@
-"""What stands beside a row's messages, in columns of its own: earlier turns, the system's text,
-and tools.
-"""
+"""Read the columns beside a row's messages: earlier turns, the system's text, and tools."""
 
 import json
 from collections.abc import Mapping
@@ -15,7 +13,7 @@ from multicard.messages import Refusal
 
 
 def history(row: RowColumns) -> list[Message]:
-    """The turns before a question that a column of their own holds."""
+    """Return the turns before a question, from a separate column."""
     for name in row.filled(names.HISTORY):
         held = turns.messages(row.peek(name), by_place=True, by_pairs=True)
         if held is not None:
@@ -25,7 +23,7 @@ def history(row: RowColumns) -> list[Message]:
 
 
 def with_system(row: RowColumns, said: list[Message]) -> list[Message]:
-    """The messages with the text of a column for the system's before them."""
+    """Return the messages, after the system's text if a column holds one."""
     text = row.get(*names.SYSTEM)
     text = json_texts.one_text(text)
     if isinstance(text, str) and text.lstrip().startswith("[{"):
@@ -48,8 +46,9 @@ def with_system(row: RowColumns, said: list[Message]) -> list[Message]:
 
 
 def tools_of(row: RowColumns) -> list[Any] | None:
-    """The tools that a row gives, as templates read them: functions in a `function` each,
-    which older forms lack.
+    """Return the tools of a row in the form that templates read: each has a `function`.
+
+    Older forms lack this key.
     """
     name = next(iter(row.filled(names.TOOLS)), None)
     if name is None:

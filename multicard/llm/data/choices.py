@@ -1,5 +1,6 @@
-"""Questions of multiple choice, whose choices stand in columns of their own: a question without
-them cannot be answered.
+"""Multiple-choice questions whose choices have columns of their own.
+
+Without its choices, such a question cannot be answered.
 """
 
 import re
@@ -12,16 +13,16 @@ from multicard.llm.data.columns import RowColumns, override
 from multicard.llm.data.json_texts import as_object
 from multicard.messages import Refusal
 
-# A column for each: A, option_b, choice1, opa, ending0
+# Columns that each hold one choice: A, option_b, choice1, opa, ending0.
 LETTERED = re.compile(r"([a-e]|(options?|choices?|op|endings?|sol|distractor)[ _-]?([a-e]|\d))")
-OF_LIST = ("text", "texts", "choices")  # of ARC's object, beside the `label` of each
+OF_LIST = ("text", "texts", "choices")  # ARC's object has one of them beside each choice's `label`.
 
 
 def refuse_unasked(row: RowColumns, prompt: str) -> None:
-    """Refuse a row with choices that no prompt would have.
+    """Refuse a row whose choices the prompt does not contain.
 
     Args:
-        prompt: all that is asked.
+        prompt: the whole text of the question.
     """
     listed = row.filled_unread(names.CHOICES)
     lettered = [
@@ -53,14 +54,14 @@ def refuse_unasked(row: RowColumns, prompt: str) -> None:
 
 
 def as_lines(value: Any) -> Any:
-    """Choices of a list, a line each behind its letter; any other value as it is."""
+    """Write a list of choices as lines, each after its letter; return other values unchanged."""
     found = as_object(value) if isinstance(value, str) else value
     choices = _labelled(found) if isinstance(found, list | dict) else []
     return "\n".join(f"{label}. {text}" for label, text in choices) if choices else value
 
 
 def _labelled(value: Any) -> list[tuple[str, str]]:
-    """Choices with their labels; none of a value that holds something else."""
+    """Return choices with their labels; the list is empty for other values."""
     found = as_object(value) if isinstance(value, str) else value
     if isinstance(found, Mapping):
         texts = next((found[key] for key in OF_LIST if isinstance(found.get(key), list)), None)

@@ -146,11 +146,11 @@ class RowColumns:
         return None
 
     def peek(self, name: str) -> Any:
-        """Return the value of a column that `there` found, without counting it as read."""
+        """Return the value of a column that `filled` found, without counting it as read."""
         return self._values[self._names_by_lower[name]]
 
     def replace(self, name: str, value: Any) -> None:
-        """Replace the value of a column that `there` found, for instance by its decoded form.
+        """Replace the value of a column that `filled` found, for instance by its decoded form.
 
         It does not count as read.
         """

@@ -1,11 +1,11 @@
-"""HH-RLHF's flat dialogues: "\\n\\nHuman: ... \\n\\nAssistant: ..." in one text."""
+"""Split HH-RLHF's dialogues, in which one text holds "\\n\\nHuman: ... \\n\\nAssistant: ..."."""
 
 import re
 from typing import Any
 
 from multicard.llm.data.turns import Message
 
-MARK = re.compile(r"\n\n(Human|Assistant):")  # of HH-RLHF's flat dialogues
+MARK = re.compile(r"\n\n(Human|Assistant):")
 SPEAKERS = {"Human": "user", "Assistant": "assistant"}
 
 
@@ -14,8 +14,10 @@ def _parts(text: str) -> list[str]:
 
 
 def is_dialogue(text: Any) -> bool:
-    """True of "\\n\\nHuman: ... \\n\\nAssistant: ...". One that begins with other words must end
-    with "Assistant:", or it is a text that speaks of a dialogue.
+    """Tell whether a value is a text such as "\\n\\nHuman: ... \\n\\nAssistant: ...".
+
+    If it begins with other words, it must end with "Assistant:". Otherwise it may be a text about
+    a dialogue.
     """
     if not isinstance(text, str):
         return False
@@ -26,8 +28,9 @@ def is_dialogue(text: Any) -> bool:
 
 
 def flat_turns(text: str) -> list[Message]:
-    """A text as the user's message; a flat dialogue as its turns,
-    what stands before them being the system's.
+    """Split a dialogue into its turns. Any other text becomes a message of the user.
+
+    Text before the first turn becomes the system's message.
     """
     if not is_dialogue(text):
         return [{"role": "user", "content": text}]

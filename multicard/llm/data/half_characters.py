@@ -1,6 +1,7 @@
-"""Halves of characters in rows: JSON writes a character beyond U+FFFF as a pair of surrogates, and
-a program that cuts texts by UTF-16 units leaves half of one. UTF-8 has no form of it,
-so that no tokenizer reads it.
+"""Refuse rows that hold half of a character, which no tokenizer can read.
+
+JSON writes a character beyond U+FFFF as a pair of surrogates. A program that cuts texts by UTF-16
+units leaves half of such a pair. UTF-8 cannot encode it.
 """
 
 import json
@@ -12,21 +13,21 @@ from multicard.messages import SURROGATES, Refusal
 
 
 class Half(NamedTuple):
-    """Half a character, and its place in a row, as "messages[1].content"."""
+    """Half of a character, and its place in a row, such as "messages[1].content"."""
 
     place: str
     letter: str
 
 
 def check_characters(converted: Any, columns: RowColumns) -> None:
-    """Refuse a row of which half a character would be learnt.
+    """Refuse a row if the run would learn half of a character.
 
     Args:
-        converted: what the run makes of the row.
-        columns: of the row; in those that nobody reads, half a character does no harm.
+        converted: the form of the row that the run learns.
+        columns: the columns of the row. Half a character does no harm in unread columns.
 
     Raises:
-        Refusal: with the place in the row.
+        Refusal: names the place in the row.
     """
     written = _first(converted, in_json=False)
     if written is None:
@@ -49,11 +50,11 @@ def _first(value: Any, in_json: bool) -> Half | None:
 
 
 def _halves(value: Any, place: str, in_json: bool) -> Iterator[Half]:
-    """Each half in texts and in names of objects.
+    """Yield each half in texts and in the names of objects.
 
     Args:
-        place: of the value in its row.
-        in_json: texts are read that are JSON themselves, as cells of a table are.
+        place: the place of the value in its row.
+        in_json: also search texts that are JSON, such as cells of a table.
     """
     if isinstance(value, dict):
         for name, inner in value.items():
@@ -72,7 +73,7 @@ def _halves(value: Any, place: str, in_json: bool) -> Iterator[Half]:
 
 
 def _of_json(text: str) -> Any:
-    """What a text of JSON holds; None of another text."""
+    """Return the value of a JSON text; None for other texts."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

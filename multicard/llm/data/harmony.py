@@ -1,4 +1,4 @@
-"""gpt-oss's keys of an answer's part: its channel, and which tool it is said to."""
+"""Check the keys of gpt-oss's messages: an answer's channel, and the tool to which it is sent."""
 
 import re
 
@@ -12,9 +12,9 @@ TOOL_RECIPIENT = re.compile(r"(functions|browser|python|container|api_tool)(\.[\
 
 
 def check_harmony(columns: RowColumns, number: int) -> None:
-    """Refuse an answer's part that gpt-oss's own keys call reasoning, or a call of a tool.
+    """Refuse an answer that gpt-oss's keys call reasoning, or the call of a tool.
 
-    Keys of other meanings stay unread, as a `channel` by which somebody wrote.
+    Keys with other meanings stay unread, such as a `channel` for the messenger that was used.
     """
     channel = str(columns.peek("channel")) if columns.filled(("channel",)) else ""
     recipient = str(columns.peek("recipient")) if columns.filled(("recipient",)) else ""
@@ -27,8 +27,8 @@ def check_harmony(columns: RowColumns, number: int) -> None:
         key, value = found
         raise Refusal(
             "llm.chat-harmony",
-            f"message {number} (assistant) is no answer, by its {key} {value}; put reasoning into"
-            " the answer behind it, under the chat template's own key, and calls into tool_calls",
+            f"message {number} (assistant) is not an answer, by its {key} {value}; put reasoning"
+            " into the answer after it, under the chat template's key, and calls into tool_calls",
             message=number,
             column=key,
             value=value,

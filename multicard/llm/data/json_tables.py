@@ -1,8 +1,8 @@
-"""The rows of a JSON value: a list of them, an object that holds one, or a table by its columns,
-as pandas and exports of databases write it.
+"""Find the rows in a JSON value, in the forms that pandas and exports of databases write.
 
-A table is read where it can mean nothing else. An object may be a single row too, of which
-columns hold lists.
+A value is a list of rows, an object that holds such a list, or a table by columns. A table is read
+only if the value cannot mean anything else: an object may also be a single row with lists in its
+columns.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ KNOWN = {*READ, *names.DIALOGUE}
 
 
 def rows_of(value: Any) -> FoundRows:
-    """The rows of a JSON value, and what stands beside them, with its count."""
+    """Return the rows of a JSON value, and a count of everything beside them."""
     if isinstance(value, list):
         return without_header(value), {}
     if isinstance(value, dict):
@@ -30,7 +30,7 @@ def rows_of(value: Any) -> FoundRows:
         if table is not None:
             return table
         if any(_is_of_row(name, inner) for name, inner in value.items()):
-            return [value], {}  # a row alone
+            return [value], {}  # The object is a single row.
         tables = [name for name, rows in value.items() if _is_table(rows)]
         if len(tables) == 1:
             return value[tables[0]], _beside(value, tables)
@@ -42,13 +42,14 @@ def rows_of(value: Any) -> FoundRows:
 
 
 def table_of(value: Mapping[str, Any]) -> FoundRows | None:
-    """The rows of an object that is no single row, wherever it stands; None of any other."""
+    """Return the rows of an object that cannot be a single row, in a list or alone; else None."""
     return _of_cells(value) or _of_objects(value)
 
 
 def without_header(rows: list[Any]) -> list[Any]:
-    """The rows of a list whose first one names the columns of the others, which are lists;
-    any other list as it is.
+    """Return the rows of a list of lists whose first one names the columns.
+
+    Any other list is returned unchanged.
     """
     header: Any = rows[0] if len(rows) > 1 else None
     if not _is_header(header):
@@ -65,7 +66,7 @@ def _is_known(name: str) -> bool:
 
 
 def _is_of_row(name: str, held: Any) -> bool:
-    """True of a column that a single row holds."""
+    """Tell whether a column and its value belong to a single row."""
     return _is_known(name) and (not _is_table(held) or name.lower().strip() in names.SEGMENTS)
 
 
@@ -87,7 +88,7 @@ def _are_lists(value: Any) -> bool:
 
 
 def _of_cells(value: Mapping[str, Any]) -> FoundRows | None:
-    """pandas' orient=split: the names of the columns, and the cells of each row."""
+    """Read pandas' orient=split: the names of the columns, and the cells of each row."""
     headers = [name for name, held in value.items() if _is_headers(name, held)]
     tables = [name for name, held in value.items() if _are_lists(held)]
     if len(headers) != 1 or len(tables) != 1:
@@ -99,14 +100,14 @@ def _of_cells(value: Mapping[str, Any]) -> FoundRows | None:
             raise Refusal(
                 "llm.json-cells",
                 f"row {number} of {tables[0]} has {len(row)} cells, but {headers[0]} names"
-                f" {len(header)}; give each row as many",
+                f" {len(header)} columns; give each row as many cells",
                 row=number,
                 cells=len(row),
                 columns=len(header),
             )
     beside = _beside(value, [*headers, *tables])
     if value.get("index") == [*range(len(cells))]:
-        del beside["index"]  # which pandas counted
+        del beside["index"]  # pandas only counted the rows.
     return [dict(zip(header, row, strict=True)) for row in cells], beside
 
 
@@ -115,7 +116,7 @@ def _is_headers(name: str, held: Any) -> bool:
 
 
 def _of_lists(value: Mapping[str, Any]) -> FoundRows | None:
-    """An object with a list for each column, whose rows go through all of them."""
+    """Read an object with a list for each column. A row is one place in all lists."""
     lists = {name: held for name, held in value.items() if isinstance(held, list)}
     known = [name for name in value if _is_known(name)]
     if not all(name in lists and _is_column(name, lists[name]) for name in known):
@@ -134,7 +135,7 @@ def _of_lists(value: Mapping[str, Any]) -> FoundRows | None:
 
 
 def _is_column(name: str, held: Sequence[Any]) -> bool:
-    """False of a list that is one row's: its messages, its segments, its tools."""
+    """Tell whether a list is a column, rather than one row's messages, segments or tools."""
     if any(isinstance(each, dict) for each in held):
         return False
     is_of_turns = name.lower().strip() in (*names.CONVERSATION, *names.HISTORY)
@@ -147,7 +148,7 @@ def _holds_rows_alone(name: str, held: Any) -> bool:
 
 
 def _of_objects(value: Mapping[str, Any]) -> FoundRows | None:
-    """An object of objects: by columns, as pandas writes them, or by the keys of rows."""
+    """Read an object of objects: by columns, as pandas writes it, or by the keys of rows."""
     held = [*value.values()]
     if not held or not all(isinstance(inner, dict) and inner for inner in held):
         return None
@@ -162,7 +163,7 @@ def _of_objects(value: Mapping[str, Any]) -> FoundRows | None:
 
 
 def _of_named_rows(value: Mapping[str, Any]) -> FoundRows | None:
-    """An object with a row under each key; None of an object within another."""
+    """Read an object with a row under each key; None for an object that holds only one."""
     counted = [str(place) for place in range(len(value))]
     if [*value] == counted:
         return [*value.values()], {}
@@ -172,7 +173,7 @@ def _of_named_rows(value: Mapping[str, Any]) -> FoundRows | None:
 
 
 def _of_numbered_cells(value: Mapping[str, Any], numbers: set[str]) -> FoundRows | None:
-    """An object with the cells of each column by the numbers of their rows."""
+    """Read an object that holds, for each column, the cells by the numbers of their rows."""
     is_even = all(inner.keys() == numbers for inner in value.values())
     if not is_even or not all(number.isdigit() for number in numbers):
         return None
@@ -181,10 +182,10 @@ def _of_numbered_cells(value: Mapping[str, Any], numbers: set[str]) -> FoundRows
 
 
 def _rows_of_splits(value: Mapping[str, Any], tables: Sequence[str]) -> list[Any]:
-    """The rows of several lists that are named as splits, each with its `split`.
+    """Return the rows of several lists that are named like splits, each with its `split`.
 
     Raises:
-        Refusal: the lists are something else.
+        Refusal: the lists are not splits.
     """
     parts = [part_names.parsed(name) for name in tables]
     has_training = any(part is not None and part.kind is PartKind.train for part in parts)
@@ -195,15 +196,16 @@ def _rows_of_splits(value: Mapping[str, Any], tables: Sequence[str]) -> list[Any
     if None in parts or not has_training or has_split:
         raise Refusal(
             "llm.several-lists",
-            f"it holds several lists of rows ({', '.join(tables)}); give a file with one",
+            f"it holds several lists of rows ({', '.join(tables)}); give a file with one list",
             lists=list(tables),
         )
     return rows
 
 
 def _is_table(value: Any) -> bool:
-    """True of a list of rows; the messages of a single row are objects with a role,
-    or with what was said.
+    """Tell whether a value is a list of rows, rather than the messages of a single row.
+
+    Messages are objects with a role.
     """
     if not (isinstance(value, list) and value and all(isinstance(row, dict) for row in value)):
         return False

@@ -1,7 +1,8 @@
-"""Rows whose own columns say whether they are learnt: those that are not are left out, and counted.
+"""Leave out rows whose columns say that they are not to be learnt, and count them.
 
-A switch of a row (`weight`, `train`, `loss`) means what it means in a message. Whether an answer is
-wanted, as in KTO's data, is heeded where the command names the column, and refused elsewhere.
+A switch of a row (`weight`, `train`, `loss`) means the same as in a message. Other columns say
+whether an answer is wanted, as in KTO's data. They are heeded if the command names them, and
+refused otherwise.
 """
 
 import math
@@ -11,7 +12,7 @@ from multicard.llm.data.columns import RowColumns, override
 from multicard.llm.data.roles import OFF, ON, OPPOSITE, SWITCHES
 from multicard.messages import Refusal
 
-# Columns that say in any way whether an answer is wanted, as VERDICTS
+# Columns that say whether an answer is wanted, in any of the words in VERDICTS.
 LABELS = (
     "label",
     "kto_tag",
@@ -22,7 +23,7 @@ LABELS = (
     "feedback",
     names.WANTED,
 )
-# Those of other meanings too, unless they hold true or false
+# Columns that may mean something else, unless they hold true or false.
 FLAGS = (
     "chosen",
     "is_chosen",
@@ -36,7 +37,7 @@ FLAGS = (
     "approved",
     "is_approved",
 )
-# Of these true says that an answer is not wanted
+# Columns in which true says that an answer is not wanted.
 OPPOSITE_LABELS = (
     "undesirable",
     "is_undesirable",
@@ -90,15 +91,18 @@ UNWANTED = (
     "-1.0",
 )
 VERDICTS = (*WANTED, *UNWANTED)
-# Beside one of these a number or a word is about an answer; beside a text alone it is a class
+# If a row has one of these columns, a number or a word is a verdict on an answer. If it only has a
+# text, they are its class.
 ANSWERS = (*names.ANSWER, *names.CONVERSATION, "summary")
 
 
 def left_out_by(row: RowColumns) -> str | None:
-    """The column that says that a row is not to be learnt, as the file calls it; None of others.
+    """Return the column that says that a row is not to be learnt, or None.
+
+    It has the name that the file uses.
 
     Raises:
-        Refusal: the column says something that cannot be heeded.
+        Refusal: the column's value cannot be heeded.
     """
     if names.WANTED in row.named and not _is_wanted(row):
         return row.file_name(names.WANTED)
@@ -115,7 +119,7 @@ def left_out_by(row: RowColumns) -> str | None:
 
 
 def _is_wanted(row: RowColumns) -> bool:
-    """What the column that the command names says of a row's answer."""
+    """Tell whether the row's answer is wanted, by the column that the command names."""
     value = row.get(names.WANTED)
     stated = _stated(value)
     if stated not in VERDICTS:
@@ -136,8 +140,8 @@ def _unheeded(row: RowColumns, name: str) -> Refusal:
     remedy = override({theirs: None})
     return Refusal(
         "llm.row-weight",
-        f"has {theirs}={row.peek(name)!r}; of a row only 0 and 1 can be heeded, or false and true;"
-        f" leave the column out, as `{remedy}`",
+        f"has {theirs}={row.peek(name)!r}, but only 0 and 1, or false and true, are understood for"
+        f" a row; leave the column out, as `{remedy}`",
         column=theirs,
         value=str(row.peek(name)),
         remedy=remedy,
@@ -156,8 +160,8 @@ def refuse_label(row: RowColumns) -> None:
             remedy = override({names.WANTED: theirs})
             raise Refusal(
                 "llm.row-kto",
-                f"says whether its answer is wanted ({theirs}), as KTO's data do; learn the wanted"
-                f" answers alone, as `{remedy}`, or those that are not wanted too, as"
+                f"says whether its answer is wanted ({theirs}), as in KTO's data; learn only the"
+                f" wanted answers, as `{remedy}`, or all answers, as"
                 f" `{override({theirs: None})}`",
                 column=theirs,
                 remedy=remedy,
@@ -173,4 +177,4 @@ def _is_number(stated: str) -> bool:
         number = float(stated)
     except ValueError:
         return False
-    return not math.isnan(number)  # which says nothing
+    return not math.isnan(number)  # A column without a number holds NaN.

@@ -1,4 +1,4 @@
-"""Pairs of public data: a chosen and a rejected answer, each with all that was said before it."""
+"""Read preference pairs: a chosen and a rejected answer, each with the messages before it."""
 
 from collections.abc import Sequence
 from itertools import zip_longest
@@ -29,7 +29,7 @@ Piece = dict[str, Any]
 
 
 class Pair(NamedTuple):
-    """Two answers to the same messages, each with these before it."""
+    """Two answers to the same messages. Each list also holds the messages before the answer."""
 
     chosen: list[Message]
     rejected: list[Message]
@@ -37,13 +37,15 @@ class Pair(NamedTuple):
 
 
 def pair(row: RowColumns, reader: str) -> Pair:
-    """The two answers that a row holds, each with all messages before it.
-    Refuses (ValueError) a row without them.
+    """Return the two answers that a row holds, each with all messages before it.
+
+    Raises:
+        Refusal: the row has no two answers to one prompt.
     """
     json_texts.decode(row)
     chosen = row.filled(names.CHOSEN)[:1]
     rejected = row.filled(names.REJECTED)[:1]
-    # ms-swift's: the chosen answer ends the messages
+    # In ms-swift's form, the chosen answer ends the messages.
     answered = None if chosen or not rejected else held_messages(row)
     if answered is not None and answered[1][-1]["role"] == "assistant":
         return _pair_of_answered(row, answered[1], rejected[0])
@@ -87,7 +89,7 @@ def pair(row: RowColumns, reader: str) -> Pair:
 
 
 def _is_whole(value: Any) -> bool:
-    """True of an answer that has the conversation before it."""
+    """Tell whether an answer includes the conversation before it."""
     if isinstance(value, str):
         return is_dialogue(value) and flat_turns(value)[-1]["role"] == "assistant"
     said = turns.messages(value) if isinstance(value, list | dict) else None
@@ -95,15 +97,16 @@ def _is_whole(value: Any) -> bool:
 
 
 def _begins_whole(said: Sequence[Message]) -> bool:
-    """True of messages that begin with the user's, behind the system's at most. Others go on from a
-    prompt, and the user may speak among them.
+    """Tell whether messages begin with the user's, after the system's if there are any.
+
+    Other messages continue a prompt, and the user may speak among them.
     """
     roles = [each["role"] for each in said if each["role"] not in ("system", "developer")]
     return roles[:1] == ["user"]
 
 
 def _pair_of_answered(row: RowColumns, said: list[Message], column: str) -> Pair:
-    """The pair of a whole conversation and another answer to it."""
+    """Return the pair of a whole conversation and another answer to it."""
     other = answer_messages(row.get(column), row, column)
     if other[-1]["role"] != "assistant":
         raise no_answer_refusal(column)
@@ -118,7 +121,7 @@ def _check_prompt(
     asked: Sequence[str],
     answers: Sequence[list[Message]],
 ) -> None:
-    """See that what stands beside two whole conversations is part of them."""
+    """Check that the messages or the prompt in other columns are part of both conversations."""
     own = [role_texts(said) for said in answers]
     if held is not None:
         texts = role_texts(held[1])
@@ -140,9 +143,9 @@ def _check_prompt(
 
 
 def _check_same_prompt(chosen: Sequence[Message], rejected: Sequence[Message]) -> None:
-    """Refuse two conversations that differ before an answer does: they answer different prompts.
+    """Refuse two conversations that differ before their answers do: their prompts differ.
 
-    After answers that differ, the user may go on differently too.
+    After answers that differ, the user may continue differently too.
     """
     for number, (one, other) in enumerate(zip_longest(chosen, rejected), start=1):
         if one is not None and other is not None:
@@ -161,8 +164,9 @@ def _check_same_prompt(chosen: Sequence[Message], rejected: Sequence[Message]) -
 
 
 def _open(said: list[Message], answer: Sequence[Message], column: str) -> list[Message]:
-    """The messages before an answer; a conversation that ends
-    with the chosen one already holds it once more.
+    """Return the messages before an answer.
+
+    If the conversation already ends with the chosen answer, that answer is removed.
     """
     if said and said[-1]["role"] == "assistant":
         if role_texts(said[-1:]) != role_texts(answer[-1:]):
@@ -171,12 +175,13 @@ def _open(said: list[Message], answer: Sequence[Message], column: str) -> list[M
     return said
 
 
-# ---- what both answers share
+# ---- the beginning that both answers share
 
 
 def shared(chosen: Sequence[Any], rejected: Sequence[Any], most: int) -> int:
-    """How many turns, or pieces of text, of a pair come before its answers differ;
-    no more than `most`.
+    """Return how many turns, or pieces of text, both of a pair share at their beginning.
+
+    The number is at most `most`.
     """
     differ = (place for place in range(most) if chosen[place] != rejected[place])
     return next(differ, most)
@@ -185,8 +190,9 @@ def shared(chosen: Sequence[Any], rejected: Sequence[Any], most: int) -> int:
 def answers_alone(
     chosen: Sequence[Piece], rejected: Sequence[Piece]
 ) -> tuple[list[Piece], list[Piece]]:
-    """The pieces of both answers, of which those that both share are
-    not learnt: they are the prompt, as TRL has it.
+    """Return the pieces of both answers. Pieces that both share are the prompt, and not learnt.
+
+    TRL defines the prompt in the same way.
     """
     every = (chosen, rejected)
     last = min(

@@ -1,7 +1,7 @@
-"""The role of what a function returned: public data call it tool, function or ipython,
-and a template knows one or two.
+"""Choose the role under which a template writes the result of a function.
 
-Qwen 2.5's leaves out messages of the role function, in whose place it writes those of tool.
+Public data call this role tool, function or ipython, and a template knows one or two of the names.
+Qwen 2.5's template leaves out messages of the role function, and writes those of the role tool.
 """
 
 import re
@@ -13,19 +13,18 @@ import jinja2
 from multicard.llm.data.turns import Message
 
 ROLES = ("tool", "function", "ipython")
-CONTENT = "Zx-result-Qj"  # in the place of a message's own, to see whether the template writes it
+CONTENT = "Zx-result-Qj"  # Replaces a message's content, to see whether the template writes it.
 
 
 def as_known(
     said: Sequence[Message], tools: Any, render: Callable[..., str], source: str
 ) -> list[Message]:
-    """Messages whose results have a role that the template names and writes,
-    where it leaves out their own.
+    """Rename the roles of results that the template leaves out to one that it names and writes.
 
     Args:
-        render: the template, of messages and tools.
-        source: of the template. One that writes any role does not name those of results,
-            and says nothing of them.
+        render: writes messages and tools with the template.
+        source: the template's text. A template that writes any role does not name the roles of
+            results.
     """
     roles = dict[str, str]()
     for place, each in enumerate(said):
@@ -41,7 +40,7 @@ def as_known(
 def _is_written(
     role: str, said: Sequence[Message], place: int, tools: Any, render: Callable[..., str]
 ) -> bool:
-    """True where the template writes a message of this role at this place of a conversation."""
+    """Tell whether the template writes a message of this role at this place of a conversation."""
     asked = [*said[:place], said[place] | {"role": role, "content": CONTENT}]
     try:
         return CONTENT in render(

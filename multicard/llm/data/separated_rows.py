@@ -1,6 +1,4 @@
-"""The rows of CSV and TSV: read to the letter,
-as a stray quote swallows the lines up to the next one.
-"""
+"""Read the rows of CSV and TSV strictly, as a stray quote would swallow the lines up to the next."""
 
 import csv
 import io
@@ -20,8 +18,9 @@ class CellLine(NamedTuple):
 
 
 def read_csv(content: bytes) -> tuple[list[Any], dict[str, int]]:
-    """The rows of CSV, by the delimiter that it names or that its header has most often,
-    and nothing ignored.
+    """Return the rows of CSV, and nothing ignored.
+
+    The file may name its delimiter. Otherwise it is the one that the header has most often.
     """
     found = separated_text(content)
     if found.delimiter == "\t":
@@ -30,10 +29,10 @@ def read_csv(content: bytes) -> tuple[list[Any], dict[str, int]]:
 
 
 def read_tsv(content: bytes) -> tuple[list[Any], dict[str, int]]:
-    """The rows of TSV, and nothing that is ignored. Its quotes are those of CSV, or plain letters.
+    """Return the rows of TSV, and nothing ignored. Its quotes may be CSV's, or plain letters.
 
     Raises:
-        Refusal: the file can be read in both ways, which give different rows.
+        Refusal: the file can be read in both ways, with different rows.
     """
     return _tabbed(decoded(content), 0), {}
 
@@ -53,7 +52,7 @@ def _tabbed(text: str, lines_before: int) -> list[dict[str, str | None]]:
 
 
 def _plain(text: str, lines_before: int) -> list[CellLine]:
-    """Lines whose quotes are letters."""
+    """Split lines at tabs. Quotes are plain letters."""
     lines = text.replace("\r\n", "\n").split("\n")
     return [
         CellLine(number, line.split("\t"))
@@ -67,7 +66,7 @@ def _is_even(rows: Sequence[CellLine]) -> bool:
 
 
 def _quoted(text: str, delimiter: str, lines_before: int) -> list[CellLine]:
-    csv.field_size_limit(sys.maxsize)  # of 128 KiB: a conversation may be longer
+    csv.field_size_limit(sys.maxsize)  # A conversation may be longer than the default of 128 KiB.
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     rows = list[CellLine]()
     while True:
@@ -93,8 +92,9 @@ def _open_quote(line: int, reason: str) -> Refusal:
 
 
 def _rows(found: Sequence[CellLine], delimiter: str) -> list[dict[str, str | None]]:
-    """The rows by the names of the header. Columns without a
-    name and with nothing in them are left out.
+    """Return the rows by the names of the header.
+
+    Columns without a name are left out if they are empty.
     """
     if not found:
         return []
@@ -128,5 +128,5 @@ def _rows(found: Sequence[CellLine], delimiter: str) -> list[dict[str, str | Non
 
 
 def _has_cells(row: CellLine, places: Sequence[int]) -> bool:
-    """Whether one of a row's cells at these places is filled."""
+    """Tell whether one of a row's cells at these places is filled."""
     return any(row.cells[place] for place in places if place < len(row.cells))

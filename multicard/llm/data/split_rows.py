@@ -1,6 +1,4 @@
-"""Rows whose column says of which split they are: those called test are not trained on,
-as with images.
-"""
+"""Split rows by a column that names their split. As with images, test rows are not trained on."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,15 +8,18 @@ from multicard.records import part_names
 from multicard.records.part_columns import SPLITS, named_parts
 from multicard.records.part_names import PartKind
 
-NO_PART = "no split"  # of rows whose column holds nothing
+NO_PART = "no split"  # The rows' column holds nothing.
 
 
 class SplitRows(NamedTuple):
     """Rows by their splits.
 
-    column: that says it. train: the numbers of rows to train on. test: of those of the split to
-    test on, `part`.
-    others: how many rows each other split has.
+    Fields:
+        column: the column that names the split.
+        train: the numbers of the rows to train on.
+        test: the numbers of the rows in `part`.
+        part: the name of the split to test on.
+        others: the number of rows in each other split.
     """
 
     column: str
@@ -28,10 +29,10 @@ class SplitRows(NamedTuple):
     others: Counter[str]
 
     def unread(self, tests: bool) -> dict[str, int]:
-        """The record's `ignored`: rows that are neither trained nor tested on.
+        """Return the record's `ignored`: counts of rows that are neither trained nor tested on.
 
         Args:
-            tests: those of `part` are tested on.
+            tests: the rows of `part` are tested on.
         """
         found = Counter(self.others)
         if not tests:
@@ -40,10 +41,10 @@ class SplitRows(NamedTuple):
 
 
 def split_rows(rows: Sequence[Any], named: Mapping[str, str | None]) -> SplitRows | None:
-    """Rows by their splits; None where no column names some to train on and others to test on.
+    """Split rows; None if no column names some rows to train on and others to test on.
 
     Args:
-        named: `dataset.columns`, of which `split` names another column, or none.
+        named: `dataset.columns`, whose `split` may name another column, or None to ignore splits.
     """
     if "split" in named and named["split"] is None:
         return None
@@ -78,7 +79,7 @@ def _called(rows: Sequence[Any]) -> list[str]:
 
 
 def _order(part: str) -> tuple[int, int, str]:
-    """Of several splits to test on, the one that comes first is taken."""
+    """Return the key that sorts splits to test on. The first of several is used."""
     name = part_names.parsed(part)
     assert name is not None
     return *name.order, part

@@ -1,8 +1,8 @@
-"""Special tokens of turns, where a row's text has them already or lacks them.
+"""Count rows whose text has special tokens of turns already, or lacks their end.
 
-A prompt that was written by the template before is written again, with its tokens doubled. An
-answer that no token ends teaches a model not to stop. Both are counted,
-by the special tokens of the run's own tokenizer.
+If a prompt was written by the template before, it is written again, and its tokens are doubled. An
+answer that no token ends teaches a model not to stop. The special tokens are those of the run's
+tokenizer.
 """
 
 from collections import Counter
@@ -17,10 +17,12 @@ PLAIN = ({"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}
 
 
 class TokenNotes(NamedTuple):
-    """Rows of which a person should know.
+    """Counts of rows that a user should know about.
 
-    within: in how many each token of a turn stands in a message's own text. rows: in how many any
-    does. unended: rows with an answer that is learnt without a special token that ends it.
+    Fields:
+        within: for each token of a turn, the rows with a message that contains it.
+        rows: the rows with a message that contains any of these tokens.
+        unended: the rows with a learnt answer that no special token ends.
     """
 
     within: Mapping[str, int]
@@ -29,11 +31,12 @@ class TokenNotes(NamedTuple):
 
 
 class TurnTokens:
-    """Counts, row by row, what `TokenNotes` has.
+    """Counts `TokenNotes`, row by row.
 
     Args:
-        special: all special tokens of the tokenizer, as texts have them.
-        render: the chat template. around: the tokens before and after a text without any.
+        special: the texts of all special tokens of the tokenizer.
+        render: writes messages with the chat template.
+        around: returns the tokens before and after a text without special tokens.
     """
 
     def __init__(
@@ -53,7 +56,7 @@ class TurnTokens:
         self._is_unended = False
 
     def begin_row(self) -> None:
-        """Forget what a row before had, which may have been broken."""
+        """Start a row. Forgets the row before, which may have been broken."""
         self._found = set()
         self._is_unended = False
 
@@ -63,10 +66,10 @@ class TurnTokens:
         pieces: Sequence[Mapping[str, Any]],
         is_whole: bool,
     ) -> None:
-        """Look at a conversation, and the pieces that were written of it.
+        """Note the tokens of a conversation, and of the pieces in which it was written.
 
         Args:
-            is_whole: every token is learnt, so that pieces are no answers.
+            is_whole: every token is learnt, so the pieces are not answers.
         """
         for message in messages:
             self._found |= {*self._turns.one_token.findall(str(message["content"]))}
@@ -76,7 +79,7 @@ class TurnTokens:
         )
 
     def end_row(self) -> None:
-        """Count what was found in a row, whose conversations may be several."""
+        """Count the tokens of a row, which may hold several conversations."""
         self._within.update(self._found)
         self._rows += bool(self._found)
         self._unended += self._is_unended
@@ -86,8 +89,9 @@ class TurnTokens:
 
     @property
     def _turns(self) -> SpecialTokens:
-        """The tokens that the template writes around turns, and those around a text: few, so that
-        the search in each message is short.
+        """The tokens that the template writes around turns, and around a text.
+
+        They are few, so that the search in each message is quick.
         """
         if self._of_turns is None:
             written = "".join(self._around())
