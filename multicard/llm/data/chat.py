@@ -30,7 +30,7 @@ from multicard.llm.data.answers import (
 from multicard.llm.data.forms import Conversation
 from multicard.llm.data.tokenizer import SPECIAL, check_folder, special_of
 from multicard.llm.data.turns import FORM
-from multicard.llm.data.written import Checked, arguments_as_text, calls_of, has_python
+from multicard.llm.data.written import TemplateChecks, arguments_as_text, calls_of, has_python
 from multicard.messages import Refusal
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class ChatTemplate(NamedTuple):
     around: Callable[[], tuple[str, str]]
     special: tuple[str, ...]
     training: Callable[..., str] | None
-    checks: dict[ChatLoss, Checked]
+    checks: dict[ChatLoss, TemplateChecks]
     with_tools: "ChatTemplate | None" = None
     others: Mapping[str, str] = {}
 
@@ -123,7 +123,7 @@ class ChatTemplate(NamedTuple):
         """
         return Writer(self.render, self.training, self.special, messages, tools).write(loss)
 
-    def checked(self, loss: ChatLoss) -> Checked:
+    def checks_of(self, loss: ChatLoss) -> TemplateChecks:
         """Return the check that the template writes everything that rows hold.
 
         It remembers its result for each shape of conversation.
@@ -133,7 +133,7 @@ class ChatTemplate(NamedTuple):
             def write(messages: list[Row], tools: Any) -> WrittenConversation:
                 return _pieces_of(messages, tools, self, loss)[1]
 
-            self.checks[loss] = Checked(write, self.source)
+            self.checks[loss] = TemplateChecks(write, self.source)
         return self.checks[loss]
 
 
@@ -358,7 +358,7 @@ def converted(
             "has no answer in the text that the chat template writes; use another template",
         )
     text = "".join(piece["content"] for piece in pieces)
-    unread += chat_template.checked(loss).unread(
+    unread += chat_template.checks_of(loss).unwritten_keys(
         messages, conversation.tools, text, conversation.column
     )
     return {"pieces": pieces} | ({"last_alone": True} if last_alone else {}), unread

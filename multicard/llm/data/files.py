@@ -53,11 +53,11 @@ class StoredRows(NamedTuple):
 
     def place(self, number: int) -> RowPlace:
         """Return the file and line of a row, by its place in `rows`."""
-        left = number
+        remaining = number
         for file, count in self.files:
-            if left < count:
-                return RowPlace(file, left + 1)
-            left -= count
+            if remaining < count:
+                return RowPlace(file, remaining + 1)
+            remaining -= count
         return RowPlace(None, number + 1)
 
 
@@ -68,7 +68,7 @@ def value_of(files: str | Sequence[str]) -> str:
 
 def paths(data_files: str | Sequence[str], to_test: bool = False) -> list[Path]:
     """Return the files that a key names, in their order, or refuse if there are none."""
-    return list(_found(data_files, to_test).files)
+    return list(_files_of_value(data_files, to_test).files)
 
 
 def read_file(data_files: str | Sequence[str], to_test: bool = False) -> StoredRows:
@@ -76,23 +76,25 @@ def read_file(data_files: str | Sequence[str], to_test: bool = False) -> StoredR
 
     With `to_test`, a folder's split to test on is read instead.
     """
-    found = _found(data_files, to_test)
+    matching_files = _files_of_value(data_files, to_test)
     try:
-        rows, ignored, counts = _read_all(tuple((file, _stamp(file)) for file in found.files))
+        rows, ignored, counts = _read_all_files(
+            tuple((file, _time_and_size(file)) for file in matching_files.files)
+        )
     except Refusal as error:
-        raise _of_key(error, to_test) from None
-    return StoredRows(rows, dict(Counter(found.ignored) + Counter(ignored)), counts)
+        raise _for_key(error, to_test) from None
+    return StoredRows(rows, dict(Counter(matching_files.ignored) + Counter(ignored)), counts)
 
 
-def _found(data_files: str | Sequence[str], to_test: bool) -> FoundFiles:
+def _files_of_value(data_files: str | Sequence[str], to_test: bool) -> FoundFiles:
     typed = (data_files,) if isinstance(data_files, str) else tuple(map(str, data_files))
     try:
         return found_files(typed, to_test)
     except Refusal as error:
-        raise _of_key(error, to_test) from None
+        raise _for_key(error, to_test) from None
 
 
-def _of_key(error: Refusal, to_test: bool) -> Refusal:
+def _for_key(error: Refusal, to_test: bool) -> Refusal:
     """Return a refusal of files as one of the key that names them, in its remedies too."""
     return (
         error.reworded(error.message.sentence.replace(KEY, TEST_KEY), TEST_KEY)
@@ -101,7 +103,7 @@ def _of_key(error: Refusal, to_test: bool) -> Refusal:
     )
 
 
-def _stamp(file: Path) -> tuple[int, int]:
+def _time_and_size(file: Path) -> tuple[int, int]:
     """Return a value that changes when the file is written again."""
     try:
         status = file.stat()
@@ -112,22 +114,22 @@ def _stamp(file: Path) -> tuple[int, int]:
 
 # The cells of a sweep mostly read the same files, to train on and to test on.
 @lru_cache(maxsize=2)
-def _read_all(files: tuple[tuple[Path, tuple[int, int]], ...]) -> StoredRows:
+def _read_all_files(files: tuple[tuple[Path, tuple[int, int]], ...]) -> StoredRows:
     rows = list[Any]()
     ignored = Counter[str]()
     counts = list[tuple[Path, int]]()
     for file, _ in files:
-        own, beside = _read(file)
-        rows += own
-        ignored.update(beside)
-        counts.append((file, len(own)))
+        file_rows, file_ignored = _read_rows(file)
+        rows += file_rows
+        ignored.update(file_ignored)
+        counts.append((file, len(file_rows)))
     return StoredRows(rows, dict(ignored), counts)
 
 
 # ---- one file
 
 
-def _read(file: Path) -> tuple[list[Any], dict[str, int]]:
+def _read_rows(file: Path) -> tuple[list[Any], dict[str, int]]:
     try:
         content = file.read_bytes()
         opener = OPENERS.get(file.suffix.lower())
@@ -176,7 +178,7 @@ def _read_json(content: bytes, is_lines: bool = False) -> tuple[list[Any], dict[
         if (is_whole and (follows or is_lines)) or not (is_whole or _is_json(text)):
             return _rows_of_lines(_json_lines(lines))  # Names the line that is not JSON.
     try:
-        return rows_of(_loaded(text))
+        return rows_of(_parse_json(text))
     except (json.JSONDecodeError, RecursionError) as error:
         if _is_json(first):  # The lines are lists.
             return _rows_of_lines(_json_lines(lines))
@@ -192,27 +194,29 @@ def _is_json(text: str) -> bool:
     return True
 
 
-def _loaded(text: str, line: int | None = None) -> Any:
+def _parse_json(text: str, line: int | None = None) -> Any:
     """Parse JSON, and refuse an object that has a key twice: one value would be lost.
 
     Args:
         line: the line of the file, if the text is one.
     """
 
-    def without_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        made = dict(pairs)
-        if len(made) == len(pairs):
-            return made
-        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+    def without_repeated_key(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        parsed = dict(pairs)
+        if len(parsed) == len(pairs):
+            return parsed
+        repeated_key = next(
+            key for key, count in Counter(key for key, _ in pairs).items() if count > 1
+        )
         start = "" if line is None else f"line {line}: "
         raise Refusal(
             "llm.json-key-twice",
-            f"{start}an object has the key {twice!r} twice; keep one of them",
+            f"{start}an object has the key {repeated_key!r} twice; keep one of them",
             line=line,
-            twice=twice,
+            twice=repeated_key,
         )
 
-    return json.loads(text, object_pairs_hook=without_twice)
+    return json.loads(text, object_pairs_hook=without_repeated_key)
 
 
 def _json_lines(lines: Sequence[str]) -> list[Any]:
@@ -220,7 +224,7 @@ def _json_lines(lines: Sequence[str]) -> list[Any]:
     for number, line in enumerate(lines, start=1):
         if line.strip():
             try:
-                rows.append(_loaded(line, number))
+                rows.append(_parse_json(line, number))
             except Refusal:
                 raise
             except (ValueError, RecursionError):
@@ -278,15 +282,15 @@ def identified(data: StoredTextConfig) -> list[tuple[str, Path]]:
 
     A single file is "rows", so that its folder and name do not matter.
     """
-    found = list[tuple[str, Path]]()
+    named_files = list[tuple[str, Path]]()
     if data.data_files is not None:
-        found += _named("rows", paths(data.data_files))
+        named_files += _names_of_files("rows", paths(data.data_files))
     if data.test_files is not None:
-        found += _named("test_rows", paths(data.test_files, to_test=True))
-    return found
+        named_files += _names_of_files("test_rows", paths(data.test_files, to_test=True))
+    return named_files
 
 
-def _named(name: str, files: Sequence[Path]) -> list[tuple[str, Path]]:
+def _names_of_files(name: str, files: Sequence[Path]) -> list[tuple[str, Path]]:
     if len(files) == 1:
         return [(name, files[0])]
     common = Path(os.path.commonpath([file.parent for file in map(Path.absolute, files)]))

@@ -68,7 +68,7 @@ def load(config: LlmConfig) -> LoadedRows:
             no rows to train on or to measure on.
     """
     split = config.dataset.split
-    loaded = _loaded(config, split)
+    loaded = _load_and_hold_out(config, split)
     if split is None or loaded.rows is None or loaded.held_out is None:
         return loaded
     refusal = held_out_rows.refusal(split, loaded.wanted, loaded.rows, loaded.held_out.rows)
@@ -79,28 +79,30 @@ def load(config: LlmConfig) -> LoadedRows:
     # If rows are packed, only the ranks know their number.
     fills_a_step = config.packed or len(loaded.rows) >= config.rows_of_a_step
     return (
-        loaded if refusal is None and fills_a_step else _loaded(config, None)._replace(too_few=True)
+        loaded
+        if refusal is None and fills_a_step
+        else _load_and_hold_out(config, None)._replace(too_few=True)
     )
 
 
-def _loaded(config: LlmConfig, split: float | None) -> LoadedRows:
+def _load_and_hold_out(config: LlmConfig, split: float | None) -> LoadedRows:
     """Load the run's rows, and hold out a share of them."""
     data = config.dataset
     if isinstance(data, SyntheticConfig):
-        return _synthetic(config, data, split)
-    data = _stored(config)
+        return _load_synthetic(config, data, split)
+    data = _stored_config(config)
     is_whole = (data.data_files or data.rows or data.test_files or split) is None
     if type(data) is StoredTextConfig and is_whole and DATASETS[data.name].has_answers:
         hub.check_source(data)
         if hub.revision(str(data.source)) is None:
             # Otherwise each rank would fetch them, and only after the data is identified.
             hub.fetch(data, 0)
-        ignored = _unread_of_whole(config, data)
+        ignored = _unread_columns_of_set(config, data)
         if ignored is not None:
             return LoadedRows(None, ignored=ignored)
     stored = read_file(data.data_files) if data.data_files else StoredRows(hub.fetch(data), {})
     rows = stored.rows
-    key, value = _key(data)
+    key, value = _data_key(data)
     if not rows:
         raise Refusal(
             "llm.no-rows",
@@ -110,9 +112,9 @@ def _loaded(config: LlmConfig, split: float | None) -> LoadedRows:
         )
     names.check_named(data.columns, f"{key}={value}", rows)
     splits = split_rows(rows, data.columns)
-    pool: Sequence[int] = range(len(rows)) if splits is None else splits.train
-    available = len(pool)
-    wanted = data.rows or len(pool)
+    candidates: Sequence[int] = range(len(rows)) if splits is None else splits.train
+    available = len(candidates)
+    wanted = data.rows or len(candidates)
     if wanted > available:
         raise Refusal(
             "llm.few-rows",
@@ -125,26 +127,32 @@ def _loaded(config: LlmConfig, split: float | None) -> LoadedRows:
     # If the command names a share, it is drawn at random. Otherwise a split that the data define
     # takes the place of the default share.
     by_column = splits is not None and split is not None and data.is_split_by_default
-    drawn = held_out_rows.drawn(available, 0 if by_column else held_out_rows.size(wanted, split))
-    measured = {pool[place] for place in drawn}
-    others = [number for number in pool if number not in measured] if measured else pool
+    drawn_places = held_out_rows.drawn(
+        available, 0 if by_column else held_out_rows.size(wanted, split)
+    )
+    measured = {candidates[place] for place in drawn_places}
+    others = [number for number in candidates if number not in measured] if measured else candidates
     if splits is not None:
         rows = [
             {name: value for name, value in row.items() if name != splits.column} for row in rows
         ]
         if by_column:
             measured = {*splits.test}
-    order = Random(config.seed).sample(others, wanted - len(drawn))
+    order = Random(config.seed).sample(others, wanted - len(drawn_places))
     numbers = [*order, *sorted(measured)]
-    read = _read(config, data, {number: rows[number] for number in numbers}, stored)
+    read = _convert_rows(config, data, {number: rows[number] for number in numbers}, stored)
     trained = [row for number, row in read.rows.items() if number not in measured]
     held_out = None
     if data.test_files is not None:
-        held_out, beside = _test_rows(config, data)
-        read = read._replace(ignored=dict(Counter(read.ignored) + Counter(beside)))
+        held_out, ignored_of_tests = _test_rows(config, data)
+        read = read._replace(ignored=dict(Counter(read.ignored) + Counter(ignored_of_tests)))
     elif split is not None:
-        kept = {number: row for number, row in read.rows.items() if number in measured}
-        held_out = HeldOutRows([*kept.values()], [*kept], splits if by_column else None)
+        held_out_by_number = {
+            number: row for number, row in read.rows.items() if number in measured
+        }
+        held_out = HeldOutRows(
+            [*held_out_by_number.values()], [*held_out_by_number], splits if by_column else None
+        )
     ignored = read.ignored if splits is None else {**read.ignored, **splits.unread(by_column)}
     return LoadedRows(
         trained,
@@ -178,24 +186,24 @@ def _test_rows(config: LlmConfig, data: StoredTextConfig) -> tuple[HeldOutRows, 
         )
     rows = dict(enumerate(stored.rows))
     splits = split_rows(stored.rows, data.columns)
-    beside = Counter[str]()
+    ignored_rows = Counter[str]()
     if splits is not None:  # Rows that belong to a training split are not tested on.
-        beside.update(splits.unread(tests=True))
-        beside[f"rows to train on ({splits.column})"] = len(splits.train)
+        ignored_rows.update(splits.unread(tests=True))
+        ignored_rows[f"rows to train on ({splits.column})"] = len(splits.train)
         rows = {
             number: {name: value for name, value in rows[number].items() if name != splits.column}
             for number in splits.test
         }
     try:
-        read = _read(config, data, rows, stored, to_test=True)
+        read = _convert_rows(config, data, rows, stored, to_test=True)
     except Refusal as error:
         reason = error.facts.get("reason", error.message)
         # Its remedy is left out: it would change how the rows to train on are read.
-        said = str(getattr(reason, "sentence", reason)).partition(";")[0]
+        problem = str(getattr(reason, "sentence", reason)).partition(";")[0]
         where = error.facts.get("where")
         raise Refusal(
             "llm.test-rows-unlike",
-            f"{TEST_KEY}={place}: {f'{where} ' if where else ''}{said}; give rows that are read"
+            f"{TEST_KEY}={place}: {f'{where} ' if where else ''}{problem}; give rows that are read"
             f" like the rows to train on, or use `{TEST_KEY}=null dataset.split=0.1`",
             key=TEST_KEY,
             value=place,
@@ -203,29 +211,32 @@ def _test_rows(config: LlmConfig, data: StoredTextConfig) -> tuple[HeldOutRows, 
             file=error.facts.get("file"),
             reason=messages.code_of(reason),
         ) from None
-    ignored = dict(Counter(read.ignored) + beside)
+    ignored = dict(Counter(read.ignored) + ignored_rows)
     return HeldOutRows([*read.rows.values()], [*read.rows]), ignored
 
 
-def _synthetic(config: LlmConfig, data: SyntheticConfig, split: float | None) -> LoadedRows:
+def _load_synthetic(config: LlmConfig, data: SyntheticConfig, split: float | None) -> LoadedRows:
     """Generate rows. Held-out rows have a fixed seed: the run's seed does not change them."""
-    measured = held_out_rows.size(data.rows, split)
-    rows = _generated(config, data.rows - measured, config.seed)
+    held_out_count = held_out_rows.size(data.rows, split)
+    rows = _generate_rows(config, data.rows - held_out_count, config.seed)
     if split is None:
         return LoadedRows(rows, wanted=data.rows)
-    own = _generated(config, measured, held_out_rows.DRAWN_BY)
-    return LoadedRows(rows, held_out=HeldOutRows(own, [*range(measured)]), wanted=data.rows)
+    held_out = _generate_rows(config, held_out_count, held_out_rows.DRAWN_BY)
+    return LoadedRows(
+        rows, held_out=HeldOutRows(held_out, [*range(held_out_count)]), wanted=data.rows
+    )
 
 
-def _generated(config: LlmConfig, count: int, seed: int) -> list[Row]:
+def _generate_rows(config: LlmConfig, count: int, seed: int) -> list[Row]:
     assert config.template_name is not None
     reader = RowReader(config)
     rows = list[Row]()
     for row in templates.examples(config.template_name, count, seed):
         if reader.pairs:
-            asked: Message = {"role": "user", "content": row.prompt}
+            question: Message = {"role": "user", "content": row.prompt}
             answers = (
-                [asked, {"role": "assistant", "content": text}] for text in (row.right, row.wrong)
+                [question, {"role": "assistant", "content": text}]
+                for text in (row.right, row.wrong)
             )
             rows.append(reader.pair(pairs.Pair(*answers)))
         else:
@@ -248,7 +259,7 @@ class ReadRows(NamedTuple):
     repeating: int
 
 
-def _read(
+def _convert_rows(
     config: LlmConfig,
     data: StoredTextConfig,
     rows: Mapping[int, Any],
@@ -268,14 +279,14 @@ def _read(
     broken = dict[int, ValueError]()
     for number, row in rows.items():
         try:
-            own = reader.read(row)
-            if own is not None:
-                converted[number] = own
+            converted_row = reader.read(row)
+            if converted_row is not None:
+                converted[number] = converted_row
         except ValueError as error:
             broken[number] = error
-    skips = isinstance(data, ChatConfig) and data.skip_broken
-    key, value = _key(data)
-    if broken and not (skips and converted):
+    skips_broken = isinstance(data, ChatConfig) and data.skip_broken
+    key, value = _data_key(data)
+    if broken and not (skips_broken and converted):
         first = min(broken)
         error = broken[first]
         file, number = stored.place(first)
@@ -283,13 +294,13 @@ def _read(
         where = f"row {number}" if is_named else f"row {number} of {file}"
         reason = error.message if isinstance(error, Refusal) else str(error)
         # The refusal may ask to change another key than the one that names the data.
-        changes = error.key if isinstance(error, Refusal) else None
+        other_key = error.key if isinstance(error, Refusal) else None
         can_skip = converted and isinstance(data, ChatConfig)
         hint = ", which `dataset.skip_broken=true` leaves out" if can_skip else ""
         raise Refusal(
             "llm.broken-rows",
             f"{key}={value}: {where} {reason} ({len(broken)} of {len(rows)} rows are broken{hint})",
-            key=changes or key,
+            key=other_key or key,
             value=value,
             row=number,
             file=None if file is None else str(file),
@@ -313,12 +324,12 @@ def _read(
         )
     for column, count in reader.unlearnt.items():
         reader.unread[f"rows that are not to be learnt ({column})"] += count
-    kept = converted
+    kept_rows = converted
     equal = None
     if reader.pairs:
-        kept = {number: row for number, row in converted.items() if not reader.is_equal(row)}
-        equal = len(converted) - len(kept)
-        if not kept:
+        kept_rows = {number: row for number, row in converted.items() if not reader.is_equal(row)}
+        equal = len(converted) - len(kept_rows)
+        if not kept_rows:
             raise Refusal(
                 "llm.pairs-equal",
                 f"{key}={value}: in each of the {equal} pairs both answers are the same; give pairs"
@@ -329,16 +340,16 @@ def _read(
             )
     # Names of columns may hold surrogates, but the record is in UTF-8.
     ignored = {as_text(name): count for name, count in reader.unread.items()}
-    counted = len(broken) if skips else None
+    counted = len(broken) if skips_broken else None
     return ReadRows(
-        kept, counted, equal, ignored, reader.token_notes(), reader.by_place, reader.repeating
+        kept_rows, counted, equal, ignored, reader.token_notes(), reader.by_place, reader.repeating
     )
 
 
 def sample(config: LlmConfig, count: int) -> list[Row]:
     """Return the first `count` rows of a data set of the hub, in torchtune's columns."""
     reader = RowReader(config)
-    rows = [reader.read(row) for row in hub.fetch(_stored(config), count)]
+    rows = [reader.read(row) for row in hub.fetch(_stored_config(config), count)]
     return [row for row in rows if row is not None]
 
 
@@ -365,17 +376,17 @@ def strings(row: Row) -> list[str]:
     return parts
 
 
-def _stored(config: LlmConfig) -> StoredTextConfig:
+def _stored_config(config: LlmConfig) -> StoredTextConfig:
     assert isinstance(config.dataset, StoredTextConfig)
     return config.dataset
 
 
-def _key(data: StoredTextConfig) -> tuple[str, str]:
+def _data_key(data: StoredTextConfig) -> tuple[str, str]:
     """Return the key that says where the rows are, and its value."""
     return ("dataset", data.name) if data.data_files is None else (KEY, value_of(data.data_files))
 
 
-def _unread_of_whole(config: LlmConfig, data: StoredTextConfig) -> dict[str, int] | None:
+def _unread_columns_of_set(config: LlmConfig, data: StoredTextConfig) -> dict[str, int] | None:
     """Count the columns that torchtune ignores in a whole data set of the hub.
 
     Returns None if the set must be read row by row, because the command renames a column, or a
@@ -384,22 +395,33 @@ def _unread_of_whole(config: LlmConfig, data: StoredTextConfig) -> dict[str, int
     if data.columns:
         return None
     template = templates.chosen(config)
-    read = (
+    read_columns = (
         {"conversations"}
         if template is None or DATASETS[data.name].conversations
         else {*template.columns, "input"}
     )
-    place = hub.folder_of(str(data.source))
+    cache_folder = hub.folder_of(str(data.source))
     try:
-        information = json.loads((place / "dataset_info.json").read_text("utf-8")) if place else {}
-        found = information["features"]
+        information = (
+            json.loads((cache_folder / "dataset_info.json").read_text("utf-8"))
+            if cache_folder
+            else {}
+        )
+        features = information["features"]
         count = information["splits"]["train"]["num_examples"]
     except (OSError, ValueError, LookupError, TypeError):
         return {}  # Older caches hold no such description.
-    bears = names.BEARING if "conversations" not in read else (*names.BEARING, *names.CHOSEN)
-    bears = (*bears, *learnt_rows.LABELS, *learnt_rows.FLAGS, *learnt_rows.OPPOSITE_LABELS)
-    if any(name in bears for name in found) or any(
-        switch in json.dumps(found) for switch in roles.SWITCH_KEYS
+    columns_with_meaning = (
+        names.BEARING if "conversations" not in read_columns else (*names.BEARING, *names.CHOSEN)
+    )
+    columns_with_meaning = (
+        *columns_with_meaning,
+        *learnt_rows.LABELS,
+        *learnt_rows.FLAGS,
+        *learnt_rows.OPPOSITE_LABELS,
+    )
+    if any(name in columns_with_meaning for name in features) or any(
+        switch in json.dumps(features) for switch in roles.SWITCH_KEYS
     ):
         return None
-    return {name: count for name in found if name not in read}
+    return {name: count for name in features if name not in read_columns}

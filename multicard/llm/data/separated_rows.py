@@ -1,4 +1,4 @@
-"""Read the rows of CSV and TSV strictly, as a stray quote would swallow the lines up to the next."""
+"""Read the rows of CSV and TSV strictly: a stray quote would swallow lines up to the next one."""
 
 import csv
 import io

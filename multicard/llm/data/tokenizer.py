@@ -189,34 +189,36 @@ def _read_folder(
 ) -> "PreTrainedTokenizerFast":
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    own = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    tokenizer = AutoTokenizer.from_pretrained(
+        folder, local_files_only=True, trust_remote_code=False
+    )
     # A tokenizer in Python does not say where tokens are in a text.
-    if not isinstance(own, PreTrainedTokenizerFast):
-        own = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
-    own.backend_tokenizer.no_truncation()
-    own.backend_tokenizer.no_padding()
-    return own
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+    tokenizer.backend_tokenizer.no_truncation()
+    tokenizer.backend_tokenizer.no_padding()
+    return tokenizer
 
 
-def vocabulary_of(own: "PreTrainedTokenizerFast") -> int:
+def vocabulary_of(tokenizer: "PreTrainedTokenizerFast") -> int:
     """Return how many rows of an embedding the tokens of texts need. Their ids may have gaps.
 
     A token that only pads does not count. No text has it, and files declare it beyond the model's
     vocabulary.
     """
-    roles = [token for role, token in own.special_tokens_map.items() if role != "pad_token"]
-    numbers = (
+    roles = [token for role, token in tokenizer.special_tokens_map.items() if role != "pad_token"]
+    token_ids = (
         number
-        for token, number in own.get_vocab().items()
-        if token != own.pad_token or token in roles
+        for token, number in tokenizer.get_vocab().items()
+        if token != tokenizer.pad_token or token in roles
     )
-    return 1 + max(numbers)
+    return 1 + max(token_ids)
 
 
-def special_of(own: "PreTrainedTokenizerFast") -> list[str]:
+def special_of(tokenizer: "PreTrainedTokenizerFast") -> list[str]:
     """Return the special tokens of a tokenizer, as text writes them."""
-    added = [token.content for token in own.added_tokens_decoder.values() if token.special]
-    return [*dict.fromkeys([*added, *own.special_tokens_map.values()])]
+    added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+    return [*dict.fromkeys([*added, *tokenizer.special_tokens_map.values()])]
 
 
 def check_folder(model: HfConfig) -> "PreTrainedTokenizerFast":
@@ -235,9 +237,9 @@ def check_folder(model: HfConfig) -> "PreTrainedTokenizerFast":
             value=model.path,
         )
     try:
-        own = of_folder(str(model.path))
-        own.backend_tokenizer.encode(PROBE, add_special_tokens=False)
-        tokens = vocabulary_of(own)
+        tokenizer = of_folder(str(model.path))
+        tokenizer.backend_tokenizer.encode(PROBE, add_special_tokens=False)
+        tokens = vocabulary_of(tokenizer)
     except Exception as error:  # `tokenizers` raises bare exceptions.
         raise Refusal(
             "llm.folder-tokenizer-unread",
@@ -256,46 +258,47 @@ def check_folder(model: HfConfig) -> "PreTrainedTokenizerFast":
             tokens=tokens,
             vocab_size=model.vocab_size,
         )
-    return own
+    return tokenizer
 
 
 def check_files(config: GroupOption) -> None:
     """Refuse files of a model's own tokenizer that are missing or incomplete."""
     if isinstance(config, Llama3TokenizerConfig):
-        _check(
+        _check_count(
             config.path,
             LLAMA3_RANKS,
             "Llama 3's tokenizer.model",
             lambda content: len(content.splitlines()),
         )
     elif isinstance(config, Qwen25TokenizerConfig):
-        _check(
+        _check_count(
             config.path,
             QWEN25_TOKENS,
             "Qwen 2.5's vocab.json",
             lambda content: len(json.loads(content)),
         )
-        _file("merges_file", config.merges_file, "Qwen 2.5's merges.txt")
+        _existing_file("merges_file", config.merges_file, "Qwen 2.5's merges.txt")
 
 
-def _check(path: str | None, tokens: int, whose: str, count: Callable[[bytes], int]) -> None:
-    content = _file("path", path, whose).read_bytes()
+def _check_count(path: str | None, tokens: int, whose: str, count: Callable[[bytes], int]) -> None:
+    content = _existing_file("path", path, whose).read_bytes()
     try:
-        held = count(content)
+        held_tokens = count(content)
     except (TypeError, ValueError):  # The file is not JSON.
-        held = 0
-    if held != tokens:
+        held_tokens = 0
+    if held_tokens != tokens:
         raise Refusal(
             "llm.tokenizer-tokens",
-            f"tokenizer.path={path}: holds {held} tokens, not {tokens}; give the path of {whose}",
+            f"tokenizer.path={path}: holds {held_tokens} tokens, not {tokens};"
+            f" give the path of {whose}",
             key="tokenizer.path",
             value=path,
-            held=held,
+            held=held_tokens,
             tokens=tokens,
         )
 
 
-def _file(name: str, path: str | None, whose: str) -> Path:
+def _existing_file(name: str, path: str | None, whose: str) -> Path:
     file = Path(_expand(path))
     if not file.is_file():
         raise Refusal(
