@@ -12,17 +12,17 @@ from multicard.llm.data.turns import Message
 from multicard.messages import Refusal
 
 
-def history(row: RowColumns) -> list[Message]:
+def history_messages(row: RowColumns) -> list[Message]:
     """Return the turns before a question, from a separate column."""
     for name in row.filled(names.HISTORY):
-        held = turns.messages(row.peek(name), by_place=True, by_pairs=True)
-        if held is not None:
+        history = turns.messages(row.peek(name), by_place=True, by_pairs=True)
+        if history is not None:
             row.get(name)
-            return held
+            return history
     return []
 
 
-def with_system(row: RowColumns, said: list[Message]) -> list[Message]:
+def with_system(row: RowColumns, messages: list[Message]) -> list[Message]:
     """Return the messages, after the system's text if a column holds one."""
     text = row.get(*names.SYSTEM)
     text = json_texts.one_text(text)
@@ -30,10 +30,10 @@ def with_system(row: RowColumns, said: list[Message]) -> list[Message]:
         parts = json_texts.one_text(json_texts.as_object(text))
         text = parts if isinstance(parts, str) else text
     if text is None:
-        return said
+        return messages
     system = turns.message(1, {"role": "system", "content": text})
-    if said and said[0]["role"] == "system":
-        if said[0]["content"].strip() != system["content"].strip():
+    if messages and messages[0]["role"] == "system":
+        if messages[0]["content"].strip() != system["content"].strip():
             remedy = override({row.filled(names.SYSTEM)[0]: None})
             raise Refusal(
                 "llm.row-two-systems",
@@ -41,8 +41,8 @@ def with_system(row: RowColumns, said: list[Message]) -> list[Message]:
                 f" `{remedy}`",
                 remedy=remedy,
             )
-        return said
-    return [system, *said]
+        return messages
+    return [system, *messages]
 
 
 def tools_of(row: RowColumns) -> list[Any] | None:
@@ -70,11 +70,11 @@ def tools_of(row: RowColumns) -> list[Any] | None:
             tools=str(tools)[:40],
         )
     wrapped = [
-        tool if "function" in tool or "name" not in tool else _function(tool) for tool in tools
+        tool if "function" in tool or "name" not in tool else _wrap_function(tool) for tool in tools
     ]
     return wrapped or None
 
 
-def _function(flat: Mapping[str, Any]) -> dict[str, Any]:
-    about = {key: value for key, value in flat.items() if key != "type"}
-    return {"type": "function", "function": about}
+def _wrap_function(tool: Mapping[str, Any]) -> dict[str, Any]:
+    function = {key: value for key, value in tool.items() if key != "type"}
+    return {"type": "function", "function": function}

@@ -318,7 +318,7 @@ def converted(
     messages, unread = turns.settle(
         conversation.messages, chat_template.source, conversation.column
     )
-    messages = result_roles.as_known(
+    messages = result_roles.with_known_roles(
         messages, conversation.tools, chat_template.render, chat_template.source
     )
     if loss is ChatLoss.answers:

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 from multicard.llm.data import choices, json_texts, turns
 from multicard.llm.data import columns as names
-from multicard.llm.data.beside_messages import history, tools_of, with_system
+from multicard.llm.data.beside_messages import history_messages, tools_of, with_system
 from multicard.llm.data.columns import RowColumns, guessed_override, override
 from multicard.llm.data.flat_dialogues import flat_turns, is_dialogue
 from multicard.llm.data.learnt_rows import refuse_label
-from multicard.llm.data.roles import ROLE_KEYS, lowered
+from multicard.llm.data.roles import ROLE_KEYS, with_lower_keys
 from multicard.llm.data.turns import FORM, Message
 from multicard.messages import Refusal
 
@@ -61,7 +61,9 @@ def columns_of(row: Any, named: dict[str, str | None]) -> RowColumns:
     if (
         isinstance(row, list)
         and row
-        and all(isinstance(turn, dict) and {*ROLE_KEYS} & lowered(turn).keys() for turn in row)
+        and all(
+            isinstance(turn, dict) and {*ROLE_KEYS} & with_lower_keys(turn).keys() for turn in row
+        )
     ):
         row = {"messages": row}
     if not isinstance(row, dict):
@@ -204,7 +206,7 @@ def _question_and_answer(row: RowColumns, question_columns: Sequence[str]) -> Co
     question = only_column(row, question_columns)
     answer = only_column(row, row.filled(names.ANSWER) or row.present(names.ANSWER))
     refuse_number(row, answer)
-    earlier_turns = history(row)
+    earlier_turns = history_messages(row)
     question_turns = question_messages(row, question)
     messages = [
         *earlier_turns,
@@ -267,7 +269,7 @@ def only_column(row: RowColumns, columns: Sequence[str]) -> str:
 
 def messages_before_answer(row: RowColumns, question: str) -> list[Message]:
     """Return the messages before an answer: the history, and the question with its context."""
-    return history(row) + question_messages(row, question)
+    return history_messages(row) + question_messages(row, question)
 
 
 def question_messages(row: RowColumns, question: str) -> list[Message]:
@@ -293,7 +295,7 @@ def question_messages(row: RowColumns, question: str) -> list[Message]:
             ]
         )
     messages = flat_turns("\n".join(texts))
-    choices.refuse_unasked(row, "\n".join(texts))
+    choices.refuse_missing_choices(row, "\n".join(texts))
     if messages[-1]["role"] == "assistant":
         raise Refusal(
             "llm.row-prompt-answered",
@@ -388,14 +390,14 @@ def _pass_over_repeated(row: RowColumns, messages: Sequence[Message]) -> None:
 
 def _names_no_speaker(value: Any) -> bool:
     """Tell whether a list holds objects with a text and no role, such as several answers."""
-    parts = [lowered(part) for part in value if isinstance(part, dict)]
+    parts = [with_lower_keys(part) for part in value if isinstance(part, dict)]
     return len(parts) == len(value) and all("text" in part and "role" not in part for part in parts)
 
 
 def _has_roles(value: Any) -> bool:
     """Tell whether a value is a list of messages, rather than of the parts of a text."""
     return isinstance(value, list) and all(
-        isinstance(turn, dict) and {*ROLE_KEYS} & lowered(turn).keys() for turn in value
+        isinstance(turn, dict) and {*ROLE_KEYS} & with_lower_keys(turn).keys() for turn in value
     )
 
 

@@ -18,13 +18,13 @@ def check_harmony(columns: RowColumns, number: int) -> None:
     """
     channel = str(columns.peek("channel")) if columns.filled(("channel",)) else ""
     recipient = str(columns.peek("recipient")) if columns.filled(("recipient",)) else ""
-    found = None
+    refused_key = None
     if channel in HARMONY_CHANNELS:
-        found = "channel", channel
+        refused_key = "channel", channel
     elif TOOL_RECIPIENT.fullmatch(recipient):
-        found = "recipient", recipient
-    if found is not None:
-        key, value = found
+        refused_key = "recipient", recipient
+    if refused_key is not None:
+        key, value = refused_key
         raise Refusal(
             "llm.chat-harmony",
             f"message {number} (assistant) is not an answer, by its {key} {value}; put reasoning"

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from multicard.llm.data.split_rows import SplitRows
 from multicard.messages import Refusal
 
-DRAWN_BY = 49  # The seed that draws held-out rows, whatever `seed` is.
+HELD_OUT_SEED = 49  # The seed that draws held-out rows, whatever `seed` is.
 
 
 class HeldOutRows(NamedTuple):
@@ -57,14 +57,14 @@ def drawn(available: int, count: int) -> set[int]:
     Time and memory grow with `count` only (Fisher and Yates). Sets of the hub have millions of
     rows.
     """
-    random = Random(DRAWN_BY)
-    moved = dict[int, int]()
-    found = set[int]()
+    random = Random(HELD_OUT_SEED)
+    moved_rows = dict[int, int]()
+    drawn_rows = set[int]()
     for place in range(count):
         other = random.randrange(place, available)
-        found.add(moved.get(other, other))
-        moved[other] = moved.get(place, place)
-    return found
+        drawn_rows.add(moved_rows.get(other, other))
+        moved_rows[other] = moved_rows.get(place, place)
+    return drawn_rows
 
 
 def refusal(
@@ -73,16 +73,16 @@ def refusal(
     """Return why a share cannot be held out; None if rows are left to train and to measure on."""
     if trained and held_out:
         return None
-    lacking = "measure" if trained else "train"
+    purpose = "measure" if trained else "train"
     remedy = "use `dataset.split=0`"
     if rows > 1:
-        possible = 0.5 if not trained else ceil(100 / rows) / 100
-        remedy = f"use `dataset.split={possible:g}`, or `dataset.split=0` to hold none out"
+        possible_share = 0.5 if not trained else ceil(100 / rows) / 100
+        remedy = f"use `dataset.split={possible_share:g}`, or `dataset.split=0` to hold none out"
     return Refusal(
         "llm.split-empty",
-        f"dataset.split={share:g}: leaves none of {rows} rows to {lacking} on; {remedy}",
+        f"dataset.split={share:g}: leaves none of {rows} rows to {purpose} on; {remedy}",
         key="dataset.split",
         value=share,
         rows=rows,
-        lacking=lacking,
+        lacking=purpose,
     )

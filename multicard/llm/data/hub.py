@@ -43,14 +43,14 @@ def folder_of(source: str) -> Path | None:
     )
     cache = Path(os.environ.get("HF_DATASETS_CACHE") or Path(home) / "datasets").expanduser()
     # The library changes the name of a folder: "org/My-Set" becomes "org___my-set".
-    wanted = _bare(source)
-    folders = [folder for folder in cache.glob("*") if _bare(folder.name) == wanted]
+    wanted = _comparable_name(source)
+    folders = [folder for folder in cache.glob("*") if _comparable_name(folder.name) == wanted]
     revisions = chain.from_iterable(folder.glob("*/*/*") for folder in folders)
-    whole = [path for path in revisions if path.is_dir() and path.suffix != UNFINISHED]
-    return max(whole, key=lambda path: path.stat().st_mtime) if whole else None
+    finished = [path for path in revisions if path.is_dir() and path.suffix != UNFINISHED]
+    return max(finished, key=lambda path: path.stat().st_mtime) if finished else None
 
 
-def _bare(name: str) -> str:
+def _comparable_name(name: str) -> str:
     return name.replace("/", "").replace("_", "").lower()
 
 
@@ -64,11 +64,11 @@ def fetch(data: StoredTextConfig, count: int | None = None) -> list[Row]:
     datasets.logging.set_verbosity_error()  # Otherwise it reports each retry, and its cache.
     logging.set_verbosity_error()
     source = str(data.source)
-    before = datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE
-    offline = any(before) or revision(source) is not None
-    why = None if offline else network.problem(constants.ENDPOINT)
-    if why is not None:
-        raise _unfetched(source, why, f"{constants.ENDPOINT}: ")
+    offline_before = datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE
+    offline = any(offline_before) or revision(source) is not None
+    problem = None if offline else network.problem(constants.ENDPOINT)
+    if problem is not None:
+        raise _unfetched_refusal(source, problem, f"{constants.ENDPOINT}: ")
     try:
         datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = offline
         rows: Any = datasets.load_dataset(source, revision=data.revision, split="train")
@@ -77,12 +77,12 @@ def fetch(data: StoredTextConfig, count: int | None = None) -> list[Row]:
         )
     except Exception as error:  # Several libraries raise here, without a common base class.
         cause = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise _unfetched(source, cause) from None
+        raise _unfetched_refusal(source, cause) from None
     finally:
-        datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE = before
+        datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE = offline_before
 
 
-def _unfetched(source: str, reason: str, place: str = "") -> Refusal:
+def _unfetched_refusal(source: str, reason: str, place: str = "") -> Refusal:
     return Refusal(
         "llm.data-unfetched",
         f"dataset.source={source}: could not be fetched ({place}{reason}); "

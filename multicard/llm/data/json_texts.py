@@ -14,12 +14,12 @@ from warnings import catch_warnings, simplefilter
 
 from multicard.llm.data import columns as names
 from multicard.llm.data.columns import RowColumns, is_filled
-from multicard.llm.data.roles import CONTENT_KEYS, ROLE_KEYS, ROLES, lowered
+from multicard.llm.data.roles import CONTENT_KEYS, ROLE_KEYS, ROLES, with_lower_keys
 from multicard.messages import Refusal
 
 TEXT_PART = ("type", "text")  # The keys of a part of a content.
 CALL_KEYS = ("tool_calls", "function_call")  # A message may have them in place of a content.
-ANSWERED = (*names.ANSWER, *names.CHOSEN, *names.REJECTED)
+ANSWER_COLUMNS = (*names.ANSWER, *names.CHOSEN, *names.REJECTED)
 
 
 def as_object(text: str) -> Any:
@@ -33,9 +33,9 @@ def as_object(text: str) -> Any:
         return json.loads(text)
     with suppress(ValueError, SyntaxError, RecursionError, MemoryError), catch_warnings():
         simplefilter("ignore")  # Python warns about backslashes that escape nothing.
-        found = ast.literal_eval(text.strip())
-        if isinstance(found, list | dict):
-            return found
+        printed = ast.literal_eval(text.strip())
+        if isinstance(printed, list | dict):
+            return printed
     return text
 
 
@@ -68,20 +68,24 @@ def as_messages(value: Any) -> Any:
     Raises:
         Refusal: in a list, some texts hold a message and others do not.
     """
-    found = as_object(value) if isinstance(value, str) else value
-    if isinstance(found, Mapping):
-        return found if _is_message(found) else value
-    if not isinstance(found, list | tuple) or not found:
+    decoded_value = as_object(value) if isinstance(value, str) else value
+    if isinstance(decoded_value, Mapping):
+        return decoded_value if _is_message(decoded_value) else value
+    if not isinstance(decoded_value, list | tuple) or not decoded_value:
         return value
-    are_of_text = isinstance(value, str) and all(isinstance(each, Mapping) for each in found)
+    are_of_text = isinstance(value, str) and all(
+        isinstance(item, Mapping) for item in decoded_value
+    )
     if are_of_text:
-        return found if all(map(_is_message, found)) else value
-    decoded = [as_object(each) if isinstance(each, str) else each for each in found]
-    are_messages = [_is_message(each) for each in decoded]
-    if all(isinstance(each, Mapping) for each in decoded):
-        return decoded  # The reader of messages refuses unknown roles.
-    are_texts = [isinstance(each, str) for each in found]
-    if any(is_text and is_one for is_text, is_one in zip(are_texts, are_messages, strict=True)):
+        return decoded_value if all(map(_is_message, decoded_value)) else value
+    decoded_items = [as_object(item) if isinstance(item, str) else item for item in decoded_value]
+    are_messages = [_is_message(item) for item in decoded_items]
+    if all(isinstance(item, Mapping) for item in decoded_items):
+        return decoded_items  # The reader of messages refuses unknown roles.
+    are_texts = [isinstance(item, str) for item in decoded_value]
+    if any(
+        is_text and is_message for is_text, is_message in zip(are_texts, are_messages, strict=True)
+    ):
         number = are_messages.index(False) + 1
         raise Refusal(
             "llm.chat-json-mixed",
@@ -101,38 +105,42 @@ def decode(row: RowColumns) -> None:
     questions = row.filled(names.QUESTION) or row.filled(names.CONTEXT[:1])
     for name in questions:
         row.replace(name, one_text(as_messages(row.peek(name))))
-    asked = [row.peek(name) for name in questions]
-    plain = [text.strip() for text in asked if isinstance(text, str)]
-    for name in row.filled(ANSWERED):
+    question_values = [row.peek(name) for name in questions]
+    plain_questions = [text.strip() for text in question_values if isinstance(text, str)]
+    for name in row.filled(ANSWER_COLUMNS):
         value = row.peek(name)
-        found = as_messages(value)
-        if isinstance(value, str) and plain and not _answers(found, plain):
+        decoded_value = as_messages(value)
+        if (
+            isinstance(value, str)
+            and plain_questions
+            and not _answers_question(decoded_value, plain_questions)
+        ):
             continue
-        row.replace(name, one_text(found))
+        row.replace(name, one_text(decoded_value))
 
 
-def _answers(found: Any, asked: Sequence[str]) -> bool:
+def _answers_question(value: Any, questions: Sequence[str]) -> bool:
     """Tell whether messages begin with the assistant's, or repeat a question in plain words."""
-    said = found if isinstance(found, list) else [found]
-    if not all(isinstance(each, Mapping) for each in said):
+    messages = value if isinstance(value, list) else [value]
+    if not all(isinstance(message, Mapping) for message in messages):
         return False
-    if _role_of(said[0]) not in ("user", "system"):
+    if _role_of(messages[0]) not in ("user", "system"):
         return True
     contents = list[Any]()
-    for each in map(lowered, said):
-        contents += [each.get(key) for key in CONTENT_KEYS]
-    return any(isinstance(content, str) and content.strip() in asked for content in contents)
+    for message in map(with_lower_keys, messages):
+        contents += [message.get(key) for key in CONTENT_KEYS]
+    return any(isinstance(content, str) and content.strip() in questions for content in contents)
 
 
 def _role_of(message: Mapping[str, Any]) -> str | None:
-    message = lowered(message)
+    message = with_lower_keys(message)
     return next((ROLES.get(str(message[key]).lower()) for key in ROLE_KEYS if key in message), None)
 
 
-def _is_message(found: Any) -> bool:
+def _is_message(value: Any) -> bool:
     """Tell whether a value is an object with a known role, and with a content or calls."""
-    if not isinstance(found, Mapping) or _role_of(found) is None:
+    if not isinstance(value, Mapping) or _role_of(value) is None:
         return False
-    found = lowered(found)
-    has_content = any(isinstance(found.get(key), str | list) for key in CONTENT_KEYS)
-    return has_content or any(is_filled(found.get(key)) for key in CALL_KEYS)
+    value = with_lower_keys(value)
+    has_content = any(isinstance(value.get(key), str | list) for key in CONTENT_KEYS)
+    return has_content or any(is_filled(value.get(key)) for key in CALL_KEYS)

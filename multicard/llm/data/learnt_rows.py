@@ -106,23 +106,23 @@ def left_out_by(row: RowColumns) -> str | None:
     """
     if names.WANTED in row.named and not _is_wanted(row):
         return row.file_name(names.WANTED)
-    found: str | None = None
+    column: str | None = None
     for name in row.filled(SWITCHES):
-        stated = _stated(row.peek(name))
-        if stated in (*ON, *OFF):
+        lower_value = _lower_text(row.peek(name))
+        if lower_value in (*ON, *OFF):
             row.pass_over(name)
-            if (stated in ON) == (name in OPPOSITE):
-                found = found or row.file_name(name)
-        elif isinstance(row.peek(name), list) or _is_number(stated):
-            raise _unheeded(row, name)
-    return found
+            if (lower_value in ON) == (name in OPPOSITE):
+                column = column or row.file_name(name)
+        elif isinstance(row.peek(name), list) or _is_number(lower_value):
+            raise _unheeded_switch(row, name)
+    return column
 
 
 def _is_wanted(row: RowColumns) -> bool:
     """Tell whether the row's answer is wanted, by the column that the command names."""
     value = row.get(names.WANTED)
-    stated = _stated(value)
-    if stated not in VERDICTS:
+    lower_value = _lower_text(value)
+    if lower_value not in VERDICTS:
         name = row.file_name(names.WANTED)
         raise Refusal(
             "llm.row-wanted",
@@ -132,17 +132,17 @@ def _is_wanted(row: RowColumns) -> bool:
             value=str(value),
         )
     is_opposite = row.file_name(names.WANTED).lower().strip() in OPPOSITE_LABELS
-    return (stated in WANTED) != is_opposite
+    return (lower_value in WANTED) != is_opposite
 
 
-def _unheeded(row: RowColumns, name: str) -> Refusal:
-    theirs = row.file_name(name)
-    remedy = override({theirs: None})
+def _unheeded_switch(row: RowColumns, name: str) -> Refusal:
+    file_name = row.file_name(name)
+    remedy = override({file_name: None})
     return Refusal(
         "llm.row-weight",
-        f"has {theirs}={row.peek(name)!r}, but only 0 and 1, or false and true, are understood for"
-        f" a row; leave the column out, as `{remedy}`",
-        column=theirs,
+        f"has {file_name}={row.peek(name)!r}, but only 0 and 1, or false and true, are understood"
+        f" for a row; leave the column out, as `{remedy}`",
+        column=file_name,
         value=str(row.peek(name)),
         remedy=remedy,
     )
@@ -153,28 +153,28 @@ def refuse_label(row: RowColumns) -> None:
     has_answer = bool(row.filled(ANSWERS))
     for name in row.filled_unread((*LABELS, *FLAGS, *OPPOSITE_LABELS)):
         value = row.peek(name)
-        stated = _stated(value)
-        is_truth = isinstance(value, bool) or stated in ("true", "false")
-        if is_truth if name in FLAGS else is_truth or (has_answer and stated in VERDICTS):
-            theirs = row.file_name(name)
-            remedy = override({names.WANTED: theirs})
+        lower_value = _lower_text(value)
+        is_truth = isinstance(value, bool) or lower_value in ("true", "false")
+        if is_truth if name in FLAGS else is_truth or (has_answer and lower_value in VERDICTS):
+            file_name = row.file_name(name)
+            remedy = override({names.WANTED: file_name})
             raise Refusal(
                 "llm.row-kto",
-                f"says whether its answer is wanted ({theirs}), as in KTO's data; learn only the"
+                f"says whether its answer is wanted ({file_name}), as in KTO's data; learn only the"
                 f" wanted answers, as `{remedy}`, or all answers, as"
-                f" `{override({theirs: None})}`",
-                column=theirs,
+                f" `{override({file_name: None})}`",
+                column=file_name,
                 remedy=remedy,
             )
 
 
-def _stated(value: object) -> str:
+def _lower_text(value: object) -> str:
     return str(value).lower().strip()
 
 
-def _is_number(stated: str) -> bool:
+def _is_number(text: str) -> bool:
     try:
-        number = float(stated)
+        number = float(text)
     except ValueError:
         return False
     return not math.isnan(number)  # A column without a number holds NaN.

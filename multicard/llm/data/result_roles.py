@@ -16,8 +16,8 @@ ROLES = ("tool", "function", "ipython")
 CONTENT = "Zx-result-Qj"  # Replaces a message's content, to see whether the template writes it.
 
 
-def as_known(
-    said: Sequence[Message], tools: Any, render: Callable[..., str], source: str
+def with_known_roles(
+    messages: Sequence[Message], tools: Any, render: Callable[..., str], source: str
 ) -> list[Message]:
     """Rename the roles of results that the template leaves out to one that it names and writes.
 
@@ -27,24 +27,29 @@ def as_known(
             results.
     """
     roles = dict[str, str]()
-    for place, each in enumerate(said):
-        own = each["role"]
-        if own in ROLES and own not in roles:
-            others = [role for role in ROLES if role != own]
-            names = [own, *(role for role in others if re.search(rf"""(["']){role}\1""", source))]
-            written = (role for role in names if _is_written(role, said, place, tools, render))
-            roles[own] = next(written, own)
-    return [each | {"role": roles.get(each["role"], each["role"])} for each in said]
+    for place, message in enumerate(messages):
+        own_role = message["role"]
+        if own_role in ROLES and own_role not in roles:
+            others = [role for role in ROLES if role != own_role]
+            candidates = [
+                own_role,
+                *(role for role in others if re.search(rf"""(["']){role}\1""", source)),
+            ]
+            written_roles = (
+                role for role in candidates if _writes_role(role, messages, place, tools, render)
+            )
+            roles[own_role] = next(written_roles, own_role)
+    return [message | {"role": roles.get(message["role"], message["role"])} for message in messages]
 
 
-def _is_written(
-    role: str, said: Sequence[Message], place: int, tools: Any, render: Callable[..., str]
+def _writes_role(
+    role: str, messages: Sequence[Message], place: int, tools: Any, render: Callable[..., str]
 ) -> bool:
     """Tell whether the template writes a message of this role at this place of a conversation."""
-    asked = [*said[:place], said[place] | {"role": role, "content": CONTENT}]
+    conversation = [*messages[:place], messages[place] | {"role": role, "content": CONTENT}]
     try:
         return CONTENT in render(
-            messages=asked, tools=tools, documents=None, add_generation_prompt=False
+            messages=conversation, tools=tools, documents=None, add_generation_prompt=False
         )
     except (jinja2.TemplateError, TypeError, ArithmeticError, LookupError, AttributeError):
         return False

@@ -93,15 +93,17 @@ KNOWN_KEYS = {
 }
 
 
-def lowered(turn: Mapping[str, Any]) -> Mapping[str, Any]:
+def with_lower_keys(turn: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a message with its known keys in lower case: `Role` becomes `role`.
 
     If the message also has the key in lower case, it stays unchanged.
     """
     if turn.keys() <= KNOWN_KEYS:
         return turn  # Nearly all messages take this path.
-    found = dict[str, Any]()
+    lowered_turn = dict[str, Any]()
     for key, value in turn.items():
-        lower = str(key).lower().strip()
-        found[lower if lower in KNOWN_KEYS and lower not in turn else key] = value
-    return found
+        lower_key = str(key).lower().strip()
+        lowered_turn[lower_key if lower_key in KNOWN_KEYS and lower_key not in turn else key] = (
+            value
+        )
+    return lowered_turn

@@ -273,5 +273,7 @@ class RowReader:
             if isinstance(context, list | dict):
                 raise forms.no_text_refusal(["input"])
             row["input"] = "" if context is None else str(context)
-        choices.refuse_unasked(columns, "\n".join(row[name] for name in row if name != answer))
+        choices.refuse_missing_choices(
+            columns, "\n".join(row[name] for name in row if name != answer)
+        )
         return row

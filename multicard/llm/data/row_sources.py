@@ -221,7 +221,7 @@ def _load_synthetic(config: LlmConfig, data: SyntheticConfig, split: float | Non
     rows = _generate_rows(config, data.rows - held_out_count, config.seed)
     if split is None:
         return LoadedRows(rows, wanted=data.rows)
-    held_out = _generate_rows(config, held_out_count, held_out_rows.DRAWN_BY)
+    held_out = _generate_rows(config, held_out_count, held_out_rows.HELD_OUT_SEED)
     return LoadedRows(
         rows, held_out=HeldOutRows(held_out, [*range(held_out_count)]), wanted=data.rows
     )

@@ -34,10 +34,10 @@ class SplitRows(NamedTuple):
         Args:
             tests: the rows of `part` are tested on.
         """
-        found = Counter(self.others)
+        counts = Counter(self.others)
         if not tests:
-            found[self.part] += len(self.test)
-        return {f"rows of {part} ({self.column})": count for part, count in found.items()}
+            counts[self.part] += len(self.test)
+        return {f"rows of {part} ({self.column})": count for part, count in counts.items()}
 
 
 def split_rows(rows: Sequence[Any], named: Mapping[str, str | None]) -> SplitRows | None:
@@ -50,11 +50,15 @@ def split_rows(rows: Sequence[Any], named: Mapping[str, str | None]) -> SplitRow
         return None
     if not all(isinstance(row, dict) for row in rows):
         return None
-    wanted = [named["split"]] if "split" in named else _called(rows)
-    columns = {name: [_text(row.get(name)) for row in rows] for name in wanted if name is not None}
-    lowered = {name.strip().lower(): name for name in columns}
-    known = {name: columns[lowered[name]] for name in SPLITS if name in lowered} or columns
-    column, parts = named_parts(known, is_named="split" in named)
+    candidates = [named["split"]] if "split" in named else _split_columns(rows)
+    columns = {
+        name: [_text(row.get(name)) for row in rows] for name in candidates if name is not None
+    }
+    names_by_lower = {name.strip().lower(): name for name in columns}
+    split_columns = {
+        name: columns[names_by_lower[name]] for name in SPLITS if name in names_by_lower
+    } or columns
+    column, parts = named_parts(split_columns, is_named="split" in named)
     if parts is None:
         return None
     kinds = {part: name.kind for part in {*parts} if (name := part_names.parsed(part)) is not None}
@@ -62,20 +66,24 @@ def split_rows(rows: Sequence[Any], named: Mapping[str, str | None]) -> SplitRow
     if not tests or len(tests) == len(kinds):
         return None
     part = min(tests, key=_order)
-    train = [number for number, own in enumerate(parts) if kinds.get(own) is PartKind.train]
-    test = [number for number, own in enumerate(parts) if own == part]
+    train = [
+        number for number, row_part in enumerate(parts) if kinds.get(row_part) is PartKind.train
+    ]
+    test = [number for number, row_part in enumerate(parts) if row_part == part]
     others = Counter(
-        own or NO_PART for own in parts if own != part and kinds.get(own) is not PartKind.train
+        row_part or NO_PART
+        for row_part in parts
+        if row_part != part and kinds.get(row_part) is not PartKind.train
     )
-    return SplitRows(lowered.get(column, column), train, test, part, others)
+    return SplitRows(names_by_lower.get(column, column), train, test, part, others)
 
 
-def _called(rows: Sequence[Any]) -> list[str]:
+def _split_columns(rows: Sequence[Any]) -> list[str]:
     names = []
     for row in rows:
         names.extend(row)
-    found = dict.fromkeys(names)
-    return [name for name in found if name.strip().lower() in SPLITS]
+    distinct = dict.fromkeys(names)
+    return [name for name in distinct if name.strip().lower() in SPLITS]
 
 
 def _order(part: str) -> tuple[int, int, str]:

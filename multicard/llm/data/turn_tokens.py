@@ -45,19 +45,19 @@ class TurnTokens:
         render: Callable[..., str],
         around: Callable[[], Sequence[str]],
     ) -> None:
-        self._every = tuple(token for token in special if token)
+        self._all_tokens = tuple(token for token in special if token)
         self._render = render
-        self._around = around
-        self._of_turns: SpecialTokens | None = None
-        self._within = Counter[str]()
+        self._tokens_around = around
+        self._turn_tokens: SpecialTokens | None = None
+        self._rows_by_token = Counter[str]()
         self._rows = 0
-        self._unended = 0
-        self._found = set[str]()
+        self._unended_rows = 0
+        self._tokens_in_row = set[str]()
         self._is_unended = False
 
     def begin_row(self) -> None:
         """Start a row. Forgets the row before, which may have been broken."""
-        self._found = set()
+        self._tokens_in_row = set()
         self._is_unended = False
 
     def note(
@@ -72,29 +72,31 @@ class TurnTokens:
             is_whole: every token is learnt, so the pieces are not answers.
         """
         for message in messages:
-            self._found |= {*self._turns.one_token.findall(str(message["content"]))}
+            self._tokens_in_row |= {
+                *self._tokens_of_turns.one_token.findall(str(message["content"]))
+            }
         learnt = [str(piece["content"]) for piece in pieces if piece["learnt"]]
         self._is_unended |= not is_whole and not all(
-            text.rstrip().endswith(self._every) for text in learnt
+            text.rstrip().endswith(self._all_tokens) for text in learnt
         )
 
     def end_row(self) -> None:
         """Count the tokens of a row, which may hold several conversations."""
-        self._within.update(self._found)
-        self._rows += bool(self._found)
-        self._unended += self._is_unended
+        self._rows_by_token.update(self._tokens_in_row)
+        self._rows += bool(self._tokens_in_row)
+        self._unended_rows += self._is_unended
 
     def notes(self) -> TokenNotes:
-        return TokenNotes(dict(self._within), self._rows, self._unended)
+        return TokenNotes(dict(self._rows_by_token), self._rows, self._unended_rows)
 
     @property
-    def _turns(self) -> SpecialTokens:
+    def _tokens_of_turns(self) -> SpecialTokens:
         """The tokens that the template writes around turns, and around a text.
 
         They are few, so that the search in each message is quick.
         """
-        if self._of_turns is None:
-            written = "".join(self._around())
+        if self._turn_tokens is None:
+            written = "".join(self._tokens_around())
             for messages in (PLAIN, PLAIN[:1]):
                 try:
                     written += self._render(
@@ -108,5 +110,7 @@ class TurnTokens:
                     AttributeError,
                 ):
                     continue
-            self._of_turns = SpecialTokens(SpecialTokens(self._every).one_token.findall(written))
-        return self._of_turns
+            self._turn_tokens = SpecialTokens(
+                SpecialTokens(self._all_tokens).one_token.findall(written)
+            )
+        return self._turn_tokens

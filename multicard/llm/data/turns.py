@@ -23,7 +23,7 @@ from multicard.llm.data.roles import (
     ROLE_KEYS,
     ROLES,
     SWITCHES,
-    lowered,
+    with_lower_keys,
 )
 from multicard.messages import Refusal
 
@@ -53,7 +53,7 @@ def messages(turns: Any, by_place: bool = False, by_pairs: bool = False) -> list
         # CSV, and Parquet with text columns alone, hold messages as JSON.
         turns = json_texts.as_object(turns)
     if isinstance(turns, dict):
-        turns = lowered(turns)
+        turns = with_lower_keys(turns)
         turns = _split_lists(turns) or turns
     if isinstance(turns, dict) and ({*ROLE_KEYS} & turns.keys()):
         turns = [turns]
@@ -74,7 +74,7 @@ def messages(turns: Any, by_place: bool = False, by_pairs: bool = False) -> list
     if not all(isinstance(turn, dict) for turn in turns):
         return None
     converted = list[Message]()
-    for number, turn in enumerate(map(lowered, turns), start=1):
+    for number, turn in enumerate(map(with_lower_keys, turns), start=1):
         exchange = None
         if not {*ROLE_KEYS} & turn.keys():
             exchange = next((names for names in EXCHANGES if {*names} <= turn.keys()), None)
@@ -136,7 +136,7 @@ def message(number: int, turn: Mapping[str, Any]) -> Message:
     If a key says whether the message is learnt, `weight` is 0 or 1. Other keys with a value are
     kept for `settle`.
     """
-    turn = lowered(turn)
+    turn = with_lower_keys(turn)
     columns = RowColumns(turn)
     stated_role = columns.get(*ROLE_KEYS)
     speaker = turn.get("from")
