@@ -1,8 +1,8 @@
-"""The history of a run: its clock, a row for each step and each epoch, and samples of its GPUs.
+"""Compute the history of a run: a row for each step and each epoch, and samples of its GPUs.
 
-A record counts training in seconds from its start, over all attempts (`ended_s`, `total_s`), and
-has each attempt's start by the clock of the day, to a second. Runtime leaves out the time between
-two attempts, as W&B's does.
+A record counts training in seconds from its start, over all attempts (`ended_s`, `total_s`). It
+also has the time of day at which each attempt started, with a resolution of one second. Like
+W&B's, our runtime leaves out the time between two attempts.
 """
 
 import math
@@ -20,13 +20,13 @@ from multicard.records.schema import AnyRecord, LlmRecord, Record
 from multicard.records.schema_parts import Gpu, Segment
 from multicard.tracking import keys
 
-RESOLUTION_S = 1.0  # of the record's times of day
+RESOLUTION_S = 1.0  # The resolution of the record's times of day.
 Columns = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
 class Moment:
-    """A moment of a run: its Unix time `at`, and the seconds on the run's clock."""
+    """A moment of a run: the Unix time `at`, and the seconds on the run's clock."""
 
     at: float
     runtime_s: float
@@ -34,8 +34,9 @@ class Moment:
 
 @dataclass(frozen=True)
 class AttemptClock:
-    """One attempt at a run: Unix times of its start and of its training's,
-    and the seconds trained before it.
+    """One attempt at a run: Unix times of its start and of the start of its training.
+
+    `trained_s` counts the seconds of training before the attempt.
     """
 
     started_at: float
@@ -45,8 +46,9 @@ class AttemptClock:
 
 @dataclass(frozen=True)
 class RunClock:
-    """The clock of a run; `attempts` are numbered as the record's `segments`,
-    and there is at least one.
+    """The clock of a run.
+
+    `attempts` has at least one entry. They are numbered like the record's `segments`.
     """
 
     attempts: Sequence[AttemptClock]
@@ -55,7 +57,7 @@ class RunClock:
 
     @classmethod
     def of(cls, record: Record) -> Self:
-        """The clock of a record, or of its known part while the run goes on."""
+        """Return the clock of a record, or of the part that is known while the run goes on."""
         startup_s = record.startup_s or 0.0
         total_s = record.total_s or 0.0
         segments = record.segments or [Segment(record.started_at, trained_s=total_s)]
@@ -78,7 +80,7 @@ class RunClock:
 
     @property
     def started_at(self) -> float:
-        """Unix time of the first attempt's start."""
+        """Unix time at which the first attempt started."""
         return self.attempts[0].started_at
 
     @property
@@ -89,7 +91,7 @@ class RunClock:
         )
 
     def moment(self, trained_s: float) -> Moment:
-        """The moment after `trained_s` of training."""
+        """Return the moment after `trained_s` seconds of training."""
         begun = [attempt for attempt in self.attempts if attempt.trained_s < trained_s]
         attempt = begun[-1] if begun else self.attempts[0]
         return Moment(
@@ -98,7 +100,7 @@ class RunClock:
 
 
 def unix(text: str | None) -> float:
-    """Unix time of a record's time of day; 0 where it has none."""
+    """Convert a record's time of day to Unix time; 0 if it has none."""
     return datetime.fromisoformat(text).timestamp() if text else 0.0
 
 
@@ -110,8 +112,11 @@ class HistoryRow(NamedTuple):
 
 
 def rows(record: AnyRecord, steps: Any) -> list[HistoryRow]:
-    """All rows of a run, in the order of their moments, by its record, or the known part while it
-    goes on, and the steps of all ranks (an Arrow table), if there are any.
+    """Return all rows of a run, in the order of their moments.
+
+    Args:
+        record: the record, or the part that is known while the run goes on.
+        steps: an Arrow table of the steps of all ranks, or None.
     """
     timeline = RunClock.of(record)
     columns = {} if steps is None else {name: steps[name].to_numpy() for name in steps.column_names}
@@ -147,8 +152,9 @@ def rows(record: AnyRecord, steps: Any) -> list[HistoryRow]:
 
 
 def held_out(record: AnyRecord, epoch: int | None) -> dict[str, float]:
-    """What an epoch of tuning found of held-out rows: the last loss, and the seconds of all its
-    evaluations. Nothing of other runs.
+    """Return the last loss on held-out rows in an epoch, and the seconds of all its evaluations.
+
+    The result is empty for runs without held-out rows.
     """
     evaluations = (
         record.held_out.evaluations
@@ -165,10 +171,10 @@ def held_out(record: AnyRecord, epoch: int | None) -> dict[str, float]:
 
 
 def step_figures(columns: Columns) -> Columns:
-    """The figures of an epoch's steps (steps,), by the keys of `keys.BY_STEP`,
-    as far as there are columns for them.
+    """Return the figures of an epoch's steps, each of shape (steps,), by key of `keys.BY_STEP`.
 
-    The time of a step is by the slowest rank's clock, its loss the mean weighted by samples.
+    Figures without the columns they need are left out. The time of a step is the slowest rank's.
+    Its loss is the mean over ranks, weighted by samples.
     """
     rank = columns["rank"]
     step = columns["step"]
@@ -177,7 +183,7 @@ def step_figures(columns: Columns) -> Columns:
     first = rank == rank.min()
     tuning = "non_padding" in columns
     if "loss" in columns and np.any(columns.get("loss_told", 1)):
-        # in tuning rank 0 alone knows the loss
+        # In tuning, only rank 0 knows the loss.
         unknown = ~first if tuning else columns["samples"] == 0
         weights = (
             columns["loss_told"]
@@ -190,7 +196,7 @@ def step_figures(columns: Columns) -> Columns:
         unknown_loss = np.full(len(told), math.nan)
         figures["train/loss"] = np.divide(sums, told, out=unknown_loss, where=told > 0)
     counted = {"train/tokens_per_s": "non_padding"} if tuning else {"train/images_per_s": "samples"}
-    if "batches" in columns:  # of a script
+    if "batches" in columns:  # A script's steps have this column.
         counted = {"train/samples_per_s": "samples", "train/tokens_per_s": "tokens"}
     for key, column in counted.items():
         if column in columns:
@@ -213,10 +219,10 @@ def step_figures(columns: Columns) -> Columns:
 def samples(
     folder: Path, gpu: Gpu | None, timeline: RunClock
 ) -> list[tuple[float, dict[str, float]]]:
-    """Unix time and values of each sample of gpu.parquet, under the names of W&B's system panels.
+    """Return the Unix time and the values of each sample in gpu.parquet, named as W&B's panels.
 
-    GPUs are numbered from 0 within the run, so that a panel has the runs of a sweep side by side;
-    in an attempt on several nodes the host follows the name, as W&B's own label does.
+    GPUs are numbered from 0 within the run, so that a panel shows the runs of a sweep side by side.
+    If an attempt ran on several nodes, the host is part of the name, as in W&B's own labels.
     """
     return sorted(_of_gpus(folder, gpu, timeline), key=lambda sample: sample[0])
 
@@ -233,7 +239,7 @@ def _of_gpus(
     for part in gpu.parts:
         attempt = timeline.attempts[min(part.start or 0, len(timeline.attempts) - 1)]
         spans = part.spans_s if part.covers == "training" else None
-        # Unix time of `time_s` 0
+        # Unix time at which `time_s` is 0.
         zero_at = attempt.training_at - spans[0][0] if spans else attempt.started_at
         hosts = {other.host for other in gpu.parts if other.start == part.start}
         own = [device.uuid for device in gpu.devices if device.host in (part.host, None)]

@@ -1,5 +1,6 @@
-"""A record as W&B shows it: the run's id, name, tags and configuration, its summary,
-its artifacts and exit code.
+"""Describe a record as W&B shows it.
+
+That is the run's id, name, tags and configuration, its summary, its artifacts and its exit code.
 """
 
 import json
@@ -28,19 +29,19 @@ from multicard.records.steps import STEPS
 from multicard.tracking import keys
 from multicard.tracking.history import RunClock
 
-LONGEST = 64  # characters of a name
+LONGEST = 64  # The most characters of a name.
 CELL = re.compile(
     r"(?P<settings>.*)-(?P<identity>\w{8})(?:-(?P<repetition>r\d+))?(?P<probe>-probe)?"
 )
-# Left out of a summary: what is in the configuration, the history or a table,
-# and lists that result.json has
+# A summary leaves out keys that are in the configuration, the history or a table, and lists that
+# result.json holds.
 ELSEWHERE = ("schema_version", "axes", "config", "epochs", "folder")
 LISTS = (
     *("cause.facts", "profile.rows", "profile.files", "diagnosis.rounds_s", "gpu.parts"),
-    "held_out.evaluations",  # of which a summary has the last loss
+    "held_out.evaluations",  # The summary has the last loss among them.
 )
-LIMITS = "limits"  # key of the codes of what limits the run
-RECORD = "run-record"  # type of an artifact
+LIMITS = "limits"  # The key for the codes of the run's limits.
+RECORD = "run-record"  # The type of the artifact.
 FILES = (RESULT, "config.yaml", ENVIRONMENT, STEPS, MERGED, held_out.FILE, "torchtune.yaml")
 PROFILE_COLUMNS = (
     "rank",
@@ -57,7 +58,7 @@ PROFILE_COLUMNS = (
 
 @dataclass(frozen=True)
 class WandbRunInfo:
-    """A run, as W&B shows it in its list; `started_at` is a Unix time."""
+    """A run as W&B lists it. `started_at` is a Unix time."""
 
     id: str
     name: str
@@ -71,7 +72,7 @@ class WandbRunInfo:
 
 
 def about(folder: Path, record: AnyRecord) -> WandbRunInfo:
-    """The run of a record, or of its known part while the run goes on."""
+    """Describe the run of a record, or of the part that is known while the run goes on."""
     named = (
         run_id(record),
         short_name(folder.name, swept(folder.parent)),
@@ -87,8 +88,9 @@ def about(folder: Path, record: AnyRecord) -> WandbRunInfo:
 
 
 def run_id(record: AnyRecord) -> str:
-    """The id of a run in W&B: equal for every upload of one start,
-    different for every other start.
+    """Return the id of a run in W&B.
+
+    All uploads of one start have the same id. Every other start has a different one.
     """
     first = record.segments[0] if record.segments else Segment(record.started_at)
     facts = {
@@ -102,8 +104,9 @@ def run_id(record: AnyRecord) -> str:
 
 
 def swept(sweep: Path) -> set[str]:
-    """The keys, without their group, that have several values in a sweep's last command;
-    none where that is unknown.
+    """Return the keys, without their group, that have several values in a sweep's last command.
+
+    The set is empty if the command is unknown.
     """
     try:
         hydra = strict_yaml.read(sweep / "multirun.yaml")["hydra"]
@@ -124,8 +127,10 @@ def swept(sweep: Path) -> set[str]:
 
 
 def short_name(cell: str, swept: Container[str] = ()) -> str:
-    """The name of a run, by that of its folder: "gpus=2, precision=bf16"; of a repetition "gpus=2
-    r3". One that is too long begins with the keys that its sweep varies, and is cut behind them.
+    """Return the name of a run, from the name of its folder.
+
+    Examples: "gpus=2, precision=bf16", and "gpus=2 r3" for a repetition. If a name is too long, the
+    keys that its sweep varies come first, and its end is cut off.
     """
     match = CELL.fullmatch(cell)
     if match is None:
@@ -141,8 +146,9 @@ def short_name(cell: str, swept: Container[str] = ()) -> str:
 
 
 def tags(record: AnyRecord) -> tuple[str, ...]:
-    """The user's tags, `probe`, the status of a run that did not end ok,
-    and what limits what may be said of it.
+    """Return the user's tags, `probe`, the status if it is not ok, and codes of limits.
+
+    Only limits that forbid a statement about the run are tags.
     """
     marks = {"probe": record.is_probe, record.status: record.status != "ok"}
     own = [mark for mark, applies in marks.items() if applies]
@@ -155,9 +161,7 @@ def user_tags(record: AnyRecord) -> list[str]:
 
 
 def configuration(folder: Path, record: AnyRecord) -> dict[str, Any]:
-    """The axes as used and other values that group runs, the machine,
-    and the whole configuration.
-    """
+    """Return the values by which W&B groups runs, the machine, and the whole configuration."""
     groups = {
         name: getattr(record, name) for name in ("hardware", "commit", "identity", "repetition")
     }
@@ -171,7 +175,7 @@ def configuration(folder: Path, record: AnyRecord) -> dict[str, Any]:
 
 
 def _machine(environment: Environment) -> dict[str, Any]:
-    """The known facts by which machines are compared."""
+    """Return the facts by which machines are compared, as far as they are known."""
     cpu = environment.cpu or Cpu()
     facts = {
         "host": environment.host,
@@ -190,10 +194,10 @@ def _machine(environment: Environment) -> dict[str, Any]:
 
 
 def summary(record: AnyRecord) -> dict[str, Any]:
-    """Every figure, flat: "outer.inner" to value, and "outer.0.inner" of a list,
-    without what is null.
+    """Return every figure in a flat form, without null values.
 
-    The lines of a log are one text, and a list of texts one line.
+    Keys are "outer.inner", or "outer.0.inner" within a list. The lines of a log are one text, and a
+    list of texts is one line.
     """
     own = {key: value for key, value in builtins(record).items() if key not in ELSEWHERE}
     own[LIMITS] = [limit.code for limit in limits.of(record)]
@@ -216,7 +220,7 @@ def flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def profile_rows(record: AnyRecord) -> list[list[Any]]:
-    """The metrics of a profile, a row each, as `PROFILE_COLUMNS`; "all" is the sum over ranks."""
+    """Return the metrics of a profile as rows of `PROFILE_COLUMNS`. "all" is the sum over ranks."""
     rows = record.profile.rows if record.profile is not None else UNSET
     values = [
         [getattr(row, name) for name in PROFILE_COLUMNS] for row in ([] if rows is UNSET else rows)

@@ -1,7 +1,7 @@
-"""Uploads of records, and the note of what W&B has: `.wandb.json` in each folder.
+"""Upload records to W&B, and note in each folder what W&B has (`.wandb.json`).
 
-A run that is being measured is uploaded from its folder too, in the controller: what W&B gets is on
-disk first, and the ranks are not disturbed while timed.
+A run that is being measured is uploaded from its folder as well, by the controller. Everything that
+W&B gets is on disk first, and the ranks are not disturbed while they are timed.
 """
 
 import math
@@ -23,14 +23,19 @@ from multicard.tracking.history import RunClock
 from multicard.tracking.wandb_run import WandbRun, WandbTarget, server
 
 NOTE = ".wandb.json"
-FINISH_S = 60.0  # within which a run that ends has the rest uploaded
-# from the ranks' reports and the table of all steps
+FINISH_S = 60.0  # At its end, a run has this time to upload the rest.
+# Makes a record from the ranks' reports and the table of all steps.
 SoFar = Callable[[Sequence[AnyReport], Any], AnyRecord]
 
 
 def record(folder: Path, target: WandbTarget) -> None:
-    """Upload the record of a run folder, and note it; RuntimeError where W&B fails, OSError or
-    ValueError for a file that cannot be read. Where an earlier try left a part, the rest follows.
+    """Upload the record of a run folder, and note it.
+
+    If an earlier upload was cut off, the rest follows.
+
+    Raises:
+        RuntimeError: W&B failed.
+        OSError, ValueError: a file cannot be read.
     """
     content, result = _read(folder)
     about = run_record.about(folder, result)
@@ -41,14 +46,16 @@ def record(folder: Path, target: WandbTarget) -> None:
 
 
 def _read(folder: Path) -> tuple[bytes, AnyRecord]:
-    """result.json, and the record in it."""
+    """Return the bytes of result.json, and the record in it."""
     content = (folder / run_folder.RESULT).read_bytes()
     return content, run_folder.decode(content)
 
 
 def finish(run: WandbRun, folder: Path, result: AnyRecord, steps: Any) -> None:
-    """Write all of a record that W&B does not have yet, and end the run;
-    `steps` are an Arrow table of all ranks'.
+    """Write the parts of a record that W&B does not have yet, and end the run.
+
+    Args:
+        steps: an Arrow table of the steps of all ranks, or None.
     """
     timeline = RunClock.of(result)
     rows = history.rows(result, steps)
@@ -82,7 +89,7 @@ def finish(run: WandbRun, folder: Path, result: AnyRecord, steps: Any) -> None:
 
 
 def has_record(folder: Path, target: WandbTarget) -> bool:
-    """True if W&B has the record of a run folder as it is now."""
+    """Tell whether W&B has the present record of a run folder."""
     content, result = _read(folder)
     key = _place(target) | {"run": run_record.run_id(result), "content": _digest(content)}
     return bool(_noted(folder, key))
@@ -93,8 +100,9 @@ def _digest(content: bytes) -> str:
 
 
 def _note(folder: Path, run_id: str, target: WandbTarget, digest: str, url: str | None) -> None:
-    """Note an upload, with the digest of what it was made of;
-    another of the same run in the same place is replaced.
+    """Note an upload, with the digest of the record.
+
+    It replaces the note of an earlier upload of the same run to the same place.
     """
     key = _place(target) | {"run": run_id}
     others = [upload for upload in _noted(folder, {}) if not key.items() <= upload.items()]
@@ -107,14 +115,15 @@ def _place(target: WandbTarget) -> dict[str, Any]:
 
 
 def _noted(folder: Path, key: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The noted uploads of a folder that have these values."""
+    """Return the noted uploads of a folder that have these values."""
     uploads = (run_folder.read_json(folder / NOTE) or {}).get("uploads", [])
     return [upload for upload in uploads if key.items() <= upload.items()]
 
 
 class Mirror:
-    """The W&B run of a run: written at the end offline, epoch by epoch online. If W&B fails, it
-    raises a RuntimeError, which is an error of the command and no warning.
+    """Writes a run to W&B: epoch by epoch if online, and at its end if offline.
+
+    If W&B fails, it raises a RuntimeError, which fails the command rather than being a warning.
     """
 
     def __init__(self, tracker: TrackerConfig, folder: Path, so_far: SoFar) -> None:
@@ -131,18 +140,18 @@ class Mirror:
 
     @property
     def is_open(self) -> bool:
-        """True if W&B has a run that is not ended."""
+        """Tell whether W&B has a run that has not ended."""
         return self._run is not None
 
     def open(self) -> None:
-        """Start the W&B run, or go on with that of an earlier start of the same job."""
+        """Start the W&B run, or continue the one of an earlier start of the same job."""
         if (why := network.problem(url := server())) is not None:
             raise RuntimeError(network.unreachable(url, why))
         about = run_record.about(self._folder, self._so_far([], None))
         self._run = WandbRun.open(about, self._target, self._folder)
 
     def update(self) -> None:
-        """Log the steps and epochs written since the last call; `close` raises what fails here."""
+        """Log the steps and epochs since the last call. `close` raises the errors of this one."""
         if self._failed is not None or self._run is None:
             return
         ranks = rank_files.read(self._folder)
@@ -154,11 +163,14 @@ class Mirror:
             for number, row in enumerate(history.rows(self._so_far(ranks, steps), steps)):
                 self._run.row(number, row.values, row.moment)
             self._epochs = finished
-        except Exception as error:  # in the thread that draws the progress
+        except Exception as error:  # This runs in the thread that draws the progress bar.
             self._failed = error
 
     def close(self, result: AnyRecord, steps: Any) -> None:
-        """Write what W&B does not have yet of the record, which is on disk, and end the run."""
+        """Write the parts of the record that W&B does not have yet, and end the run.
+
+        The record is on disk.
+        """
         if self._failed is not None:
             raise self._failed
         about = run_record.about(self._folder, result)
