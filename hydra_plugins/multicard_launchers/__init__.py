@@ -121,12 +121,17 @@ class CellSweeper(BasicSweeper):
 
         assert self.config is not None
         assert isinstance(self.launcher, CellLauncher)
-        own = self.config.hydra.experiment
-        sweeps = [(Axes(self.axes, own.smoke, own.exclude, own.parts), arguments)]
+        experiment = self.config.hydra.experiment
+        sweeps = [
+            (Axes(self.axes, experiment.smoke, experiment.exclude, experiment.parts), arguments)
+        ]
         if self.config.hydra.runtime.choices.get("experiment") == workloads.ALL:
             workload = self.launcher.command.workload
             sweeps = [
-                (Axes.of_experiment(name, own.smoke), workloads.with_experiment(arguments, name))
+                (
+                    Axes.of_experiment(name, experiment.smoke),
+                    workloads.with_experiment(arguments, name),
+                )
                 for name in workloads.experiments(workload)
             ]
         shrunk = self.config.scale == "smoke"

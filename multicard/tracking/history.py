@@ -66,16 +66,18 @@ class RunClock:
         lasted_s = 0.0
         for number, segment in enumerate(segments, 1):
             started_at = unix(segment.started_at)
-            own_s = segment.trained_s or 0.0
+            segment_trained_s = segment.trained_s or 0.0
             training_at = started_at + startup_s
             if segment.ended_at:
                 ended_at = unix(segment.ended_at)
                 lasted_s += ended_at - started_at - RESOLUTION_S
                 training_at = (
-                    training_at if number == len(segments) else max(started_at, ended_at - own_s)
+                    training_at
+                    if number == len(segments)
+                    else max(started_at, ended_at - segment_trained_s)
                 )
             attempts.append(AttemptClock(started_at, training_at, trained_s))
-            trained_s += own_s
+            trained_s += segment_trained_s
         return cls(attempts, startup_s, max(startup_s + total_s, lasted_s))
 
     @property
@@ -120,17 +122,21 @@ def rows(record: AnyRecord, steps: Any) -> list[HistoryRow]:
     """
     timeline = RunClock.of(record)
     columns = {} if steps is None else {name: steps[name].to_numpy() for name in steps.column_names}
-    every: list[HistoryRow] = []
+    all_rows: list[HistoryRow] = []
     number = 0
     ended_s = 0.0
     for epoch in record.epochs:
-        evaluated = held_out(record, epoch.epoch)
+        held_out_figures = held_out(record, epoch.epoch)
         train_s = epoch.train_s or 0.0
-        evaluate_s = getattr(epoch, "evaluate_s", None) or evaluated.get("epoch/evaluate_s", 0.0)
+        evaluate_s = getattr(epoch, "evaluate_s", None) or held_out_figures.get(
+            "epoch/evaluate_s", 0.0
+        )
         ended_s = ended_s + train_s + evaluate_s if epoch.ended_s is None else epoch.ended_s
-        own = {name: column[columns["epoch"] == epoch.epoch] for name, column in columns.items()}
-        if own and len(own["step"]):
-            figures = step_figures(own)
+        epoch_columns = {
+            name: column[columns["epoch"] == epoch.epoch] for name, column in columns.items()
+        }
+        if epoch_columns and len(epoch_columns["step"]):
+            figures = step_figures(epoch_columns)
             ends_s = (
                 ended_s
                 - evaluate_s
@@ -138,17 +144,21 @@ def rows(record: AnyRecord, steps: Any) -> list[HistoryRow]:
                 + np.minimum(figures["train/step_s"].cumsum(), train_s)
             )
             figures[keys.STEP] = number + np.arange(len(ends_s))
-            for at, end_s in enumerate(ends_s.tolist()):
-                values = {name: column[at].item() for name, column in figures.items()}
-                every.append(HistoryRow(timeline.moment(end_s), values | {keys.EPOCH: epoch.epoch}))
+            for place, end_s in enumerate(ends_s.tolist()):
+                values = {name: column[place].item() for name, column in figures.items()}
+                all_rows.append(
+                    HistoryRow(timeline.moment(end_s), values | {keys.EPOCH: epoch.epoch})
+                )
             number += len(ends_s)
-        known = {
+        epoch_values = {
             name: getattr(epoch, name.removeprefix(f"{keys.EPOCH}/"), None)
             for name in keys.BY_EPOCH
         }
-        values = {name: value for name, value in known.items() if value is not None} | evaluated
-        every.append(HistoryRow(timeline.moment(ended_s), values | {keys.EPOCH: epoch.epoch}))
-    return every
+        values = {
+            name: value for name, value in epoch_values.items() if value is not None
+        } | held_out_figures
+        all_rows.append(HistoryRow(timeline.moment(ended_s), values | {keys.EPOCH: epoch.epoch}))
+    return all_rows
 
 
 def held_out(record: AnyRecord, epoch: int | None) -> dict[str, float]:
@@ -161,12 +171,14 @@ def held_out(record: AnyRecord, epoch: int | None) -> dict[str, float]:
         if isinstance(record, LlmRecord) and record.held_out is not None
         else []
     )
-    own = [evaluation for evaluation in evaluations if evaluation.epoch == epoch]
-    if not own:
+    epoch_evaluations = [evaluation for evaluation in evaluations if evaluation.epoch == epoch]
+    if not epoch_evaluations:
         return {}
-    figures = {"epoch/evaluate_s": sum(evaluation.evaluate_s or 0.0 for evaluation in own)}
-    if own[-1].loss is not None:
-        figures["epoch/held_out_loss"] = own[-1].loss
+    figures = {
+        "epoch/evaluate_s": sum(evaluation.evaluate_s or 0.0 for evaluation in epoch_evaluations)
+    }
+    if epoch_evaluations[-1].loss is not None:
+        figures["epoch/held_out_loss"] = epoch_evaluations[-1].loss
     return figures
 
 
@@ -180,25 +192,29 @@ def step_figures(columns: Columns) -> Columns:
     step = columns["step"]
     step_s = formulas.step_times_s(np.zeros_like(step), rank, step, columns["step_s"])
     figures = {"train/step_s": step_s}
-    first = rank == rank.min()
-    tuning = "non_padding" in columns
+    is_first_rank = rank == rank.min()
+    is_tuning = "non_padding" in columns
     if "loss" in columns and np.any(columns.get("loss_told", 1)):
         # In tuning, only rank 0 knows the loss.
-        unknown = ~first if tuning else columns["samples"] == 0
+        is_unknown = ~is_first_rank if is_tuning else columns["samples"] == 0
         weights = (
             columns["loss_told"]
             if "loss_told" in columns
-            else np.where(unknown, 0, columns["samples"])
+            else np.where(is_unknown, 0, columns["samples"])
         )
         losses = np.where(weights > 0, columns["loss"], 0.0)
-        told = np.bincount(step, weights)
-        sums = np.bincount(step, losses * weights)
-        unknown_loss = np.full(len(told), math.nan)
-        figures["train/loss"] = np.divide(sums, told, out=unknown_loss, where=told > 0)
-    counted = {"train/tokens_per_s": "non_padding"} if tuning else {"train/images_per_s": "samples"}
+        weight_sums = np.bincount(step, weights)
+        loss_sums = np.bincount(step, losses * weights)
+        unknown_loss = np.full(len(weight_sums), math.nan)
+        figures["train/loss"] = np.divide(
+            loss_sums, weight_sums, out=unknown_loss, where=weight_sums > 0
+        )
+    counted_columns = (
+        {"train/tokens_per_s": "non_padding"} if is_tuning else {"train/images_per_s": "samples"}
+    )
     if "batches" in columns:  # A script's steps have this column.
-        counted = {"train/samples_per_s": "samples", "train/tokens_per_s": "tokens"}
-    for key, column in counted.items():
+        counted_columns = {"train/samples_per_s": "samples", "train/tokens_per_s": "tokens"}
+    for key, column in counted_columns.items():
         if column in columns:
             figures[key] = np.bincount(step, columns[column]) / np.where(
                 step_s > 0, step_s, math.nan
@@ -206,10 +222,10 @@ def step_figures(columns: Columns) -> Columns:
     if "data_s" in columns:
         figures["train/data_wait_s"] = np.bincount(step, columns["data_s"]) / np.bincount(step)
     if "lr" in columns:
-        figures["train/lr"] = columns["lr"][first]
-    if "rewards_chosen" in columns and not np.isnan(columns["rewards_chosen"][first]).all():
+        figures["train/lr"] = columns["lr"][is_first_rank]
+    if "rewards_chosen" in columns and not np.isnan(columns["rewards_chosen"][is_first_rank]).all():
         names = ("rewards_chosen", "rewards_rejected", "rewards_accuracies")
-        chosen, rejected, accuracy = (columns[name][first] for name in names)
+        chosen, rejected, accuracy = (columns[name][is_first_rank] for name in names)
         figures |= dict(
             zip(keys.REWARDS, (chosen, rejected, chosen - rejected, accuracy), strict=True)
         )
@@ -224,10 +240,10 @@ def samples(
     GPUs are numbered from 0 within the run, so that a panel shows the runs of a sweep side by side.
     If an attempt ran on several nodes, the host is part of the name, as in W&B's own labels.
     """
-    return sorted(_of_gpus(folder, gpu, timeline), key=lambda sample: sample[0])
+    return sorted(_gpu_samples(folder, gpu, timeline), key=lambda sample: sample[0])
 
 
-def _of_gpus(
+def _gpu_samples(
     folder: Path, gpu: Gpu | None, timeline: RunClock
 ) -> Iterator[tuple[float, dict[str, float]]]:
     path = folder / MERGED
@@ -242,11 +258,11 @@ def _of_gpus(
         # Unix time at which `time_s` is 0.
         zero_at = attempt.training_at - spans[0][0] if spans else attempt.started_at
         hosts = {other.host for other in gpu.parts if other.start == part.start}
-        own = [device.uuid for device in gpu.devices if device.host in (part.host, None)]
-        parts[part.start, part.node] = zero_at, own, f"/l:{part.host}" if len(hosts) > 1 else ""
+        uuids = [device.uuid for device in gpu.devices if device.host in (part.host, None)]
+        parts[part.start, part.node] = zero_at, uuids, f"/l:{part.host}" if len(hosts) > 1 else ""
     for row in pq.read_table(path).to_pylist():
-        zero_at, own, suffix = parts.get((row["start"], row["node"]), (0.0, (), ""))
-        if row["gpu"] not in own:
+        zero_at, uuids, suffix = parts.get((row["start"], row["node"]), (0.0, (), ""))
+        if row["gpu"] not in uuids:
             continue
         values = {}
         for column, (name, factor) in keys.GPU_SAMPLES.items():
@@ -254,7 +270,7 @@ def _of_gpus(
             if value is not None and not math.isnan(value):
                 values[name] = value * factor
         if values:
-            prefix = f"gpu.{own.index(row['gpu'])}"
+            prefix = f"gpu.{uuids.index(row['gpu'])}"
             yield (
                 zero_at + row["time_s"],
                 {f"{prefix}.{name}{suffix}": value for name, value in values.items()},

@@ -29,14 +29,14 @@ from multicard.records.steps import STEPS
 from multicard.tracking import keys
 from multicard.tracking.history import RunClock
 
-LONGEST = 64  # The most characters of a name.
-CELL = re.compile(
+MAX_NAME_CHARACTERS = 64  # The most characters of a name.
+CELL_NAME = re.compile(
     r"(?P<settings>.*)-(?P<identity>\w{8})(?:-(?P<repetition>r\d+))?(?P<probe>-probe)?"
 )
 # A summary leaves out keys that are in the configuration, the history or a table, and lists that
 # result.json holds.
-ELSEWHERE = ("schema_version", "axes", "config", "epochs", "folder")
-LISTS = (
+KEYS_ELSEWHERE = ("schema_version", "axes", "config", "epochs", "folder")
+LISTS_LEFT_OUT = (
     *("cause.facts", "profile.rows", "profile.files", "diagnosis.rounds_s", "gpu.parts"),
     "held_out.evaluations",  # The summary has the last loss among them.
 )
@@ -71,11 +71,11 @@ class WandbRunInfo:
     commit: str | None = None
 
 
-def about(folder: Path, record: AnyRecord) -> WandbRunInfo:
+def run_info(folder: Path, record: AnyRecord) -> WandbRunInfo:
     """Describe the run of a record, or of the part that is known while the run goes on."""
-    named = (
+    names = (
         run_id(record),
-        short_name(folder.name, swept(folder.parent)),
+        short_name(folder.name, varied_keys(folder.parent)),
         record.name or folder.parent.name,
         record.kind,
         tags(record),
@@ -83,7 +83,7 @@ def about(folder: Path, record: AnyRecord) -> WandbRunInfo:
     hosts = chain.from_iterable(part.hosts or () for part in record.segments)
     host = next(hosts, None)
     return WandbRunInfo(
-        *named, configuration(folder, record), RunClock.of(record).started_at, host, record.commit
+        *names, configuration(folder, record), RunClock.of(record).started_at, host, record.commit
     )
 
 
@@ -103,7 +103,7 @@ def run_id(record: AnyRecord) -> str:
     return f"{record.identity or record.status}-{digits}"
 
 
-def swept(sweep: Path) -> set[str]:
+def varied_keys(sweep: Path) -> set[str]:
     """Return the keys, without their group, that have several values in a sweep's last command.
 
     The set is empty if the command is unknown.
@@ -118,31 +118,31 @@ def swept(sweep: Path) -> set[str]:
             values[key] = value
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return set()
-    several = {
+    varied = {
         key
         for key, value in values.items()
         if re.search("[,(]", value) and not value.startswith("[")
     }
-    return {key.lstrip("+").rpartition(".")[2] for key in several}
+    return {key.lstrip("+").rpartition(".")[2] for key in varied}
 
 
-def short_name(cell: str, swept: Container[str] = ()) -> str:
+def short_name(cell: str, varied_keys: Container[str] = ()) -> str:
     """Return the name of a run, from the name of its folder.
 
     Examples: "gpus=2, precision=bf16", and "gpus=2 r3" for a repetition. If a name is too long, the
     keys that its sweep varies come first, and its end is cut off.
     """
-    match = CELL.fullmatch(cell)
+    match = CELL_NAME.fullmatch(cell)
     if match is None:
-        return cell[:LONGEST]
-    repeated = " ".join(filter(None, (match["repetition"], "probe" if match["probe"] else None)))
+        return cell[:MAX_NAME_CHARACTERS]
+    repetition = " ".join(filter(None, (match["repetition"], "probe" if match["probe"] else None)))
     settings = re.split(r",(?=[\w.+~-]+=)", match["settings"])
-    name = " ".join(filter(None, (", ".join(settings), repeated)))
-    if len(name) <= LONGEST:
+    name = " ".join(filter(None, (", ".join(settings), repetition)))
+    if len(name) <= MAX_NAME_CHARACTERS:
         return name
-    settings.sort(key=lambda word: word.partition("=")[0].rpartition(".")[2] not in swept)
-    end = f" {repeated} {match['identity']}" if repeated else f" {match['identity']}"
-    return f"{', '.join(settings)[: LONGEST - len(end)]}{end}"
+    settings.sort(key=lambda word: word.partition("=")[0].rpartition(".")[2] not in varied_keys)
+    end = f" {repetition} {match['identity']}" if repetition else f" {match['identity']}"
+    return f"{', '.join(settings)[: MAX_NAME_CHARACTERS - len(end)]}{end}"
 
 
 def tags(record: AnyRecord) -> tuple[str, ...]:
@@ -150,10 +150,10 @@ def tags(record: AnyRecord) -> tuple[str, ...]:
 
     Only limits that forbid a statement about the run are tags.
     """
-    marks = {"probe": record.is_probe, record.status: record.status != "ok"}
-    own = [mark for mark, applies in marks.items() if applies]
-    limited = [limit.code for limit in limits.of(record) if limit.forbids]
-    return tuple(dict.fromkeys([*user_tags(record), *own, *limited]))
+    possible_tags = {"probe": record.is_probe, record.status: record.status != "ok"}
+    own_tags = [tag for tag, applies in possible_tags.items() if applies]
+    limit_codes = [limit.code for limit in limits.of(record) if limit.forbids]
+    return tuple(dict.fromkeys([*user_tags(record), *own_tags, *limit_codes]))
 
 
 def user_tags(record: AnyRecord) -> list[str]:
@@ -166,11 +166,13 @@ def configuration(folder: Path, record: AnyRecord) -> dict[str, Any]:
         name: getattr(record, name) for name in ("hardware", "commit", "identity", "repetition")
     }
     groups["data"] = content(record)
-    says_nothing = {*schema.keys(Role.forecast), "tracker"}
-    own = {key: value for key, value in record.config.items() if key not in says_nothing}
-    known = {name: value for name, value in groups.items() if value is not None}
+    left_out = {*schema.keys(Role.forecast), "tracker"}
+    own_configuration = {key: value for key, value in record.config.items() if key not in left_out}
+    known_groups = {name: value for name, value in groups.items() if value is not None}
     return (
-        known | record.axes | {"machine": _machine(read_environment(folder)), "configuration": own}
+        known_groups
+        | record.axes
+        | {"machine": _machine(read_environment(folder)), "configuration": own_configuration}
     )
 
 
@@ -199,22 +201,24 @@ def summary(record: AnyRecord) -> dict[str, Any]:
     Keys are "outer.inner", or "outer.0.inner" within a list. The lines of a log are one text, and a
     list of texts is one line.
     """
-    own = {key: value for key, value in builtins(record).items() if key not in ELSEWHERE}
-    own[LIMITS] = [limit.code for limit in limits.of(record)]
-    own |= {
+    figures = {key: value for key, value in builtins(record).items() if key not in KEYS_ELSEWHERE}
+    figures[LIMITS] = [limit.code for limit in limits.of(record)]
+    figures |= {
         figure.in_summary: figure.value(record) for figure in FIGURES.values() if figure.in_summary
     }
-    return ({keys.ATTEMPTS: len(record.segments)} if record.segments else {}) | dict(flat(own))
+    return ({keys.ATTEMPTS: len(record.segments)} if record.segments else {}) | dict(
+        flatten(figures)
+    )
 
 
-def flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    if key in LISTS or value is None:
+def flatten(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    if key in LISTS_LEFT_OUT or value is None:
         return
     if isinstance(value, list | tuple) and value and all(isinstance(item, str) for item in value):
         yield key, ("\n" if key.endswith("log_tail") else ", ").join(value)
     elif isinstance(value, Mapping | list | tuple):
         for name, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
-            yield from flat(inner, f"{key}.{name}" if key else str(name))
+            yield from flatten(inner, f"{key}.{name}" if key else str(name))
     else:
         yield key, value
 

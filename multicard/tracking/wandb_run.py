@@ -74,13 +74,13 @@ class WandbRun:
     @classmethod
     def open(cls, about: WandbRunInfo, target: WandbTarget, folder: Path) -> Self:
         """Start the run, or continue it if W&B has it. W&B's own files are in `folder`."""
-        own = {
+        run_facts = {
             name: getattr(about, name)
             for name in ("id", "name", "group", "job_type", "tags", "config")
         }
-        to = {"project": target.project, "entity": target.entity, "mode": str(target.mode)}
+        destination = {"project": target.project, "entity": target.entity, "mode": str(target.mode)}
         with _as_runtime_error(), _clock_at(about.started_at):
-            wandb = _quiet()
+            wandb = _quiet_wandb()
             settings = wandb.Settings(
                 silent=True,
                 console="off",
@@ -96,7 +96,12 @@ class WandbRun:
                 finish_timeout_raises=True,
             )
             run = wandb.init(
-                **own, **to, resume="allow", dir=folder, reinit="finish_previous", settings=settings
+                **run_facts,
+                **destination,
+                resume="allow",
+                dir=folder,
+                reinit="finish_previous",
+                settings=settings,
             )
             for axis, table in ((keys.STEP, keys.BY_STEP), (keys.EPOCH, keys.BY_EPOCH)):
                 run.define_metric(axis)
@@ -160,19 +165,21 @@ class WandbRun:
         if number < self.next_row:
             return
         with _as_runtime_error():
-            shown = wandb.Table(list(columns), [list(row) for row in rows], allow_mixed_types=True)
-            self.row(number, {key: shown}, moment)
-            self._run.summary.update({key: shown})
+            wandb_table = wandb.Table(
+                list(columns), [list(row) for row in rows], allow_mixed_types=True
+            )
+            self.row(number, {key: wandb_table}, moment)
+            self._run.summary.update({key: wandb_table})
 
     def finish(self, summary: Mapping[str, Any], end: Moment, exit_code: int) -> None:
         """Write the summary, and end the run at a moment of its own clock."""
-        ended = {
+        end_values = {
             "_timestamp": end.at,
             "_runtime": end.runtime_s,
             "_wandb": {"runtime": end.runtime_s},
         }
         with _as_runtime_error():
-            self._run.summary.update({**summary, **ended})
+            self._run.summary.update({**summary, **end_values})
             self._run.finish(exit_code=exit_code)
 
 
@@ -181,17 +188,20 @@ def _clock_at(at: float) -> Iterator[None]:
     """Make W&B take the Unix time `at` as the start of the run. W&B has no setting for it."""
     from wandb.sdk import wandb_init, wandb_run
 
-    stopped = SimpleNamespace(**{**vars(time), "time": lambda: at})
-    with patch.object(wandb_init, "time", stopped), patch.object(wandb_run, "time", stopped):
+    stopped_clock = SimpleNamespace(**{**vars(time), "time": lambda: at})
+    with (
+        patch.object(wandb_init, "time", stopped_clock),
+        patch.object(wandb_run, "time", stopped_clock),
+    ):
         yield
 
 
 def server() -> str:
     """Return the URL of W&B's server."""
-    return _quiet().setup().settings.base_url
+    return _quiet_wandb().setup().settings.base_url
 
 
-def _quiet() -> Any:
+def _quiet_wandb() -> Any:
     """Return W&B's module, set to print nothing: all errors are raised."""
     import wandb
 
