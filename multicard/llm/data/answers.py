@@ -355,9 +355,9 @@ class Writer:
             longer = self._text([*messages, next_message])
         except (jinja2.TemplateError, TypeError):
             return ""
-        token = (
-            self._special.one_token.match(longer, len(whole)) if longer.startswith(whole) else None
-        )
+        if not longer.startswith(whole):
+            return ""
+        token = self._special.one_token.match(longer, len(whole))
         return token[0] if token else ""
 
     def _pieces_by_training_form(self) -> list[Row] | None:

@@ -50,10 +50,9 @@ def tools_of(row: RowColumns) -> list[Any] | None:
 
     Older forms lack this key.
     """
-    name = next(iter(row.filled(names.TOOLS)), None)
-    if name is None:
+    tools = row.get(*names.TOOLS)
+    if tools is None:
         return None
-    tools = row.get(name)
     if isinstance(tools, str):
         tools = json_texts.as_object(tools)
     if isinstance(tools, dict):

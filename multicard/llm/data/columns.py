@@ -195,14 +195,10 @@ class RowColumns:
 
     def unread_with_meaning(self, names: Sequence[str] = BEARING) -> str | None:
         """Return the first unread column whose name gives it a meaning, or None."""
-        return next(
-            (
-                name
-                for name in self._values
-                if name in self._unread and name.lower().strip() in names
-            ),
-            None,
-        )
+        for name in self._values:
+            if name in self._unread and name.lower().strip() in names:
+                return name
+        return None
 
 
 class Unread(Counter[str]):

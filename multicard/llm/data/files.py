@@ -205,9 +205,8 @@ def _parse_json(text: str, line: int | None = None) -> Any:
         parsed = dict(pairs)
         if len(parsed) == len(pairs):
             return parsed
-        repeated_key = next(
-            key for key, count in Counter(key for key, _ in pairs).items() if count > 1
-        )
+        counts = Counter(key for key, _ in pairs)
+        repeated_key = next(key for key, count in counts.items() if count > 1)
         start = "" if line is None else f"line {line}: "
         raise Refusal(
             "llm.json-key-twice",

@@ -155,7 +155,8 @@ def refuse_label(row: RowColumns) -> None:
         value = row.peek(name)
         lower_value = _lower_text(value)
         is_truth = isinstance(value, bool) or lower_value in ("true", "false")
-        if is_truth if name in FLAGS else is_truth or (has_answer and lower_value in VERDICTS):
+        is_verdict = name not in FLAGS and has_answer and lower_value in VERDICTS
+        if is_truth or is_verdict:
             file_name = row.file_name(name)
             remedy = override({names.WANTED: file_name})
             raise Refusal(

@@ -130,25 +130,25 @@ def _check_prompt(
     answers: Sequence[list[Message]],
 ) -> None:
     """Check that the messages or the prompt in other columns are part of both conversations."""
-    texts_of_answers = [role_texts(answer_texts) for answer_texts in answers]
+    texts_of_answers = [role_texts(messages) for messages in answers]
     if held_conversation is not None:
         texts = role_texts(held_conversation[1])
         if not any(texts == answer_texts[: len(texts)] for answer_texts in texts_of_answers):
             raise two_prompts_refusal(held_conversation[0])
     for name in question_columns:
         value = row.peek(name)
-        texts = (
-            role_texts(turns.messages(value) or ())
-            if isinstance(value, list)
-            else role_texts(flat_turns(str(value)))
+        if isinstance(value, list):
+            texts = role_texts(turns.messages(value) or ())
+        else:
+            texts = role_texts(flat_turns(str(value)))
+        plain_text = str(value).strip()
+        are_contained = bool(texts) and all(
+            {*texts} <= {*answer_texts} for answer_texts in texts_of_answers
         )
-        is_said = bool(texts) and all(
-            all(text in answer_texts for text in texts) for answer_texts in texts_of_answers
+        is_one_text = all(
+            plain_text in {text for _, text in answer_texts} for answer_texts in texts_of_answers
         )
-        if not is_said and not all(
-            str(value).strip() in {text for _, text in answer_texts}
-            for answer_texts in texts_of_answers
-        ):
+        if not are_contained and not is_one_text:
             raise two_prompts_refusal(name)
         row.pass_over(name)
 
@@ -194,12 +194,14 @@ def _without_chosen_answer(
 
 
 def shared_length(chosen: Sequence[Any], rejected: Sequence[Any], most: int) -> int:
-    """Return how many turns, or pieces of text, both of a pair share at their beginning.
+    """Return how many turns, or pieces of text, the answers of a pair share at their beginning.
 
     The number is at most `most`.
     """
-    differ = (place for place in range(most) if chosen[place] != rejected[place])
-    return next(differ, most)
+    for place in range(most):
+        if chosen[place] != rejected[place]:
+            return place
+    return most
 
 
 def answers_alone(

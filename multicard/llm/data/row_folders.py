@@ -230,9 +230,9 @@ def _refuse_several_splits(value: str, folder: Path, trains: Mapping[Path, Named
     first_folders = [
         {path.relative_to(folder).parts[0] for path in paths} for paths in groups.values()
     ]
-    if all(len(folders) == 1 for folders in first_folders) and len(
-        set[str]().union(*first_folders)
-    ) == len(first_folders):
+    distinct_folders = set[str]().union(*first_folders)
+    is_one_folder_each = all(len(folders) == 1 for folders in first_folders)
+    if is_one_folder_each and len(distinct_folders) == len(first_folders):
         # Each is a configuration of the hub, and its folder holds its other splits too.
         remedy = override(KEY, str(folder / first_folders[0].pop()))
     raise Refusal(

@@ -216,25 +216,21 @@ class RowReader:
         ):
             raise turns.unwritten("weight", None, instead=CHAT)
         speakers = [SHARE_GPT[message["role"]] for message in settled]
-        speakers_in_turn = speakers[1:] if speakers[:1] == ["system"] else speakers
-        takes_turns = (
-            len(speakers_in_turn) > 1
-            and speakers_in_turn
-            == (["human", "gpt"] * len(speakers_in_turn))[: len(speakers_in_turn)]
-        )
-        if not takes_turns:
+        spoken_roles = speakers[1:] if speakers[:1] == ["system"] else speakers
+        alternating = ["human" if place % 2 == 0 else "gpt" for place in range(len(spoken_roles))]
+        if len(spoken_roles) < 2 or spoken_roles != alternating:
             raise Refusal(
                 "llm.row-no-conversation",
                 "holds no conversation in which a user and the assistant take turns; write"
                 ' {"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value":'
                 ' "..."}, ...]}, or use `dataset=chat`',
             )
-        if self._template is not None and len(speakers_in_turn) != 2:
+        if self._template is not None and len(spoken_roles) != 2:
             raise Refusal(
                 "llm.row-turns",
-                f"holds {len(speakers_in_turn)} turns, but {self._reader} takes a question"
+                f"holds {len(spoken_roles)} turns, but {self._reader} takes a question"
                 " and its answer; leave out the row, or the template",
-                turns=len(speakers_in_turn),
+                turns=len(spoken_roles),
                 reader=self._reader,
             )
         pairs = zip(speakers, settled, strict=True)

@@ -78,11 +78,9 @@ def load(config: LlmConfig) -> LoadedRows:
         return loaded
     # If rows are packed, only the ranks know their number.
     fills_a_step = config.packed or len(loaded.rows) >= config.rows_of_a_step
-    return (
-        loaded
-        if refusal is None and fills_a_step
-        else _load_and_hold_out(config, None)._replace(too_few=True)
-    )
+    if refusal is None and fills_a_step:
+        return loaded
+    return _load_and_hold_out(config, None)._replace(too_few=True)
 
 
 def _load_and_hold_out(config: LlmConfig, split: float | None) -> LoadedRows:

@@ -61,21 +61,25 @@ def split_rows(rows: Sequence[Any], named: Mapping[str, str | None]) -> SplitRow
     column, parts = named_parts(split_columns, is_named="split" in named)
     if parts is None:
         return None
-    kinds = {part: name.kind for part in {*parts} if (name := part_names.parsed(part)) is not None}
+    kinds = dict[str, PartKind]()
+    for part in {*parts}:
+        name = part_names.parsed(part)
+        if name is not None:
+            kinds[part] = name.kind
     tests = [part for part in kinds if kinds[part] is not PartKind.train]
     if not tests or len(tests) == len(kinds):
         return None
-    part = min(tests, key=_order)
+    tested_part = min(tests, key=_order)
     train = [
         number for number, row_part in enumerate(parts) if kinds.get(row_part) is PartKind.train
     ]
-    test = [number for number, row_part in enumerate(parts) if row_part == part]
+    test = [number for number, row_part in enumerate(parts) if row_part == tested_part]
     others = Counter(
         row_part or NO_PART
         for row_part in parts
-        if row_part != part and kinds.get(row_part) is not PartKind.train
+        if row_part != tested_part and kinds.get(row_part) is not PartKind.train
     )
-    return SplitRows(names_by_lower.get(column, column), train, test, part, others)
+    return SplitRows(names_by_lower.get(column, column), train, test, tested_part, others)
 
 
 def _split_columns(rows: Sequence[Any]) -> list[str]:

@@ -36,6 +36,8 @@ FORM = (
 
 # Keys of a part of a content. `cache_control` says how long a service keeps what it has read.
 PART_KEYS = ("type", "text", "cache_control")
+FUNCTION_KEYS = ("name", "arguments", "parameters")
+FLAT_CALL_KEYS = ("id", "index")  # Keys of the call, where it has no `function`.
 
 
 def messages(turns: Any, by_place: bool = False, by_pairs: bool = False) -> list[Message] | None:
@@ -268,23 +270,15 @@ def _call(content: Any, number: int) -> dict[str, Any]:
         arguments = {}
     if not isinstance(name, str) or not isinstance(arguments, dict):
         raise _bad_call(content, number)
-    read_keys = ("name", "arguments", "parameters")
-    call_fields = (
-        {}
-        if function is call
-        else {key: value for key, value in call.items() if key not in ("function", "type")}
-    )
-    function_fields = {key: value for key, value in function.items() if key not in read_keys}
     if function is call:
-        call_fields = {
-            key: value for key, value in function_fields.items() if key in ("id", "index")
-        }
-        function_fields = {
-            key: value
-            for key, value in function_fields.items()
-            if key not in ("id", "index", "type")
-        }
-    function_fields = {key: value for key, value in function_fields.items() if is_filled(value)}
+        call_fields = {key: value for key, value in call.items() if key in FLAT_CALL_KEYS}
+        read_keys = (*FUNCTION_KEYS, *FLAT_CALL_KEYS, "type")
+    else:
+        call_fields = {key: value for key, value in call.items() if key not in ("function", "type")}
+        read_keys = FUNCTION_KEYS
+    function_fields = {
+        key: value for key, value in function.items() if key not in read_keys and is_filled(value)
+    }
     return {
         "type": "function",
         "function": {"name": name, "arguments": arguments} | function_fields,

@@ -349,13 +349,12 @@ def calls_of(message: Message) -> list[dict[str, Any]]:
 
 def has_python(messages: Sequence[Message], text: str) -> bool:
     """Tell whether a text holds an object of arguments as Python prints it, which is not JSON."""
-    return any(
-        any(
-            any(printed in text for printed in _python_prints(call["function"]["arguments"]))
-            for call in calls_of(message)
-        )
-        for message in messages
-    )
+    for message in messages:
+        for call in calls_of(message):
+            prints = _python_prints(call["function"]["arguments"])
+            if any(printed in text for printed in prints):
+                return True
+    return False
 
 
 def _python_prints(value: Any) -> Iterator[str]:
