@@ -58,7 +58,10 @@ class SweepBatches:
             auto.refuse(config, self.on_slurm, self.packs)
             words = [turn.words for turn in turns]
             resolved = auto.resolve(self.command, self.context, config, words, self.on_slurm)
-            turns = [Turn(turn.number, own) for turn, own in zip(turns, resolved, strict=True)]
+            turns = [
+                Turn(turn.number, turn_words)
+                for turn, turn_words in zip(turns, resolved, strict=True)
+            ]
         if config.repeat == AUTO:
             self._measure_until_sure(turns)
         else:

@@ -169,8 +169,8 @@ class Writer:
         """Tell whether the template leaves out this answer's content."""
         content = self._messages[turn].get("content")
         try:
-            around = self._text_around(turn)
-            if around is None or len(around) > 1 or not isinstance(content, str):
+            surroundings = self._text_around(turn)
+            if surroundings is None or len(surroundings) > 1 or not isinstance(content, str):
                 return False
             return content.strip() not in self._text_of_first(turn + 1)
         except jinja2.TemplateError:  # The template only accepts whole conversations.
@@ -227,7 +227,7 @@ class Writer:
                 return None
             next_messages = self._messages[turn + 1 : turn + 2]
             # The beginning of another answer ends this one too.
-            ends = answer.ends or any(each["role"] == "assistant" for each in next_messages)
+            ends = answer.ends or any(message["role"] == "assistant" for message in next_messages)
             if not ends and (token := self._special.one_token.match(whole, span.end)):
                 span = Span(span.begin, token.end())
             spans.append(span)
@@ -241,31 +241,35 @@ class Writer:
         try:
             text = self._text_of_first(turn + 1)
             prompt = self._prompt_before(turn, text) if turn else self._prompt_before_first(text)
-            around = self._text_around(turn)
+            surroundings = self._text_around(turn)
         except jinja2.TemplateError:  # The template only accepts whole conversations.
             return None
         if prompt is None:
             return None
         answer = text[len(prompt) :]
-        if around is None or len(around) != 2 or not answer.endswith(around[1]):
-            behind = self._text_after(turn)
-            answer = answer.removesuffix(self._special.next_message_start(behind))
+        if surroundings is None or len(surroundings) != 2 or not answer.endswith(surroundings[1]):
+            text_after = self._text_after(turn)
+            answer = answer.removesuffix(self._special.next_message_start(text_after))
             end_run = self._special.run_before_spaces.search(answer)
             if end_run is None:
-                return FoundAnswer(prompt, answer, ends=around is not None or bool(behind.strip()))
+                return FoundAnswer(
+                    prompt, answer, ends=surroundings is not None or bool(text_after.strip())
+                )
             return FoundAnswer(
                 prompt, answer[: end_run.start() + self._special.end_length(end_run[1])], ends=True
             )
-        behind = around[1]
-        content = answer.removesuffix(behind)
-        end_run = self._special.token_run.search(behind)
+        text_after = surroundings[1]
+        content = answer.removesuffix(text_after)
+        end_run = self._special.token_run.search(text_after)
         if end_run is not None:
             return FoundAnswer(
                 prompt,
-                content + behind[: end_run.start() + self._special.end_length(end_run[0])],
+                content + text_after[: end_run.start() + self._special.end_length(end_run[0])],
                 ends=True,
             )
-        return FoundAnswer(prompt, content + (behind.rstrip() or behind), ends=bool(behind.strip()))
+        return FoundAnswer(
+            prompt, content + (text_after.rstrip() or text_after), ends=bool(text_after.strip())
+        )
 
     def _text_after(self, turn: int) -> str:
         """Return the text that the template adds after an answer without calls.
@@ -285,9 +289,13 @@ class Writer:
             return prompt
         # The prompt may end with reasoning that this answer lacks: DeepSeek's template begins
         # some, and Qwen 3.5's writes an empty block.
-        around = self._text_around(turn)
-        if around is not None and text.startswith(around[0]) and not self._has_reasoning(turn):
-            return around[0]
+        surroundings = self._text_around(turn)
+        if (
+            surroundings is not None
+            and text.startswith(surroundings[0])
+            and not self._has_reasoning(turn)
+        ):
+            return surroundings[0]
         before = self._text_of_first(turn)
         if not self._lenient or not text.startswith(before) or not prompt.startswith(before):
             return None
@@ -299,15 +307,17 @@ class Writer:
 
         No template is asked to render an empty list of messages.
         """
-        around = self._text_around(0)
-        if around is not None and (not text.startswith(around[0]) or self._has_reasoning(0)):
-            around = None
-        before = text if around is None else around[0]
+        surroundings = self._text_around(0)
+        if surroundings is not None and (
+            not text.startswith(surroundings[0]) or self._has_reasoning(0)
+        ):
+            surroundings = None
+        before = text if surroundings is None else surroundings[0]
         header = self._answer_header()
         if header and header in before:
             return before[: before.index(header) + len(header)]
         # As in later answers, a space before the content is learnt.
-        return None if around is None else before.rstrip(" ")
+        return None if surroundings is None else before.rstrip(" ")
 
     def _has_reasoning(self, turn: int) -> bool:
         """Tell whether a key of the answer holds reasoning, outside of its content."""

@@ -68,12 +68,12 @@ class ModelTokens(NamedTuple):
         special: the texts of all of them.
         named: the tokens with a role that templates write, by role, as `bos_token`. Templates
             write nothing for a role that the model lacks.
-        around: returns the tokens before and after a text without special tokens.
+        begin_and_end: returns the tokens before and after a text without special tokens.
     """
 
     special: tuple[str, ...]
     named: Mapping[str, str]
-    around: Callable[[], tuple[str, str]]
+    begin_and_end: Callable[[], tuple[str, str]]
 
     def named_beside(self, others: Mapping[str, str]) -> "ModelTokens":
         """Add the roles that files beside a template give to tokens of this model.
@@ -84,7 +84,7 @@ class ModelTokens(NamedTuple):
             **self.named,
             **{role: token for role, token in others.items() if token in self.special},
         }
-        return self._replace(named=named, around=partial(_named_begin_and_end, named))
+        return self._replace(named=named, begin_and_end=partial(_named_begin_and_end, named))
 
 
 class ChatTemplate(NamedTuple):
@@ -93,7 +93,7 @@ class ChatTemplate(NamedTuple):
     Fields:
         source: the template's text.
         render: writes messages, with `MARK` around the parts that the template marks as answers.
-        around: returns the special tokens before and after a text without any.
+        begin_and_end: returns the special tokens before and after a text without any.
         special: the special tokens that the template's text may contain.
         training: renders TRL's training form of the template, if there is one.
         checks: for each loss, the check that rows are written completely.
@@ -104,7 +104,7 @@ class ChatTemplate(NamedTuple):
 
     source: str
     render: Callable[..., str]
-    around: Callable[[], tuple[str, str]]
+    begin_and_end: Callable[[], tuple[str, str]]
     special: tuple[str, ...]
     training: Callable[..., str] | None
     checks: dict[ChatLoss, TemplateChecks]
@@ -209,7 +209,7 @@ def _compiled_template(
     training_form = None if training is None else _render_function(training, tokens.named)
     render = _render_function(source, tokens.named)
     return ChatTemplate(
-        source, render, tokens.around, tokens.special, training_form, {}, with_tools
+        source, render, tokens.begin_and_end, tokens.special, training_form, {}, with_tools
     )
 
 
@@ -419,7 +419,7 @@ def _whole_text(text: str, chat_template: ChatTemplate, loss: ChatLoss) -> Row:
             " `dataset.loss=all`",
             key="dataset.loss",
         )
-    begin, end = chat_template.around()
+    begin, end = chat_template.begin_and_end()
     whole = text if text.startswith(begin) else begin + text
     return {"content": whole if whole.endswith(end) else whole + end, "learnt": True}
 

@@ -366,7 +366,7 @@ CONTEXT_WORDS = ("context", "passage", "paragraph", "document", "background", "e
 
 
 def guessed_override(
-    row: Mapping[str, Any], wanted: Sequence[str], beside: bool = False
+    row: Mapping[str, Any], wanted: Sequence[str], with_input: bool = False
 ) -> str | None:
     """Guess which of a row's columns have the wanted meanings, and return the override for it.
 
@@ -378,7 +378,7 @@ def guessed_override(
     Args:
         row: the values by column.
         wanted: our names of the columns to find.
-        beside: also name a question's only context, or its choices, as `input`, which the row
+        with_input: also name a question's only context, or its choices, as `input`, which the row
             lacks.
     """
     candidates = [
@@ -411,10 +411,10 @@ def guessed_override(
     renamed = {ours: guesses[ours] for ours in wanted if ours in guesses and ours != guesses[ours]}
     if not renamed or len(guesses) < len(wanted):
         return None
-    if beside and len(contexts) == 1 and contexts[0] not in guesses.values():
+    if with_input and len(contexts) == 1 and contexts[0] not in guesses.values():
         renamed["input"] = contexts[0]
     choices = [name for name in row if name.lower().strip() in CHOICES and is_filled(row[name])]
-    if beside and "input" not in renamed and len(choices) == 1:
+    if with_input and "input" not in renamed and len(choices) == 1:
         renamed["input"] = choices[0]
     return override(renamed)
 

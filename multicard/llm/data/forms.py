@@ -136,7 +136,7 @@ def _unknown_form(row: RowColumns) -> Refusal:
             )
     # A context is read beside a question and its answer, whatever its name.
     is_read = bool(row.filled(names.CONTEXT))
-    remedy = guessed_override(row.values(), ("instruction", "output"), beside=not is_read)
+    remedy = guessed_override(row.values(), ("instruction", "output"), with_input=not is_read)
     hint = f", or name the columns, as `{remedy}`" if remedy else ""
     return Refusal(
         "llm.chat-no-messages",
@@ -447,9 +447,9 @@ def missing_columns_refusal(
         for name, value in row.values().items()
         if name in missing or name not in read_names
     }
-    beside = reads_input and not row.filled(("input",))
-    remedy = guessed_override(free_columns, [*also, *missing], beside) or guessed_override(
-        free_columns, missing, beside
+    with_input = reads_input and not row.filled(("input",))
+    remedy = guessed_override(free_columns, [*also, *missing], with_input) or guessed_override(
+        free_columns, missing, with_input
     )
     unread = [name for name in row.all() if name not in (*names.CHOSEN, *names.REJECTED)]
     hint = "rename the columns" if unread else "add it to each row"

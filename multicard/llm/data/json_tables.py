@@ -105,10 +105,10 @@ def _rows_of_cells(value: Mapping[str, Any]) -> FoundRows | None:
                 cells=len(row),
                 columns=len(header),
             )
-    beside = _count_beside(value, [*headers, *tables])
+    counts_beside = _count_beside(value, [*headers, *tables])
     if value.get("index") == [*range(len(cells))]:
-        del beside["index"]  # pandas only counted the rows.
-    return [dict(zip(header, row, strict=True)) for row in cells], beside
+        del counts_beside["index"]  # pandas only counted the rows.
+    return [dict(zip(header, row, strict=True)) for row in cells], counts_beside
 
 
 def _is_headers(name: str, inner: Any) -> bool:

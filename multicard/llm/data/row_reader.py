@@ -57,7 +57,9 @@ class RowReader:
         self._tokens: TurnTokens | None = None
         if self._chat_template is not None:
             self._tokens = TurnTokens(
-                self._chat_template.special, self._chat_template.render, self._chat_template.around
+                self._chat_template.special,
+                self._chat_template.render,
+                self._chat_template.begin_and_end,
             )
         template = config.template_name
         self._reader = f"template={template}" if template else f"dataset={self._data.name}"

@@ -355,11 +355,11 @@ def texts(config: LlmConfig, rows: list[Row]) -> list[str]:
     """Return the texts of rows and of the template around them, to train the embedded tokenizer."""
     template = templates.chosen(config)
     pairs = templates.INSTRUCT_PAIRS if methods.chosen(config).pairs else ()
-    around = [*(template.around if template else ()), *pairs]
-    found = []
+    template_texts = [*(template.around if template else ()), *pairs]
+    all_texts = []
     for row in rows:
-        found.extend((*around, *strings(row)))
-    return found
+        all_texts.extend((*template_texts, *strings(row)))
+    return all_texts
 
 
 def strings(row: Row) -> list[str]:

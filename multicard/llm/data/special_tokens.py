@@ -40,15 +40,17 @@ class SpecialTokens:
                 return token.start()
         return len(run)
 
-    def next_message_start(self, behind: str) -> str:
+    def next_message_start(self, text_after: str) -> str:
         """Return the text with which another message begins, if it has a special token.
 
         Args:
             behind: the text after an answer.
         """
-        first_run = self.token_run.search(behind)
+        first_run = self.token_run.search(text_after)
         rest = (
-            "" if first_run is None else behind[first_run.start() + self.end_length(first_run[0]) :]
+            ""
+            if first_run is None
+            else text_after[first_run.start() + self.end_length(first_run[0]) :]
         )
         return rest if self.one_token.search(rest) else ""
 
@@ -62,13 +64,13 @@ class SpecialTokens:
         It counts whole tags and words, in characters. If the prompt differs after a tag that opens
         reasoning, this tag belongs to the answer.
         """
-        at = 0
+        length = 0
         for unit in self._unit.finditer(prompt):
-            if not text.startswith(unit[0], at):
-                opens = OPENS.search(text[:at])
-                return opens.start() if opens else at
-            at = unit.end()
-        return at
+            if not text.startswith(unit[0], length):
+                opens = OPENS.search(text[:length])
+                return opens.start() if opens else length
+            length = unit.end()
+        return length
 
     def prompt_length_within(self, prompt: str, before: str, span: str) -> int:
         """Return how many characters at the beginning of a span still belong to the prompt.

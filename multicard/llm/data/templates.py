@@ -99,7 +99,7 @@ def check(config: LlmConfig) -> None:
         fitting.append("instruct")
     if name not in fitting:
         remedy = "leave it out"
-        others = [f"`template={each}`" for each in dict.fromkeys(fitting) if each is not None]
+        others = [f"`template={option}`" for option in dict.fromkeys(fitting) if option is not None]
         if others:
             remedy += f", or use {' or '.join(others)}"
         raise Refusal(

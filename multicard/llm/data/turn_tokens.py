@@ -36,18 +36,18 @@ class TurnTokens:
     Args:
         special: the texts of all special tokens of the tokenizer.
         render: writes messages with the chat template.
-        around: returns the tokens before and after a text without special tokens.
+        begin_and_end: returns the tokens before and after a text without special tokens.
     """
 
     def __init__(
         self,
         special: Sequence[str],
         render: Callable[..., str],
-        around: Callable[[], Sequence[str]],
+        begin_and_end: Callable[[], Sequence[str]],
     ) -> None:
         self._all_tokens = tuple(token for token in special if token)
         self._render = render
-        self._tokens_around = around
+        self._begin_and_end = begin_and_end
         self._turn_tokens: SpecialTokens | None = None
         self._rows_by_token = Counter[str]()
         self._rows = 0
@@ -96,7 +96,7 @@ class TurnTokens:
         They are few, so that the search in each message is quick.
         """
         if self._turn_tokens is None:
-            written = "".join(self._tokens_around())
+            written = "".join(self._begin_and_end())
             for messages in (PLAIN, PLAIN[:1]):
                 try:
                     written += self._render(

@@ -307,12 +307,15 @@ def _missing_repeats(messages: Sequence[Message], text: str) -> Iterator[Message
     """Yield contents that the text contains less often than the messages do."""
     contents = [str(message["content"] or "").strip() for message in messages]
     totals = Counter(contents)
-    seen = Counter[str]()
+    seen_so_far = Counter[str]()
     for place, content in enumerate(contents):
-        seen[content] += 1
+        seen_so_far[content] += 1
         if totals[content] < 2 or not content or "</think>" in content:
             continue
-        if max(text.count(form) for form in (content, *_json_forms(content))) < seen[content]:
+        if (
+            max(text.count(form) for form in (content, *_json_forms(content)))
+            < seen_so_far[content]
+        ):
             yield MessagePart(place, "content", content)
 
 
