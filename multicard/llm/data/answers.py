@@ -100,6 +100,10 @@ class Writer:
     def write(self, loss: ChatLoss) -> WrittenConversation:
         """Return the conversation in pieces. The answers bear loss, or all of the text.
 
+        The template's own marks are used first. Without marks, the answers are located in the text.
+        TRL's training form is the next choice, and the first one if the template drops reasoning.
+        Then the answers are located with lenient prompts. At last only the last answer is learnt.
+
         Raises:
             Refusal: the answers cannot be located.
         """

@@ -106,18 +106,22 @@ class RowColumns:
         self, row: Mapping[str, Any], named: Mapping[str, str | None] | None = None
     ) -> None:
         named = named or {}
-        used_by_file = {theirs for theirs in named.values() if theirs is not None}
-        self.named = frozenset(ours for ours, theirs in named.items() if theirs is not None)
+        used_by_file = {file_name for file_name in named.values() if file_name is not None}
+        self.named = frozenset(
+            our_name for our_name, file_name in named.items() if file_name is not None
+        )
         self._values = {
             name: value
             for name, value in row.items()
             if name not in named and name not in used_by_file
         }
         self._dropped = [name for name in row if name in named and name not in used_by_file]
-        for ours, theirs in named.items():
-            if theirs is not None and theirs in row:
-                self._values[ours] = row[theirs]
-        self._file_names = {ours: theirs for ours, theirs in named.items() if theirs is not None}
+        for our_name, file_name in named.items():
+            if file_name is not None and file_name in row:
+                self._values[our_name] = row[file_name]
+        self._file_names = {
+            our_name: file_name for our_name, file_name in named.items() if file_name is not None
+        }
         self._names_by_lower = {name.lower().strip(): name for name in reversed(self._values)}
         self._unread = {name for name, value in self._values.items() if is_filled(value)}
         self.row = row
@@ -227,39 +231,42 @@ def check_named(named: Mapping[str, str | None], where: str, rows: Sequence[Any]
         if isinstance(row, dict):
             names.extend(row)
     row_columns = list(dict.fromkeys(names))
-    for ours, theirs in named.items():
-        known_names = NAMED if theirs is not None else row_columns
-        if ours not in known_names:
-            similar = difflib.get_close_matches(ours, filter(pasting.typeable, known_names), n=1)
+    for our_name, file_name in named.items():
+        known_names = NAMED if file_name is not None else row_columns
+        if our_name not in known_names:
+            similar = difflib.get_close_matches(
+                our_name, filter(pasting.typeable, known_names), n=1
+            )
             corrected = {
-                similar[0] if similar and name == ours else name: value
+                similar[0] if similar and name == our_name else name: value
                 for name, value in named.items()
             }
             if not similar:
-                corrected = {name: theirs for name in known_names if pasting.typeable(name)}
+                corrected = {name: file_name for name in known_names if pasting.typeable(name)}
                 corrected = dict([*corrected.items()][:1])
             remedy = override(corrected)
             known_list = ", ".join(known_names)
             raise Refusal(
                 "llm.columns-unknown",
-                f"{KEY}.{ours}={theirs or 'null'}: is no column of {where} that is read; name one"
-                f" of {known_list}, as `{remedy}`",
+                f"{KEY}.{our_name}={file_name or 'null'}: is not a column of {where} that is read; name"
+                f" one of {known_list}, as `{remedy}`",
                 key=KEY,
-                value=ours,
+                value=our_name,
                 known=list(known_names),
                 remedy=remedy,
             )
-        if theirs is not None and theirs not in row_columns:
+        if file_name is not None and file_name not in row_columns:
             similar = (
-                difflib.get_close_matches(theirs, row_columns, n=1, cutoff=0.3) or row_columns[:1]
+                difflib.get_close_matches(file_name, row_columns, n=1, cutoff=0.3)
+                or row_columns[:1]
             )
-            remedy = override({**named, ours: similar[0]}) if similar else override({})
+            remedy = override({**named, our_name: similar[0]}) if similar else override({})
             raise Refusal(
                 "llm.columns-absent",
-                f"{KEY}.{ours}={theirs}: {where} has no such column; it has"
+                f"{KEY}.{our_name}={file_name}: {where} has no such column; it has"
                 f" {', '.join(row_columns) or 'none'}: use `{remedy}`",
                 key=KEY,
-                value=theirs,
+                value=file_name,
                 found=row_columns,
                 remedy=remedy,
             )
@@ -391,15 +398,15 @@ def guessed_override(
             name for name in candidates if not any(_has_sign(name, sign) for sign in SOURCES)
         ]
     guesses = dict[str, str]()
-    for ours in wanted:
-        similar = _names_with_sign(candidates, SIGNS[ours])
+    for our_name in wanted:
+        similar = _names_with_sign(candidates, SIGNS[our_name])
         if len(similar) > 1:
             return None
-        for theirs in similar:
-            candidates.remove(theirs)
-            guesses[ours] = theirs
+        for file_name in similar:
+            candidates.remove(file_name)
+            guesses[our_name] = file_name
     contexts = [name for name in candidates if any(_has_sign(name, sign) for sign in CONTEXT_WORDS)]
-    missing = [ours for ours in wanted if ours not in guesses]
+    missing = [our_name for our_name in wanted if our_name not in guesses]
     if len(missing) == len(candidates) == 1 and missing[0] not in ("chosen", "rejected"):
         is_answer = missing[0] in ("output", "summary")
         textless = [
@@ -408,7 +415,11 @@ def guessed_override(
         if is_answer and (contexts or _names_with_sign(textless, SIGNS[missing[0]])):
             return None
         guesses[missing[0]] = candidates[0]
-    renamed = {ours: guesses[ours] for ours in wanted if ours in guesses and ours != guesses[ours]}
+    renamed = {
+        our_name: guesses[our_name]
+        for our_name in wanted
+        if our_name in guesses and our_name != guesses[our_name]
+    }
     if not renamed or len(guesses) < len(wanted):
         return None
     if with_input and len(contexts) == 1 and contexts[0] not in guesses.values():

@@ -242,17 +242,17 @@ def refuse_number(row: RowColumns, answer: str) -> None:
     if isinstance(value, int | float):
         raise Refusal(
             "llm.row-number",
-            f"has {json.dumps(value)} in {answer}, which is a number and not a text; write it in"
-            " quotes, or leave the row out",
+            f"has {json.dumps(value)} in {answer}, which is not a text; write it in quotes, or leave"
+            " the row out",
             column=answer,
             value=value,
         )
 
 
 def only_column(row: RowColumns, columns: Sequence[str]) -> str:
-    """Return the only one of several columns with the same meaning.
+    """Return the column to read among several with the same meaning.
 
-    If they differ they are refused: what a run learns would depend on the choice.
+    If their values differ, they are refused: what a run learns would depend on the choice.
     """
     if len(columns) > 1 and any(row.peek(name) != row.peek(columns[0]) for name in columns):
         our_name = "instruction" if columns[0] in (*names.QUESTION, *names.CONTEXT) else "output"

@@ -89,8 +89,9 @@ def _load_and_hold_out(config: LlmConfig, split: float | None) -> LoadedRows:
     if isinstance(data, SyntheticConfig):
         return _load_synthetic(config, data, split)
     data = _stored_config(config)
-    is_whole = (data.data_files or data.rows or data.test_files or split) is None
-    if type(data) is StoredTextConfig and is_whole and DATASETS[data.name].has_answers:
+    # torchtune itself reads a whole data set of the hub, if no row is changed or left out.
+    is_whole_set = (data.data_files or data.rows or data.test_files or split) is None
+    if type(data) is StoredTextConfig and is_whole_set and DATASETS[data.name].has_answers:
         hub.check_source(data)
         if hub.revision(str(data.source)) is None:
             # Otherwise each rank would fetch them, and only after the data is identified.
@@ -128,41 +129,52 @@ def _load_and_hold_out(config: LlmConfig, split: float | None) -> LoadedRows:
     drawn_places = held_out_rows.drawn(
         available, 0 if by_column else held_out_rows.size(wanted, split)
     )
-    measured = {candidates[place] for place in drawn_places}
-    others = [number for number in candidates if number not in measured] if measured else candidates
+    held_out_numbers = {candidates[place] for place in drawn_places}
+    other_numbers = (
+        [number for number in candidates if number not in held_out_numbers]
+        if held_out_numbers
+        else candidates
+    )
     if splits is not None:
         rows = [
             {name: value for name, value in row.items() if name != splits.column} for row in rows
         ]
         if by_column:
-            measured = {*splits.test}
-    order = Random(config.seed).sample(others, wanted - len(drawn_places))
-    numbers = [*order, *sorted(measured)]
-    read = _convert_rows(config, data, {number: rows[number] for number in numbers}, stored)
-    trained = [row for number, row in read.rows.items() if number not in measured]
+            held_out_numbers = {*splits.test}
+    # The seed draws the rows to train on, and their order.
+    training_numbers = Random(config.seed).sample(other_numbers, wanted - len(drawn_places))
+    all_numbers = [*training_numbers, *sorted(held_out_numbers)]
+    read_rows = _convert_rows(
+        config, data, {number: rows[number] for number in all_numbers}, stored
+    )
+    trained = [row for number, row in read_rows.rows.items() if number not in held_out_numbers]
     held_out = None
     if data.test_files is not None:
         held_out, ignored_of_tests = _test_rows(config, data)
-        read = read._replace(ignored=dict(Counter(read.ignored) + Counter(ignored_of_tests)))
+        read_rows = read_rows._replace(
+            ignored=dict(Counter(read_rows.ignored) + Counter(ignored_of_tests))
+        )
     elif split is not None:
         held_out_by_number = {
-            number: row for number, row in read.rows.items() if number in measured
+            number: row for number, row in read_rows.rows.items() if number in held_out_numbers
         }
         held_out = HeldOutRows(
             [*held_out_by_number.values()], [*held_out_by_number], splits if by_column else None
         )
-    ignored = read.ignored if splits is None else {**read.ignored, **splits.unread(by_column)}
+    ignored = (
+        read_rows.ignored if splits is None else {**read_rows.ignored, **splits.unread(by_column)}
+    )
     return LoadedRows(
         trained,
-        read.broken,
-        read.equal,
+        read_rows.broken,
+        read_rows.equal,
         ignored,
         available,
         held_out,
         wanted,
-        tokens=read.tokens,
-        by_place=read.by_place,
-        repeating=read.repeating,
+        tokens=read_rows.tokens,
+        by_place=read_rows.by_place,
+        repeating=read_rows.repeating,
     )
 
 
@@ -193,7 +205,7 @@ def _test_rows(config: LlmConfig, data: StoredTextConfig) -> tuple[HeldOutRows, 
             for number in splits.test
         }
     try:
-        read = _convert_rows(config, data, rows, stored, to_test=True)
+        read_rows = _convert_rows(config, data, rows, stored, to_test=True)
     except Refusal as error:
         reason = error.facts.get("reason", error.message)
         # Its remedy is left out: it would change how the rows to train on are read.
@@ -209,8 +221,8 @@ def _test_rows(config: LlmConfig, data: StoredTextConfig) -> tuple[HeldOutRows, 
             file=error.facts.get("file"),
             reason=messages.code_of(reason),
         ) from None
-    ignored = dict(Counter(read.ignored) + ignored_rows)
-    return HeldOutRows([*read.rows.values()], [*read.rows]), ignored
+    ignored = dict(Counter(read_rows.ignored) + ignored_rows)
+    return HeldOutRows([*read_rows.rows.values()], [*read_rows.rows]), ignored
 
 
 def _load_synthetic(config: LlmConfig, data: SyntheticConfig, split: float | None) -> LoadedRows:

@@ -168,14 +168,14 @@ class _StandIn:
         thoughts = dict[str, str]()
         for key, value in message.items():
             if key == "content" and isinstance(value, str):
-                before, between, after = value.rpartition("</think>")
-                if message["role"] == "assistant" and between:
-                    opened, begun, thought = before.partition("<think>")
-                    inner = thought if begun else opened
+                before, end_tag, after = value.rpartition("</think>")
+                if message["role"] == "assistant" and end_tag:
+                    before_tag, tag, after_tag = before.partition("<think>")
+                    inner = after_tag if tag else before_tag
                     stand_in[key] = (
-                        begun
+                        tag
                         + self._next_value(inner.strip())
-                        + between
+                        + end_tag
                         + self._next_value(after.strip())
                     )
                 else:
