@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 
-# The folder in which transformers saves further templates beside the default one.
+# The folder in which transformers saves the templates other than the default one.
 ADDITIONAL = "additional_chat_templates"
 LLAMA3, QWEN25 = (Path(__file__).with_name(f"{name}.jinja") for name in ("llama3", "qwen2_5"))
 

@@ -15,7 +15,7 @@ from multicard.messages import Refusal
 
 # Columns that each hold one choice: A, option_b, choice1, opa, ending0.
 LETTERED = re.compile(r"([a-e]|(options?|choices?|op|endings?|sol|distractor)[ _-]?([a-e]|\d))")
-# ARC's object has one of these keys, beside the choices' `label`.
+# ARC's object has the choices' texts under one of these keys, and their labels under `label`.
 LIST_KEYS = ("text", "texts", "choices")
 
 
@@ -47,7 +47,7 @@ def refuse_missing_choices(row: RowColumns, prompt: str) -> None:
     remedy = None
     if len(missing) == 1 and listed and not row.present(names.CONTEXT):
         remedy = override({"input": shown_names[0]})
-        hint = f"put them behind it, as `{remedy}`"
+        hint = f"put them after it, as `{remedy}`"
     raise Refusal(
         "llm.row-choices",
         f"has choices that its prompt lacks ({', '.join(shown_names)}); {hint}",

@@ -16,7 +16,7 @@ from multicard.messages import Refusal
 KEY = "dataset.columns"
 
 # The groups below list columns by their meaning, in the order in which they are looked for. Case
-# does not matter. LISTS may also name other lists, beside a question and its answer.
+# does not matter. In rows with a question and its answer, LISTS may name other lists.
 LISTS = ("dialog", "turns", "items", "data")
 # In public forms, these columns hold turns without speakers, alternately of the user and the
 # assistant: LIMA, DailyDialog, UltraChat. MT-Bench's `turns` only hold questions.
@@ -248,8 +248,8 @@ def check_named(named: Mapping[str, str | None], where: str, rows: Sequence[Any]
             known_list = ", ".join(known_names)
             raise Refusal(
                 "llm.columns-unknown",
-                f"{KEY}.{our_name}={file_name or 'null'}: is not a column of {where} that is read; name"
-                f" one of {known_list}, as `{remedy}`",
+                f"{KEY}.{our_name}={file_name or 'null'}: is not a column of {where} that is read;"
+                f" name one of {known_list}, as `{remedy}`",
                 key=KEY,
                 value=our_name,
                 known=list(known_names),
@@ -320,7 +320,7 @@ SIGNS |= {
     "dialogue": ("dialog", "text", "article"),
 }
 SIGNS |= {"summary": ("summ", "highlight", "tldr", *SIGNS["output"])}
-# Without a target beside it, `source` says where a row comes from.
+# In a row without a target, `source` says where the row comes from.
 SOURCES = ("source", "src")
 TARGETS = ("target", "tgt")
 WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")

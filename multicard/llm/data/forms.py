@@ -134,7 +134,7 @@ def _unknown_form(row: RowColumns) -> Refusal:
                 " nor Python's print of a list; write the column as JSON",
                 column=name,
             )
-    # A context is read beside a question and its answer, whatever its name.
+    # With a question and its answer, a context is read whatever its name.
     is_read = bool(row.filled(names.CONTEXT))
     remedy = guessed_override(row.values(), ("instruction", "output"), with_input=not is_read)
     hint = f", or name the columns, as `{remedy}`" if remedy else ""
@@ -242,8 +242,8 @@ def refuse_number(row: RowColumns, answer: str) -> None:
     if isinstance(value, int | float):
         raise Refusal(
             "llm.row-number",
-            f"has {json.dumps(value)} in {answer}, which is not a text; write it in quotes, or leave"
-            " the row out",
+            f"has {json.dumps(value)} in {answer}, which is not a text; write it in quotes, or"
+            " leave the row out",
             column=answer,
             value=value,
         )

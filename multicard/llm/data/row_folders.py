@@ -199,7 +199,7 @@ def _require_all_shards(value: str, files: Sequence[Path]) -> None:
             raise Refusal(
                 "llm.data-missing-shards",
                 f"{KEY}={value}: {missing[0]}{more} is missing beside {names[0]}; put it there, or"
-                f" name the files to read them alone, as `{remedy}`",
+                f" name the files to read only these, as `{remedy}`",
                 key=KEY,
                 value=value,
                 missing=missing,
@@ -262,7 +262,7 @@ def _refuse_unclear(
     raise Refusal(
         "llm.data-folder-unclear",
         f"{KEY}={value}: {', '.join(names)} may be the training split, or one of all files; name"
-        f" all of them, as `{remedy}`, or it alone, as `{narrow_remedy}`",
+        f" all of them, as `{remedy}`, or only this, as `{narrow_remedy}`",
         key=KEY,
         value=value,
         names=names,

@@ -131,7 +131,7 @@ class RowReader:
         return dict(zip(CHOICES, pairs.answers_alone(*pieces), strict=True))
 
     def is_equal(self, row: Row) -> bool:
-        """Tell whether both answers of a pair have the same tokens, which is no preference."""
+        """Tell whether both answers of a pair have the same tokens, so neither is preferred."""
         # Llama 3's form strips white space from each message.
         strips = self._chat_template is None and not isinstance(
             self.config.tokenizer, Qwen25TokenizerConfig

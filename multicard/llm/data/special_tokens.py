@@ -44,7 +44,7 @@ class SpecialTokens:
         """Return the text with which another message begins, if it has a special token.
 
         Args:
-            behind: the text after an answer.
+            text_after: the text after an answer.
         """
         first_run = self.token_run.search(text_after)
         rest = (

@@ -1,4 +1,4 @@
-"""The tokenizers: one trained on the run's own text, Llama 3's, Qwen 2.5's, and those of folders.
+"""The tokenizers: one trained on the run's text, Llama 3's, Qwen 2.5's, and a model folder's.
 
 The embedded tokenizer and Llama 3's are files in tiktoken's form, which torchtune's Llama3Tokenizer
 reads. Each line holds a token in base64 and its rank.

@@ -1,7 +1,7 @@
 """Count rows whose text has special tokens of turns already, or lacks their end.
 
 If a prompt was written by the template before, it is written again, and its tokens are doubled. An
-answer that no token ends teaches a model not to stop. The special tokens are those of the run's
+answer that no token ends teaches a model not to stop. The special tokens come from the run's
 tokenizer.
 """
 

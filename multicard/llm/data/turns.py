@@ -52,7 +52,7 @@ def messages(turns: Any, by_place: bool = False, by_pairs: bool = False) -> list
     """
     turns = json_texts.as_messages(turns)
     if isinstance(turns, str):
-        # CSV, and Parquet with text columns alone, hold messages as JSON.
+        # CSV, and Parquet with only text columns, hold messages as JSON.
         turns = json_texts.as_object(turns)
     if isinstance(turns, dict):
         turns = with_lower_keys(turns)
