@@ -380,7 +380,7 @@ def guessed_override(
     Only columns of text are guessed, except those that describe the row. A column whose name
     tells nothing is guessed only if it is the last text for the last wanted name. A context is not
     taken for an answer. No answer is guessed if another column is named like one and holds no
-    text. Returns None if the columns cannot be told by their names.
+    text. Returns None if the names do not decide it.
 
     Args:
         row: the values by column.

@@ -153,7 +153,7 @@ def _files_of_folder(value: str, folder: Path, to_test: bool) -> tuple[list[Path
         wanted = "split to test on" if to_test else "training split"
         raise Refusal(
             "llm.data-folder-splits",
-            f"{KEY}={value}: holds no {wanted} but {', '.join(split_names)}; name the files to"
+            f"{KEY}={value}: holds no {wanted}, only {', '.join(split_names)}; name the files to"
             f" read, as `{remedy}`",
             key=KEY,
             value=value,
