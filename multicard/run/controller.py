@@ -177,7 +177,7 @@ def _run_ranks(run: PreparedRun, mirror: Mirror, peers: Peers, cell: InSweep) ->
     folder = run.folder
     elastic.warm_up(placement.device, workload.preloaded(placement.device))
     try:
-        if mirror.live:
+        if mirror.is_online:
             mirror.open()
     except RuntimeError as error:
         reason = failures.words_of(error)
@@ -197,7 +197,7 @@ def _run_ranks(run: PreparedRun, mirror: Mirror, peers: Peers, cell: InSweep) ->
     try:
         resumable = workload.resumable and not config.probe.enabled
         stop = StopOnWarning(run.allocation, board, placement, folder, resumable, peers)
-        tick = mirror.update if mirror.live else None
+        tick = mirror.update if mirror.is_online else None
         progress = ProgressBar(
             board, placement.world_size, getattr(config, "epochs", 1), workload.unit, tick, cell
         )
