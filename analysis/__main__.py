@@ -216,7 +216,7 @@ def _report(options: argparse.Namespace) -> int:
         from .report import watch
 
         watch.serve(
-            report.watched(options.folders, options.title, options.mix, options.price),
+            report.watched_report(options.folders, options.title, options.mix, options.price),
             options.port or 0,
         )
         return 0

@@ -143,7 +143,7 @@ class Sides:
         return Interval(ratio.ratio, low, high, self.basis)
 
     def exact_ratio(self, figure: Figure) -> Interval:
-        """Return the ratio of means of counted figures. Single runs have an interval of no width."""
+        """Return the ratio of means of counted figures; of single runs, without any width."""
         top, bottom = self.values(figure)
         basis = "exact" if len(top) == len(bottom) == 1 else self.basis
         return intervals.exact_ratio(top, bottom, self.confidence, basis)
