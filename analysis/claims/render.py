@@ -27,7 +27,10 @@ UNLIKE = "~"  # Marks figures that were measured in another setting than the pap
 MAX_UNLIKE = 8  # The most differences from the papers' setting that a note below the table names.
 # If a rule has more figures, the table lists only the least and the greatest.
 MAX_LISTED = 4
-PLURALS = {one: one for one in (HOLDS, EXCEEDS, FAILS, UNDECIDED, HALF, ILLUSTRATED, UNMEASURED)}
+PLURALS = {
+    verdict: verdict
+    for verdict in (HOLDS, EXCEEDS, FAILS, UNDECIDED, HALF, ILLUSTRATED, UNMEASURED)
+}
 PLURALS |= {HOLDS: "hold", EXCEEDS: "exceed", FAILS: "do not hold"}
 HEADINGS = ("claim", "printed", "measured", "verdict")
 
@@ -210,15 +213,15 @@ def _row(verdict: ClaimVerdict) -> list[str]:
             *(f"{paper}, {place}" for paper, place in claim.cited.items()),
         ]
     )
-    lost = f"; {count(len(verdict.lost), 'cell')} did not end ok" if verdict.lost else ""
+    failed_cells = f"; {count(len(verdict.lost), 'cell')} did not end ok" if verdict.lost else ""
     is_explained = verdict.shows == HALF or any(figure.doubts for figure in verdict.figures)
     reasons = [verdict.why] if is_explained else []
-    measured = (
-        [*listed(verdict), *reasons, f"n={verdict.n}{lost}: {verdict.setting}"]
+    measured_lines = (
+        [*listed(verdict), *reasons, f"n={verdict.n}{failed_cells}: {verdict.setting}"]
         if verdict.n
         else [verdict.why]
     )
-    return [says, claim.printed or "-", "\n".join(measured), marked(verdict)]
+    return [says, claim.printed or "-", "\n".join(measured_lines), marked(verdict)]
 
 
 def marked(verdict: ClaimVerdict) -> str:

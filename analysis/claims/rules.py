@@ -327,7 +327,7 @@ class SpreadsMore(Rule, frozen=True, kw_only=True, tag="spreads_more"):
         narrow_groups = _groups_along(panel, cells, axes[-1])
         side_names = [f"{measure} by {axis.rpartition('.')[2]}" for measure, axis in self.sides]
         what = f"spread of {' against '.join(side_names)}".replace("_", " ")
-        (measure, _), (other, _) = self.sides
+        (measure, _), (other_measure, _) = self.sides
 
         def interval(readings: Readings, confidence: float) -> Interval:
             least = min(
@@ -335,7 +335,7 @@ class SpreadsMore(Rule, frozen=True, kw_only=True, tag="spreads_more"):
                 key=_ESTIMATE,
             )
             greatest = max(
-                (_spread(other, groups, readings, confidence) for groups in narrow_groups),
+                (_spread(other_measure, groups, readings, confidence) for groups in narrow_groups),
                 key=_ESTIMATE,
             )
             return intervals.difference(

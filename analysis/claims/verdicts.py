@@ -282,31 +282,31 @@ class _Candidate:
         self.panel = panel
         comparisons = []
         for part, rule in enumerate(claim.rules):
-            comparisons.extend((part, one) for one in rule.comparisons(panel))
+            comparisons.extend((part, comparison) for comparison in rule.comparisons(panel))
         self.measured = [(part, comparison) for part, comparison in comparisons if comparison.runs]
         self.beyond = all(comparison.beyond for _, comparison in self.measured)
         self.asked = [
             comparison for _, comparison in comparisons if self.beyond or not comparison.beyond
         ]
-        runs = chain.from_iterable(one.runs for _, one in self.measured)
+        runs = chain.from_iterable(comparison.runs for _, comparison in self.measured)
         self.runs: list[Run] = list({id(run): run for run in runs}.values())
         differences = same_setting.differences(panel)
-        apart = list[str]()
+        other_differences = list[str]()
         for rule in claim.rules:
             if isinstance(rule, Ends):
-                apart.extend(rule.unlike(self.runs))
+                other_differences.extend(rule.unlike(self.runs))
         if self.beyond:
-            apart.append(Message("claim.beyond", "cells beyond the papers'"))
-        apart += [limit.says for limit in self._forbidding()]
+            other_differences.append(Message("claim.beyond", "cells beyond the papers'"))
+        other_differences += [limit.says for limit in self._forbidding()]
         versions = sorted({readings.versions(run) for run in self.runs})
         if len(versions) > 1:
             text = f"several versions: {' or '.join(versions)}"
-            apart.append(Message("claim.several-versions", text, versions=versions))
-        self.unlike = [*(difference.text for difference in differences), *apart]
+            other_differences.append(Message("claim.several-versions", text, versions=versions))
+        self.unlike = [*(difference.text for difference in differences), *other_differences]
         # A difference with a reason is the experiment's own choice.
         on_purpose = all(difference.why for difference in differences)
         counts = claim.counted and all(difference.column != "loader" for difference in differences)
-        self.decides = counts or (on_purpose and not apart)
+        self.decides = counts or (on_purpose and not other_differences)
 
     def _forbidding(self) -> list[Limit]:
         """Return the limits that forbid judging this claim by these runs.
@@ -342,25 +342,39 @@ class _Candidate:
             sum(comparison.stands_for for _, comparison in self.measured)
         )
         judged_comparisons = [
-            (one, self._judge_comparison(one, part, readings, confidence))
-            for part, one in self.measured
+            (comparison, self._judge_comparison(comparison, part, readings, confidence))
+            for part, comparison in self.measured
         ]
         deciding = [
-            (one, figure) for one, figure in judged_comparisons if self.beyond or not one.beyond
+            (comparison, figure)
+            for comparison, figure in judged_comparisons
+            if self.beyond or not comparison.beyond
         ]
         shows = self._shown_verdict([figure for _, figure in deciding])
-        lost = _lost_cells(self.panel)
-        measured_comparisons = [one for one, figure in deciding if figure.verdict != UNMEASURED]
-        missing = (
-            labels([one for one in self.asked if one not in measured_comparisons])
+        lost_cells = _lost_cells(self.panel)
+        measured_comparisons = [
+            comparison for comparison, figure in deciding if figure.verdict != UNMEASURED
+        ]
+        missing_labels = (
+            labels(
+                [comparison for comparison in self.asked if comparison not in measured_comparisons]
+            )
             if shows == HALF
             else []
         )
-        why = _why(shows, [figure for _, figure in deciding], len(self.asked), missing, lost)
+        why = _why(
+            shows, [figure for _, figure in deciding], len(self.asked), missing_labels, lost_cells
+        )
         verdict = shows if self.decides or shows == UNMEASURED else ILLUSTRATED
         command = self.panel.experiment.command if verdict == ILLUSTRATED else self.panel.command
         verdict = ClaimVerdict(
-            self.claim, verdict, shows, asked=len(self.asked), lost=lost, why=why, command=command
+            self.claim,
+            verdict,
+            shows,
+            asked=len(self.asked),
+            lost=lost_cells,
+            why=why,
+            command=command,
         )
         if shows == UNMEASURED:
             return verdict

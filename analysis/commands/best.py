@@ -80,7 +80,7 @@ def output(
     for ranking in rankings_found:
         # If runs differ in length, memory is the only other goal that can be compared.
         comparable_goals = ("memory",) if ranking.is_at_pace else GOALS
-        others = [
+        other_rankings = [
             _ranking(ranking.runs, other_goal, "", repeated, mix)
             for other_goal in comparable_goals
             if without_goal and other_goal != goal
@@ -88,11 +88,17 @@ def output(
         summary = summarize(ranking) if without_goal else RankingSummary(ranking.sentences, None)
         sentences = [
             *summary.sentences,
-            *(other_ranking.sentences[0] for other_ranking in others if other_ranking.settings),
+            *(
+                other_ranking.sentences[0]
+                for other_ranking in other_rankings
+                if other_ranking.settings
+            ),
         ]
         above = [f"{ranking.work}:", *sentences] if ranking.work else sentences
         columns.append(
-            ranking.columns([other_ranking.goal for other_ranking in others], summary.recommended)
+            ranking.columns(
+                [other_ranking.goal for other_ranking in other_rankings], summary.recommended
+            )
         )
         tables.append(table(columns[-1], above))
     interval_notes = repeated.of_column(column).described(ranked) * (
@@ -112,16 +118,16 @@ def output(
     ]
 
     def lines(width: int | None) -> list[str]:
-        several = []
+        heading_lines = []
         if len(rankings_found) > 1:
             text = f"{len(rankings_found)} different works, each ranked by itself:"
-            several.append(Message("best.several-works", text, n=len(rankings_found)))
+            heading_lines.append(Message("best.several-works", text, n=len(rankings_found)))
         printed = []
         for ranking_table in tables:
-            if several:
+            if heading_lines:
                 printed.append("")
             printed += ranking_table.lines(width)
-        return [*several, *printed, *text_table.folded(notes, width)]
+        return [*heading_lines, *printed, *text_table.folded(notes, width)]
 
     shown_tables = [*tables[:-1], tables[-1]._replace(below=notes)]
     ranked_rows = []
@@ -182,8 +188,8 @@ def _selected(runs: Sequence[Run], goal: str, asked: Limits, mix: bool) -> Selec
     if not ok:
         is_traced = any(run[grouping.TRACED] for run in runs)
         traced = " without being profiled meanwhile" if is_traced else ""
-        why = f" without a limit ({'; '.join(untold)})" if untold else traced
-        text = f"none of {count(len(runs), 'run')} ended ok{why}"
+        reason = f" without a limit ({'; '.join(untold)})" if untold else traced
+        text = f"none of {count(len(runs), 'run')} ended ok{reason}"
         raise Refusal("best.none-ok", text, runs=len(runs), profiled=is_traced, limits=[*untold])
     column = GOALS[goal].name
     keys = ["kind", *grouping.settings(ok), *([] if mix else (*grouping.ORIGIN, *grouping.CORES))]
@@ -318,11 +324,11 @@ def _ranking(runs: list[Run], goal: str, work: str, repeated: RepeatedRuns, mix:
                 RankedSetting(cell, setting_runs, cost, ranks, quality.of(setting_runs), counted)
             )
     settings.sort(
-        key=lambda one: (
-            one.cost,
-            one.gpus,
-            one.error or 0.0,
-            of_setting(one.runs, "total_s") or 0.0,
+        key=lambda setting: (
+            setting.cost,
+            setting.gpus,
+            setting.error or 0.0,
+            of_setting(setting.runs, "total_s") or 0.0,
         )
     )
     keys = grouping.apart([dict(setting.cell) for setting in settings], setting_columns)

@@ -69,22 +69,29 @@ def output(
     for cell in compared:
         runs.extend((*cell.a, *cell.b))
     below += grouping.legend(runs)
-    shown = table(
+    shown_table = table(
         [column for column in columns if column.heading not in named_above], [*about, *above], below
     )
-    return Output(shown.lines, lambda: [shown], rows(columns))
+    return Output(shown_table.lines, lambda: [shown_table], rows(columns))
 
 
 def _counts(compared: Sequence[CellComparison]) -> Message:
     """Count the cells by verdict."""
     verdicts = Counter(cell.verdict for cell in compared)
-    faster, slower, same = (verdicts[verdict] for verdict in (FASTER, SLOWER, SAME))
-    others = len(compared) - faster - slower - same
-    counts = [f"{faster} {FASTER}", f"{slower} {SLOWER}", f"{same} {SAME}"]
-    if others:
-        counts.append(f"{others} without a verdict")
+    faster, slower, same_speed = (verdicts[verdict] for verdict in (FASTER, SLOWER, SAME))
+    without_verdict = len(compared) - faster - slower - same_speed
+    counts = [f"{faster} {FASTER}", f"{slower} {SLOWER}", f"{same_speed} {SAME}"]
+    if without_verdict:
+        counts.append(f"{without_verdict} without a verdict")
     text = f"B against A, by cell: {', '.join(counts)}"
-    return Message("compare.counts", text, faster=faster, slower=slower, same=same, others=others)
+    return Message(
+        "compare.counts",
+        text,
+        faster=faster,
+        slower=slower,
+        same=same_speed,
+        others=without_verdict,
+    )
 
 
 def _columns(compared: Sequence[CellComparison]) -> list[Column]:
@@ -139,17 +146,23 @@ def _loss_columns(losses: Sequence[ComparedLosses | None]) -> list[Column]:
     """Return columns of held-out losses and their verdict; none if no cell has such losses."""
     if not any(losses):
         return []
-    bounds = [one and one.bounds for one in losses]
+    bounds = [loss and loss.bounds for loss in losses]
     return [
         Column(
-            "A held-out loss", "a_held_out_loss", [one and one.a for one in losses], "{:.3f}".format
+            "A held-out loss",
+            "a_held_out_loss",
+            [loss and loss.a for loss in losses],
+            "{:.3f}".format,
         ),
         Column(
-            "B held-out loss", "b_held_out_loss", [one and one.b for one in losses], "{:.3f}".format
+            "B held-out loss",
+            "b_held_out_loss",
+            [loss and loss.b for loss in losses],
+            "{:.3f}".format,
         ),
-        Column("", "held_out_ratio_low", [one and one[0] for one in bounds]),
-        Column("", "held_out_ratio_high", [one and one[1] for one in bounds]),
-        Column("held-out verdict", "held_out_verdict", [one and one.verdict for one in losses]),
+        Column("", "held_out_ratio_low", [interval and interval[0] for interval in bounds]),
+        Column("", "held_out_ratio_high", [interval and interval[1] for interval in bounds]),
+        Column("held-out verdict", "held_out_verdict", [loss and loss.verdict for loss in losses]),
     ]
 
 

@@ -36,12 +36,12 @@ def gated(compared: Sequence[CellComparison], gate: float) -> tuple[GateVerdict,
     percent = f"{100 * gate:g}%"
     cells = count(len(compared), "cell")
     if slower:
-        said = f"gate {percent}: {slower} of {cells} slower by more, or failed"
-        return GateVerdict.failed, Message("compare.gate-failed", said, slower=slower, **about)
+        text = f"gate {percent}: {slower} of {cells} slower by more, or failed"
+        return GateVerdict.failed, Message("compare.gate-failed", text, slower=slower, **about)
     if unclear:
-        said = (
+        text = (
             f"gate {percent}: cannot tell: {unclear} of {cells} may be slower by more; repeat both"
             " sides, with `repeat=5` or longer runs"
         )
-        return GateVerdict.cannot_tell, Message("compare.gate-cannot-tell", said, **about)
+        return GateVerdict.cannot_tell, Message("compare.gate-cannot-tell", text, **about)
     return GateVerdict.passed, Message("compare.gate-passed", f"gate {percent}: passed", **about)

@@ -64,9 +64,9 @@ def output(
         printed = []
         for table in shown_tables(limit):
             printed.extend((*table.lines(limit), ""))
-        several = chosen is None and len({run["kind"] for run in runs}) > 1
+        has_several_kinds = chosen is None and len({run["kind"] for run in runs}) > 1
         return [
-            *(printed if several else printed[:-1]),
+            *(printed if has_several_kinds else printed[:-1]),
             _count_line(runs, found),
             *hidden_notes,
             *_causes(runs, limit),
@@ -85,8 +85,8 @@ def _count_line(runs: Sequence[Run], found: FoundRuns) -> Message:
     text = f"{shown_part}{count(len(found.runs), 'run')}"
     counts = Counter(run["status"] for run in runs if run["status"] != "ok")
     if counts:
-        others = ", ".join(f"{number} {clean(status)}" for status, number in counts.items())
-        text += f", of which {others}; their figures are not shown"
+        failed_counts = ", ".join(f"{number} {clean(status)}" for status, number in counts.items())
+        text += f", of which {failed_counts}; their figures are not shown"
     return Message("list.runs", text, shown=len(runs), found=len(found.runs), not_ok=dict(counts))
 
 

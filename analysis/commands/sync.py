@@ -48,9 +48,9 @@ def sync(runs: Sequence[Run], place: Place) -> tuple[list[str], int]:
     from rich.progress import track
 
     url = server()
-    if (why := network.problem(url)) is not None:
-        text = f"cannot reach {url} ({why}); check the network and WANDB_BASE_URL"
-        raise Refusal("sync.no-server", text, url=url, why=why)
+    if (problem := network.problem(url)) is not None:
+        text = f"cannot reach {url} ({problem}); check the network and WANDB_BASE_URL"
+        raise Refusal("sync.no-server", text, url=url, why=problem)
     targets = dict(_targets(runs, place))
     pending = {
         folder: target
@@ -67,16 +67,16 @@ def sync(runs: Sequence[Run], place: Place) -> tuple[list[str], int]:
             "disable": not sys.stderr.isatty(),
         }
         problems = {
-            folder: _problem(url, folder, target)
+            folder: _upload(url, folder, target)
             for folder, target in track(pending.items(), "uploading", len(pending), **bar)
         }
-        failed = {folder: why for folder, why in problems.items() if why is not None}
+        failed = {folder: problem for folder, problem in problems.items() if problem is not None}
         pending = {folder: pending[folder] for folder in failed}
     already_there = len(targets) - total
     lines = []
-    for folder, why in failed.items():
-        text = f"not uploaded: {clean(str(folder))}: {clean(why)}"
-        lines.append(Message("sync.not-uploaded", text, folder=str(folder), why=why))
+    for folder, problem in failed.items():
+        text = f"not uploaded: {clean(str(folder))}: {clean(problem)}"
+        lines.append(Message("sync.not-uploaded", text, folder=str(folder), why=problem))
     uploaded = total - len(failed)
     text = f"uploaded {uploaded}" + (f"; W&B had {already_there} already" if already_there else "")
     lines.append(Message("sync.uploaded", text, n=uploaded, had=already_there))
@@ -89,7 +89,7 @@ def sync(runs: Sequence[Run], place: Place) -> tuple[list[str], int]:
     return lines, int(bool(failed))
 
 
-def _problem(url: str, folder: Path, target: WandbTarget) -> str | None:
+def _upload(url: str, folder: Path, target: WandbTarget) -> str | None:
     """Upload the record of a folder; return why that failed, or None if it succeeded."""
     # Without this test, W&B itself would wait for minutes.
     if (why := network.problem(url)) is not None:

@@ -366,16 +366,16 @@ def _notes(
     experiment = panel.experiment
     notes = [_shared_setting(panel), *_explanations(rows, experiment)]
     if panel.missing:
-        missing = len(panel.missing)
+        missing_count = len(panel.missing)
         text = (
-            f"{missing} of {count(missing + len(panel.cells), 'cell')} not measured:"
+            f"{missing_count} of {count(missing_count + len(panel.cells), 'cell')} not measured:"
             f" `{panel.command}`"
         )
-        notes.append(Message("table.missing", text, n=missing, command=panel.command))
+        notes.append(Message("table.missing", text, n=missing_count, command=panel.command))
     if any(run["scale"] == "smoke" for run in runs):
         text = "scale=smoke: these figures show that the sweep works; they do not repeat the papers"
         notes.append(Message("table.smoke", text))
-    if any(registry.of_column(one).can_be_disturbed for one in experiment.view.measures):
+    if any(registry.of_column(measure).can_be_disturbed for measure in experiment.view.measures):
         notes += grouping.disturbed_notes(ok_runs(cell) for cell in panel.cells.values())
     notes += same_setting.notes(panel, papers)
     for run in runs:

@@ -91,8 +91,8 @@ class ProgressLine(StepProgress):
         self._number = min(self._number + 1, self._steps)
         if record.status == drive.LEFT:
             return  # A line at the end names all steps that are left.
-        why = f" ({record.why})" if record.why else ""
-        say(f"{step.name}: {record.status}{why}, {record.seconds:.0f} s")
+        reason = f" ({record.why})" if record.why else ""
+        say(f"{step.name}: {record.status}{reason}, {record.seconds:.0f} s")
 
     def _elapsed(self) -> str:
         passed_s = clock_s() - self._started_s

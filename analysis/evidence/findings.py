@@ -97,8 +97,8 @@ class ComparedRates:
             base_runs = next(
                 (
                     setting_runs
-                    for other, setting_runs in settings.items()
-                    if dict(other) == at_base
+                    for other_cell, setting_runs in settings.items()
+                    if dict(other_cell) == at_base
                 ),
                 None,
             )
@@ -279,13 +279,13 @@ def extrapolated_s(record: Mapping[str, Any]) -> tuple[float, str]:
     The images/s leave out the warm-up. `epoch` is the time of the last epoch that does not depend
     on its number of images. `once` is the additional time of the first epoch.
     """
-    first = record["epochs"][0]
-    last = record["epochs"][-1]
+    first_epoch = record["epochs"][0]
+    last_epoch = record["epochs"][-1]
     images, test_images, epochs = TRAINING
     images_per_s = record["images_per_s"]
-    tested_per_s = last["test_samples"] / last["evaluate_s"]
-    epoch_s = max(0.0, last["train_s"] - last["samples"] / images_per_s)
-    once_s = max(0.0, sum(first[key] - last[key] for key in ("train_s", "evaluate_s")))
+    tested_per_s = last_epoch["test_samples"] / last_epoch["evaluate_s"]
+    epoch_s = max(0.0, last_epoch["train_s"] - last_epoch["samples"] / images_per_s)
+    once_s = max(0.0, sum(first_epoch[key] - last_epoch[key] for key in ("train_s", "evaluate_s")))
     total_s = once_s + epochs * (epoch_s + images / images_per_s + test_images / tested_per_s)
     parts = (
         f"{epoch_s:.2f} + {images:,} / {images_per_s:,.0f} + {test_images:,} / {tested_per_s:,.0f}"

@@ -114,8 +114,8 @@ class RunsRow:
 
     def differs_in(self, column: str) -> bool:
         """Return True if the runs differ in a column."""
-        first, *others = grouping.counting(self.runs, column)
-        return any(run[column] != first[column] for run in others)
+        first_run, *other_runs = grouping.counting(self.runs, column)
+        return any(run[column] != first_run[column] for run in other_runs)
 
     def common(self, column: str) -> Any:
         """Return the value of a column, or None if the runs differ in it."""
@@ -311,13 +311,14 @@ def _count_column(rows: Sequence[RunsRow]) -> Column:
     It is empty if nothing was repeated.
     """
     counts = [len(row.counted) if row.parent is None else None for row in rows]
-    wholes = [text_table.part_of(len(row.counted), len(row.runs)) for row in rows]
-    parts = [
+    setting_texts = [text_table.part_of(len(row.counted), len(row.runs)) for row in rows]
+    part_texts = [
         None if row.parent is None else f"run {index - row.parent}"
         for index, row in enumerate(rows)
     ]
     texts = [
-        (part or whole) if any(parts) else "-" for part, whole in zip(parts, wholes, strict=True)
+        (part_text or setting_text) if any(part_texts) else "-"
+        for part_text, setting_text in zip(part_texts, setting_texts, strict=True)
     ]
     return Column("n", "runs", counts, written=texts, telling=True)
 

@@ -227,17 +227,17 @@ def papers_section(
         text = f"{count(len(untested), 'claim')} that no run here tests"
         title = Message("report.untested-claims", text, claims=len(untested))
         blocks.append(Fold(title, [_claims("untested", untested)]))
-    missing = [experiment for experiment, measured_panels in panels if not measured_panels]
-    if missing:
-        text = f"{count(len(missing), 'experiment')} that no run here measures"
+    unmeasured = [experiment for experiment, measured_panels in panels if not measured_panels]
+    if unmeasured:
+        text = f"{count(len(unmeasured), 'experiment')} that no run here measures"
         title = Message(
             "report.unmeasured-experiments",
             text,
-            experiments=[experiment.name for experiment in missing],
+            experiments=[experiment.name for experiment in unmeasured],
         )
         to_do = [
             (f"{experiment.title.rstrip('.')}. {_full_run_text(experiment)}.", [experiment.command])
-            for experiment in missing
+            for experiment in unmeasured
         ]
         blocks.append(Fold(title, [Facts(to_do, code=True)]))
     sizes = table.of_datasets(runs)
@@ -246,7 +246,7 @@ def papers_section(
         line = ""
     else:
         measured_text = (
-            f"{len(panels) - len(missing)} of {count(len(panels), 'experiment')} measured"
+            f"{len(panels) - len(unmeasured)} of {count(len(panels), 'experiment')} measured"
         )
         line = f"{measured_text}, {len(tested)} of {count(len(verdicts), 'claim')} tested"
     return Section("papers", "Compared with the papers", QUESTION_OF_PAPERS, blocks, line)

@@ -368,7 +368,11 @@ def test_settings_are_judged_apart_and_the_most_telling_decides(tmp_path: Path):
     }
     table2(tmp_path / "smoke", 1.5, **smoke)
     (small,) = judged(tmp_path, "fp16-over-fp64")
-    assert (small.said, small.marks, small.decides) == ("illustrated: does not hold", "cs", False)
+    assert (small.in_words, small.marks, small.decides) == (
+        "illustrated: does not hold",
+        "cs",
+        False,
+    )
     unlike = [told(difference)[0].facts for difference in small.unlike]
     assert [(one["column"], one["values"], one["wanted"], one["printed"]) for one in unlike] == [
         ("scale", "smoke", "full", True),
@@ -377,7 +381,7 @@ def test_settings_are_judged_apart_and_the_most_telling_decides(tmp_path: Path):
     ]
     counts, illustrated = render.summary([small])
     assert find(counts, "claim.counts").facts["counts"] == {
-        kind: int(kind == "illustrated") for kind in render.SUMMARISED
+        kind: int(kind == "illustrated") for kind in render.PLURALS
     }
     assert says(illustrated, "claim.illustrated")
     table2(tmp_path / "full")

@@ -109,7 +109,7 @@ def test_running_cells_show_what_their_ranks_post(tmp_path: Path, monkeypatch: p
 def test_running_cells_are_seen_while_the_page_waits_to_be_made_again(tmp_path: Path):
     watch, sweep = watched_report([tmp_path], None, mix=False), tmp_path / "first"
     end(sweep, 2, begin(sweep, 2))
-    watch._next_s = math.inf  # as after a page that took long
+    watch._next_page_s = math.inf  # as after a page that took long
     board = begin(sweep, 4)
     watch._look()
     state = json.loads(watch.state())
@@ -125,7 +125,7 @@ def test_pages_take_a_third_of_a_core_however_long_they_wait_for_it(
         end(sweep, gpus, begin(sweep, gpus))
         monkeypatch.setattr(watch, "process_time", iter((5.0, 5.0 + cpu_s)).__next__)
         onlooker._look()
-        left_s = onlooker._next_s - clock_s()
+        left_s = onlooker._next_page_s - clock_s()
         assert (
             json.loads(onlooker.state())["version"] == gpus and 2 * cpu_s - 5 < left_s <= 2 * cpu_s
         )
