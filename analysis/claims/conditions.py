@@ -129,10 +129,12 @@ def _why_not_learned(
 def _count_not_finite(run: Run, readings: Readings) -> int:
     """Count the steps whose loss was not finite, or else the epochs."""
     record = readings.record(run)
+    if record.non_finite_losses:
+        return record.non_finite_losses
     losses = [epoch.train_loss for epoch in getattr(record, "epochs", ())]
-    of_epochs = sum(loss is None or not math.isfinite(loss) for loss in losses)
-    has_finite_losses = of_epochs < len(losses)
-    return (record.non_finite_losses or 0) or (of_epochs if has_finite_losses else 0)
+    not_finite = sum(loss is None or not math.isfinite(loss) for loss in losses)
+    # If no epoch has a finite loss, the run may have recorded none at all.
+    return not_finite if not_finite < len(losses) else 0
 
 
 def _first_and_last(run: Run, readings: Readings) -> tuple[float, float] | None:

@@ -89,14 +89,9 @@ def _notes(verdicts: Sequence[ClaimVerdict], width: int) -> list[str]:
     """Explain the verdicts and their signs, and list the commands that measure the rest."""
     notes = text_table.folded([*map(clean, _explanations(verdicts))], width, "")
     commands = dict.fromkeys(verdict.command for verdict in verdicts if verdict.command is not None)
-    return [
-        *notes,
-        *(
-            ["", "to measure the rest:", *(f"  {command}" for command in commands)]
-            if commands
-            else []
-        ),
-    ]
+    if commands:
+        notes += ["", "to measure the rest:", *(f"  {command}" for command in commands)]
+    return notes
 
 
 def output(verdicts: Sequence[ClaimVerdict], at_full_length: bool) -> Output:
@@ -226,7 +221,9 @@ def _row(verdict: ClaimVerdict) -> list[str]:
 
 def marked(verdict: ClaimVerdict) -> str:
     """Return the verdict with its marks."""
-    marks = verdict.marks + UNLIKE * bool(verdict.unlike)
+    marks = verdict.marks
+    if verdict.unlike:
+        marks += UNLIKE
     return f"{verdict.in_words} [{marks}]" if marks else verdict.in_words
 
 
@@ -253,9 +250,9 @@ def listed(verdict: ClaimVerdict) -> list[str]:
                 if numbers
                 else rule_figures[:MAX_LISTED]
             )
-        lines += [
-            f"{label}: {figure.text}" + BEYOND * figure.beyond for label, figure in shown_figures
-        ]
+        for label, figure in shown_figures:
+            line = f"{label}: {figure.text}"
+            lines.append(line + BEYOND if figure.beyond else line)
         if len(rule_figures) > MAX_LISTED:
             counts = Counter(figure.verdict for _, figure in rule_figures).items()
             phrases = [f"{n} {kind if n == 1 else PLURALS[kind]}" for kind, n in counts]

@@ -365,8 +365,12 @@ class Ends(Rule, frozen=True, kw_only=True, tag="ends"):
     def _compare_cell(self, panel: Panel, cell: dict[str, Any]) -> RuleComparison:
         runs = list(chain.from_iterable(_runs_by_cell(panel, cell)))
         statuses = set(map(self._end_of_run, runs))
-        is_refuted = statuses <= {"ok", "oom"} and len(statuses) == 1
-        verdict = HOLDS if statuses == {self.status} else FAILS if is_refuted else UNDECIDED
+        if statuses == {self.status}:
+            verdict = HOLDS
+        elif statuses in ({"ok"}, {"oom"}):
+            verdict = FAILS
+        else:
+            verdict = UNDECIDED
         verdict_and_text = verdict, " and ".join(sorted(statuses))
         fields: dict[str, Any] = {"runs": tuple(runs), "beyond": False, "settled": verdict_and_text}
         return self.comparison(panel, "it ends", tuple(cell.items()), [cell], **fields)
@@ -493,8 +497,11 @@ def _expand_pair(pair: tuple[Any, Any], values: Sequence[Any]) -> list[tuple[Any
         ]
     if pair[1] == "next_fewer":
         return [(after, before) for before, after in pairwise(values) if pair[0] in ("*", after)]
-    sides = [values if side == "*" else values[:1] if side == "first" else [side] for side in pair]
-    return [(top, bottom) for top, bottom in product(*sides) if top != bottom]
+    placeholders = {"*": values, "first": values[:1]}
+    tops, bottoms = (
+        placeholders.get(side, [side]) if isinstance(side, str) else [side] for side in pair
+    )
+    return [(top, bottom) for top, bottom in product(tops, bottoms) if top != bottom]
 
 
 def _axis_values(panel: Panel, column: str) -> list[Any]:

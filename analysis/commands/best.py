@@ -101,9 +101,9 @@ def output(
             )
         )
         tables.append(table(columns[-1], above))
-    interval_notes = repeated.of_column(column).described(ranked) * (
-        len(ranked) > 1 and not grouping.is_exact(runs, column)
-    )
+    interval_notes = []
+    if len(ranked) > 1 and not grouping.is_exact(runs, column):
+        interval_notes = repeated.of_column(column).described(ranked)
     settings = list(chain.from_iterable(ranking.settings for ranking in rankings_found))
     counted = chain.from_iterable(setting.counted for setting in settings)
     left_out = []
@@ -287,11 +287,9 @@ def _rankings(runs: Sequence[Run], goal: str, mix: bool, repeated: RepeatedRuns)
 
 def _with_untold(all_rankings: list[Ranking], selected: Selected) -> list[Ranking]:
     """Add the counts of runs that cannot be ranked, if there is a single ranking."""
-    return (
-        [replace(ranking, untold=selected.untold) for ranking in all_rankings]
-        if len(all_rankings) == 1
-        else all_rankings
-    )
+    if len(all_rankings) != 1:
+        return all_rankings
+    return [replace(all_rankings[0], untold=selected.untold)]
 
 
 def _work(work: grouping.Cell, all_works: Sequence[grouping.Cell]) -> str:

@@ -358,7 +358,7 @@ class Ranking:
             ),
             *(
                 Column(
-                    goal * (goal in goals),
+                    goal if goal in goals else "",
                     column,
                     [of_setting(setting.runs, column) for setting in ordered],
                     partial(_text, goal),

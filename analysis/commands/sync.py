@@ -109,12 +109,11 @@ def _targets(runs: Sequence[Run], place: Place) -> Iterator[tuple[Path, WandbTar
     """Yield each run folder with the W&B run that its record goes to."""
     for sweep in grouped(runs, lambda run: run.folder.parent).values():
         place_by_folder = {run.folder: _place(run.record()) for run in sweep}
-        ((most_frequent, _),) = Counter(filter(None, place_by_folder.values())).most_common(1) or [
-            ((TrackerConfig().project, None), 0)
-        ]
-        for folder, (project, entity) in (
-            (folder, own_place or most_frequent) for folder, own_place in place_by_folder.items()
-        ):
+        most_frequent: Place = (TrackerConfig().project, None)
+        for known_place, _ in Counter(filter(None, place_by_folder.values())).most_common(1):
+            most_frequent = known_place
+        for folder, own_place in place_by_folder.items():
+            project, entity = own_place or most_frequent
             yield (
                 folder,
                 WandbTarget(

@@ -147,10 +147,9 @@ class ColumnComparison:
 
 def tables(experiment: Experiment, panels: Sequence[Panel]) -> list[ExperimentTable]:
     """Return one table for each panel of an experiment."""
-    return [
-        (_table_of_profiles if experiment.view.of_profiles else _table_of_measures)(panel)
-        for panel in panels
-    ]
+    if experiment.view.of_profiles:
+        return [_table_of_profiles(panel) for panel in panels]
+    return [_table_of_measures(panel) for panel in panels]
 
 
 def _table_of_measures(panel: Panel) -> ExperimentTable:
@@ -256,11 +255,13 @@ def _row(
     runs = panel.cells.get(cell, [])
     ok_cell_runs = ok_runs(runs)
     statuses = Counter(run["status"] for run in runs)
-    status_counts = ", ".join(f"{number} {status}" for status, number in statuses.items())
     row: dict[str, Any] = dict(cell)
-    row["status"] = (
-        (status_counts if len(statuses) > 1 else next(iter(statuses))) if runs else UNMEASURED
-    )
+    if not runs:
+        row["status"] = UNMEASURED
+    elif len(statuses) == 1:
+        row["status"] = runs[0]["status"]
+    else:
+        row["status"] = ", ".join(f"{number} {status}" for status, number in statuses.items())
     main_measure = panel.experiment.view.measures[0]
     counted_runs = grouping.counting(ok_cell_runs, main_measure)
     row["runs"] = (
@@ -281,8 +282,10 @@ def _row(
         row[f"{PAPER} {name}"] = figure and figure.value / 100
     # On n GPUs, an iteration processes n times the rows, so its ideal "speed-up" is 1.
     ideal = grouping.ranks(ok_cell_runs[0]) if ok_cell_runs and main_measure != "step_s" else 1
-    doubtful = (row.get(AGAINST_ONE) or 0.0) > formulas.DOUBTFUL_EFFICIENCY * ideal
-    row["marks"] = grouping.marks(counted_runs) + DOUBTFUL * doubtful or None
+    marks = grouping.marks(counted_runs)
+    if (row.get(AGAINST_ONE) or 0.0) > formulas.DOUBTFUL_EFFICIENCY * ideal:
+        marks += DOUBTFUL
+    row["marks"] = marks or None
     return row
 
 
@@ -496,13 +499,9 @@ def _dataset_row(name: str, runs: Sequence[Run]) -> dict[str, Any]:
 def _size_text(value: Any) -> str:
     if value is None:
         return "-"
-    return (
-        value
-        if isinstance(value, str)
-        else f"{value:,}"
-        if isinstance(value, int)
-        else f"{value:,.2f}"
-    )
+    if isinstance(value, str):
+        return value
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
 
 
 def _in_milliseconds(value_s: float) -> str:

@@ -94,18 +94,9 @@ class ComparedRates:
         # The base comes first, then the others in the order of their values.
         for cell in sorted(settings, key=lambda cell: self._order(dict(cell))):
             at_base = {**dict(cell), self.axis: self.base}
-            base_runs = next(
-                (
-                    setting_runs
-                    for other_cell, setting_runs in settings.items()
-                    if dict(other_cell) == at_base
-                ),
-                None,
-            )
             is_base = dict(cell) == at_base
-            findings.append(
-                self._finding(repeated, cell, settings[cell], None if is_base else base_runs)
-            )
+            base_runs = None if is_base else settings.get(tuple(at_base.items()))
+            findings.append(self._finding(repeated, cell, settings[cell], base_runs))
         return findings + not_ended(runs, keys)
 
     def _order(self, cell: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -256,7 +247,12 @@ def of_tests(_: Path, log: str) -> list[Finding]:
     }
     failed_tests = [name for name, outcome in outcomes.items() if outcome in ("FAILED", "ERROR")]
     counts_text = ", ".join(f"{number} {name.lower()}" for name, number in counts.items() if number)
-    verdict = FAILS if failed_tests else HOLDS if counts["PASSED"] else UNDECIDED
+    if failed_tests:
+        verdict = FAILS
+    elif counts["PASSED"]:
+        verdict = HOLDS
+    else:
+        verdict = UNDECIDED
     findings = [
         Finding(
             "the tests that need a GPU pass",

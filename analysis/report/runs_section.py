@@ -247,7 +247,8 @@ def by_setting(
         index = len(rows)
         detailed_runs = [ok_by_folder[run.folder] for run in setting_runs]
         rows.append(RunsRow(cell, detailed_runs))
-        rows += [RunsRow(cell, [run], index) for run in detailed_runs if len(detailed_runs) > 1]
+        if len(detailed_runs) > 1:
+            rows += [RunsRow(cell, [run], index) for run in detailed_runs]
     return rows
 
 
