@@ -2,9 +2,8 @@
 
 Each run gives one figure: its time, its mean step, or the mean over its ranks. The interval
 includes how runs of one setting differ on that machine, estimated from all settings that were
-repeated (`analysis.stats.between_runs`). Without repetitions there is no interval, because the
-epochs, steps, ranks and answers of one run do not show how another run of the same setting would
-have gone.
+repeated (`analysis.stats.between_runs`). Without repetitions there is no interval. The epochs,
+steps, ranks and answers of one run do not show how another run of the same setting would have gone.
 """
 
 import math

@@ -21,9 +21,9 @@ class GateVerdict(IntEnum):
 def gated(compared: Sequence[CellComparison], gate: float) -> tuple[GateVerdict, Message]:
     """Return whether no cell became slower by more than `gate`, and a line about it.
 
-    The gate passes only if each cell is shown not to be slower by more than that. Even if every
-    cell is slower by exactly the gate, the gate fails in at most 5 % of the cases, because the
-    intervals are widened for the number of cells (Bonferroni).
+    The gate passes only if each cell is shown not to be slower by more than that. Intervals are
+    widened for the number of cells (Bonferroni). So even if every cell is slower by exactly the
+    gate, it fails in at most 5 % of the cases.
     """
     judged = sum(cell.judged for cell in compared)
     # Only the lower bound of this interval counts, so the interval may miss on one side.

@@ -1,9 +1,10 @@
 """`predictions`: compare predictions on this machine with the measurements of the same runs.
 
-Each figure and basis gets a row: the median and mean size of the relative error, the bias (the mean
-with its sign, above 0 if too much was predicted), the share of runs inside the 90 % interval with
-the share's 95 % interval, and the median half-width of the 90 % interval. Below it stand the
-verdicts on memory. `--csv` has each predicted figure of each run.
+Each figure and basis gets a row. It has the median and mean size of the relative error, and the
+bias: the mean error with its sign, above 0 if too much was predicted. It also has the share of runs
+inside the 90 % interval, this share's own 95 % interval, and the median half-width of the 90 %
+interval. Below the table stand the verdicts on memory. `--csv` has each predicted figure of each
+run.
 
 Only runs that ended ok are compared. Their times and energy count unless other processes or a
 profiler slowed them. Their memory counts only on GPUs, because the memory of a CPU rank is resident
