@@ -1,6 +1,6 @@
-// Vega draws a figure as SVG when it comes near the window. Before the page is printed, it draws all figures in the light
-// theme. Vega's expressions are interpreted (ast), because the page forbids eval. A figure that is wider than its place
-// is drawn again with narrower charts, so that letters keep their size.
+// Figures: Vega draws each as SVG when it comes near the window, and all of them, light, before the page is printed. Its
+// expressions are interpreted (ast), since the page forbids eval. A figure that is wider than its place is drawn again
+// with narrower charts: letters keep their size.
 
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
 const NARROW = 600; // In a window of fewer pixels, charts stand below each other.
