@@ -142,7 +142,7 @@ def test_a_claim_is_not_decided_by_such_runs(tmp_path: Path):
     claim = [one for one in claims.CLAIMS if one.name == "fp16-over-fp64"]
     (fair,) = claims.judge(runs, claims=claim)
     (limited,) = claims.judge([records.limited(run, NEW) for run in runs], claims=claim)
-    assert (fair.verdict, limited.said) == ("holds", "illustrated: holds")
+    assert (fair.verdict, limited.in_words) == ("holds", "illustrated: holds")
     assert says(text(limited.unlike), "limit.of-tomorrow") and limited.marks == limits.UNKNOWN_SIGN
 
 
