@@ -8,12 +8,13 @@ from itertools import chain
 from typing import Any
 
 from multicard.config.job import count
-from multicard.messages import Message
+from multicard.messages import Message, typed
 from multicard.records import limits, text_table
 from multicard.records.comparable import DOUBTFUL, DOUBTFUL_MEANING
 from multicard.records.output import Output
 from multicard.records.text_table import clean, first_few
 
+from ..runs.columns import KINDS
 from ..runs.grouping import grouped
 from ..stats.between_runs import REMEDY
 from .comparison import EXCEEDS, FAILS, HALF, HOLDS, ILLUSTRATED, UNDECIDED, UNMEASURED
@@ -44,6 +45,8 @@ def table(verdicts: Sequence[ClaimVerdict], limit: int | None) -> list[str]:
     lines = list[str]()
     measured = [verdict for verdict in verdicts if verdict.verdict != UNMEASURED]
     unmeasured = [verdict for verdict in verdicts if verdict.verdict == UNMEASURED]
+    if not measured:
+        return _none_measured(verdicts)
     for title, of_section in sections(measured):
         rows = []
         for verdict in of_section:
@@ -53,6 +56,22 @@ def table(verdicts: Sequence[ClaimVerdict], limit: int | None) -> list[str]:
         names = map(_name_with_reason, unmeasured)
         lines += text_table.folded([clean(f"not measured: {'; '.join(names)}")], width, "")
     return [*lines, "", *_notes(verdicts, width)]
+
+
+def _none_measured(verdicts: Sequence[ClaimVerdict]) -> list[str]:
+    """Say that the runs measure no claim, and which commands measure all of them."""
+    number = len(verdicts)
+    lines: list[str] = [
+        Message(
+            "claim.none-measured", f"{number} claims, and these runs measure none of them", n=number
+        )
+    ]
+    for kind in ("vision", "llm"):
+        subject = KINDS[kind].title
+        command = f"{typed(KINDS[kind].entry)} experiment=all name=papers-{subject}"
+        text = f"`{command}` measures those on {subject}; with `scale=smoke`, in minutes, to try it"
+        lines.append(Message("claim.measured-by", text, command=command))
+    return lines
 
 
 def _name_with_reason(verdict: ClaimVerdict) -> str:

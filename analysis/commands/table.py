@@ -164,9 +164,30 @@ def _table_of_measures(panel: Panel) -> ExperimentTable:
     headings = [
         PAPER if name.startswith(f"{PAPER} ") else name.removeprefix("dataset.") for name in names
     ]
-    texts = [[_text(name, row) for name in names] for row in rows]
+    shown_rows = rows
+    if _shows_measured_only(panel):
+        shown_rows = [row for row in rows if row["status"] != UNMEASURED]
+    texts = [[_text(name, row) for name in names] for row in shown_rows]
     figures = list(chain.from_iterable(by_cell.values() for by_cell in papers.values()))
     return ExperimentTable(_title(panel), headings, texts, rows, _notes(panel, rows, figures))
+
+
+def _shows_measured_only(panel: Panel) -> bool:
+    """Whether most cells are missing, so that their rows would hide the measured ones."""
+    return len(panel.missing) > len(panel.cells)
+
+
+def _absent_values(panel: Panel) -> list[str]:
+    """Name the values of each axis that no measured cell has, such as "precision=fp64,fp16"."""
+    measured = [dict(cell) for cell in panel.cells]
+    absent = []
+    for key in panel.experiment.swept:
+        known = {cell[key] for cell in measured}
+        values = dict.fromkeys(dict(cell)[key] for cell in panel.missing)
+        unknown = [grouping.typed(value) for value in values if value not in known]
+        if unknown:
+            absent.append(f"{key}={','.join(unknown)}")
+    return absent
 
 
 def _table_of_profiles(panel: Panel) -> ExperimentTable:
@@ -370,11 +391,22 @@ def _notes(
     notes = [_shared_setting(panel), *_explanations(rows, experiment)]
     if panel.missing:
         missing_count = len(panel.missing)
-        text = (
-            f"{missing_count} of {count(missing_count + len(panel.cells), 'cell')} not measured:"
-            f" `{panel.command}`"
+        cells = count(missing_count + len(panel.cells), "cell")
+        absent = _absent_values(panel)
+        text = f"{missing_count} of {cells} not measured"
+        if _shows_measured_only(panel):
+            text += ", and not shown"
+            if absent:
+                text += f", all with {' or '.join(absent)}"
+        notes.append(
+            Message(
+                "table.missing",
+                f"{text}: `{panel.command}`",
+                n=missing_count,
+                command=panel.command,
+                absent=absent,
+            )
         )
-        notes.append(Message("table.missing", text, n=missing_count, command=panel.command))
     if any(run["scale"] == "smoke" for run in runs):
         text = "scale=smoke: these figures show that the sweep works; they do not repeat the papers"
         notes.append(Message("table.smoke", text))

@@ -324,6 +324,16 @@ def test_what_was_not_measured_has_its_command(tmp_path: Path):
         assert verdict.command == f"python {entry}.py experiment={experiment} name={experiment}"
 
 
+def test_runs_that_measure_no_claim_get_three_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    records.write(tmp_path / "a", records.script())
+    assert main(["claims", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.strip().splitlines()
+    assert len(lines) == 3 and says(lines[0], "claim.none-measured", n=len(CLAIMS))
+    assert all(says(line, "claim.measured-by") for line in lines[1:])
+
+
 def test_a_figure_is_the_ratio_of_its_cells_and_intervals_widen_with_their_number(tmp_path: Path):
     table2(tmp_path)
     (verdict,) = judged(tmp_path, "fp16-over-fp64")
