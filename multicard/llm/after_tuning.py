@@ -69,7 +69,7 @@ def step_batches(
     """
     while proceed():
         for _ in range(probe.config.gradient_accumulation_steps):
-            yield probe.moved(mapped(next(feed), lambda tensor: tensor))
+            yield probe.to_device(mapped(next(feed), lambda tensor: tensor))
 
 
 def profiled(

@@ -66,10 +66,10 @@ def first_batches(engine: TuningEngine, probe: Probe) -> list[Batch]:
     loader = engine.batches.loader
     rows = [loader.dataset[index % len(loader.dataset)] for index in range(config.batch_size)]
     if config.packed and config.engine is Engine.torchtune:
-        return [probe.moved(mapped(loader.collate_fn(rows), lambda values: values))]
+        return [probe.to_device(mapped(loader.collate_fn(rows), lambda values: values))]
     if config.packed:  # transformers' layers have a mask where a sequence holds several rows
         batch = loader.collate_fn(rows)
-        return [probe.moved(of_rows(batch, count)) for count in (2, 1)]
+        return [probe.to_device(of_rows(batch, count)) for count in (2, 1)]
 
     def cut(share: float) -> Batch:
         return mapped(
@@ -78,12 +78,12 @@ def first_batches(engine: TuningEngine, probe: Probe) -> list[Batch]:
         )
 
     if config.engine is Engine.torchtune:
-        return [probe.moved(cut(share)) for share in LENGTHS]
+        return [probe.to_device(cut(share)) for share in LENGTHS]
     # transformers' layers have a mask where a batch is padded,
     # and none where no row is shorter than another
     forms = [True, False] if probe.pairs or config.batch_size > 1 else [False]
     return [
-        probe.moved(filled(cut(share), probe.pad_id, padded))
+        probe.to_device(filled(cut(share), probe.pad_id, padded))
         for padded, share in product(forms, LENGTHS)
     ]
 

@@ -42,4 +42,4 @@ class DrawnWeight:
 
     def turned(self, whole: torch.Tensor) -> torch.Tensor:
         """The weight, which was generated in torchtune's order."""
-        return models.permuted(self.name, whole, self.config.model)
+        return models.permute_heads(self.name, whole, self.config.model)

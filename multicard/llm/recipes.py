@@ -250,4 +250,4 @@ def trained_parts(model: torch.nn.Module, config: LlmConfig) -> TrainedParts:
 
 
 def _part(name: str, tensor: torch.Tensor, config: LlmConfig) -> TensorPart:
-    return TensorPart(tensor, lambda whole: models.permuted(name, whole, config.model))
+    return TensorPart(tensor, lambda whole: models.permute_heads(name, whole, config.model))

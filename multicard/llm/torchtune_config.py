@@ -203,7 +203,7 @@ def _dataset(config: LlmConfig, inputs: preflight.Inputs, folder: Path) -> dict[
         "split": "train",
         "packed": config.packed,
         "model_limit": config.model.max_seq_len or None,  # of positions without end
-    } | inputs.left
+    } | inputs.dataset_arguments
     if inputs.rows is None:
         assert isinstance(config.dataset, StoredTextConfig)
         revision = {} if config.dataset.revision is None else {"revision": config.dataset.revision}

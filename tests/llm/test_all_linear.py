@@ -23,7 +23,7 @@ def test_torchtune_adapts_every_linear_of_a_layer(word: str, method: str):
     config = typed_llm(word, f"method={method}")
     preflight.refuse(config)
     assert isinstance(config.method, LoraConfig)
-    assert methods.adapted(config.method) == [
+    assert methods.adapted_linears(config.method) == [
         *(f"attn.{name}" for name in ATTENTION),
         *FEED_FORWARD,
     ]

@@ -114,7 +114,7 @@ def report(rank: int, slower_s: float, losses: list[float | None]) -> LlmReport:
 
 def test_the_record_has_the_slowest_ranks_times_of_epochs_that_ended():
     losses = [3.0, 2.5, 2.0, 1.5, 1.0]
-    found = summary.held_out([report(0, 0.0, losses), report(1, 0.5, losses[:4])], ended=2)
+    found = summary.held_out([report(0, 0.0, losses), report(1, 0.5, losses[:4])], ended_epochs=2)
     assert found is not None and (found.rows, found.tokens) == (5, 50)
     assert [(each.epoch, each.step, each.loss) for each in found.evaluations] == [
         (0, 2, 3.0),
@@ -125,10 +125,10 @@ def test_the_record_has_the_slowest_ranks_times_of_epochs_that_ended():
     assert {each.evaluate_s for each in found.evaluations} == {1.5} and found.evaluations[
         0
     ].ended_s == 20.5
-    assert summary.held_out([report(0, 0.0, losses)], ended=1).evaluations[-1].step == 4  # pyright: ignore[reportOptionalMemberAccess]
+    assert summary.held_out([report(0, 0.0, losses)], ended_epochs=1).evaluations[-1].step == 4  # pyright: ignore[reportOptionalMemberAccess]
     assert (
-        summary.held_out([LlmReport(rank=0)], ended=1) is None
-        and summary.held_out([], ended=0) is None
+        summary.held_out([LlmReport(rank=0)], ended_epochs=1) is None
+        and summary.held_out([], ended_epochs=0) is None
     )
 
 

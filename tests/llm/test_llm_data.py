@@ -362,7 +362,7 @@ def test_bytes_of_all_text_of_a_row_whatever_its_columns():
     rows = datasets.Dataset.from_dict(
         {"id": [1, 2, 3], "text": ["abc", "", None], "conversations": turns}
     )
-    around, each = labelled_rows.AROUND_ROW, labelled_rows.AROUND_TEXT
+    around, each = labelled_rows.EXTRA_TOKENS_OF_ROW, labelled_rows.EXTRA_TOKENS_OF_TEXT
     assert labelled_rows.most_tokens(rows).tolist() == [
         around + 3 + 3 * each + 5 + 3,
         around + each,
@@ -415,7 +415,7 @@ def test_the_work_of_packed_rows_follows_from_their_lengths():
     table = {name: torch.tensor([value]).numpy() for name, value in batch.items()}
     ranks = [LlmReport(rank=0, vocabulary=100)]
     record = records.as_record(records.llm(tokens_per_s={"all": 1.0}))
-    flops_per_token, _ = summary._work(record, config, ranks, table)
+    flops_per_token, _ = summary._flops_and_mfu(record, config, ranks, table)
     alone = [
         models.flops_per_token(config.model, 100, size, None, 0) * size
         for size in (5, 4, 3, 4, 7, 9, 2, 6, 8)
@@ -444,7 +444,7 @@ def test_the_work_without_padding_is_that_of_rows_as_they_are(monkeypatch: pytes
     assert summary._mfu_non_padding(record, config, ranks, table) == pytest.approx(
         sum(alone) / 1e12
     )
-    _, with_padding = summary._work(record, config, ranks, table)
+    _, with_padding = summary._flops_and_mfu(record, config, ranks, table)
     assert with_padding is not None and with_padding > sum(alone) / 1e12
     del table["attended_non_padding"]  # as in older records
     assert summary._mfu_non_padding(record, config, ranks, table) is None

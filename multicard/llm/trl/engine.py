@@ -132,7 +132,7 @@ def trainer_class(base: type, probe: Probe, feed: Feed) -> type:
             return samples, items
 
         def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
-            if probe.ranges is not None and not probe.moves:
+            if probe.ranges is not None and not probe.copies_pinned_batches:
                 probe.ranges.open("h2d")
             inputs = super()._prepare_inputs(inputs)
             tokens = inputs["input_ids"]

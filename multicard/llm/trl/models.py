@@ -315,7 +315,7 @@ def adapters(model: nn.Module, config: LlmConfig) -> LoraConfig | None:
     else:
         names = [
             models.hugging_face_name(f"layers.0.{name}.weight").split(".")[-2]
-            for name in methods.adapted(options)
+            for name in methods.adapted_linears(options)
         ]
         has = sorted(filter(str.isidentifier, set(kinds.values())))
         if not {*names} <= {*has}:
