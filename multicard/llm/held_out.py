@@ -1,10 +1,9 @@
-"""The loss of held-out rows: the same number with each engine, on any number of ranks,
-packed or not.
+"""Measure the loss of held-out rows.
 
-Rows are scored as they are, unpacked, each once: rank r scores the rows r, r + ranks, and so on.
-Ranks with fewer batches score a row without labels in the last, so that all call the same
-collectives of FSDP. Losses are summed in float64, in the order of the rows,
-whichever rank had them.
+The result is the same with each engine, on any number of ranks, with and without packing. Each row
+is scored once and unpacked: rank r scores the rows r, r + ranks, and so on. All ranks must call the
+same collectives of FSDP, so a rank with fewer batches scores a row without labels at the end.
+Losses are summed in float64 in the order of the rows, whichever rank scored them.
 """
 
 from collections.abc import Sequence
@@ -27,7 +26,7 @@ from multicard.records import held_out, run_folder
 from multicard.records.held_out import INT4_LOSS, LOSS
 from multicard.records.schema_parts import HeldOut
 
-LOSSES = held_out.FILE  # in the run folder: each row's loss in the last evaluation
+LOSSES = held_out.FILE  # File in the run folder with the loss of each row in the last evaluation.
 Row = dict[str, Any]
 NO_LABEL = {"tokens": [1, 1], "labels": [CROSS_ENTROPY_IGNORE_IDX, CROSS_ENTROPY_IGNORE_IDX]}
 NO_LABELS = {
@@ -39,7 +38,7 @@ NO_LABELS = {
 
 
 class Scorer(Protocol):
-    """What an evaluation asks of an engine; `tuning_engine.TuningEngine` says what each does."""
+    """The methods of an engine that an evaluation needs. See `tuning_engine.TuningEngine`."""
 
     model: torch.nn.Module
 
@@ -51,11 +50,14 @@ class Scorer(Protocol):
 
 
 class Evaluated(NamedTuple):
-    """An evaluation: `loss` in nats a labelled token, or the mean DPO loss of pairs.
+    """The result of an evaluation.
 
-    ranked_right: share of pairs whose chosen answer has the higher reward; as before the first step
-    both rewards are 0, a tie counts as wrong. margin: mean of the chosen answer's reward minus the
-    rejected one's. Both are None of rows that are no pairs.
+    Attributes:
+        loss: The loss in nats for a labelled token, or the mean DPO loss of the pairs.
+        ranked_right: Share of pairs whose chosen answer has the higher reward. A tie counts as
+            wrong: before the first step, both rewards are 0. None if the rows are not pairs.
+        margin: Mean of the chosen answer's reward minus the rejected answer's. None if the rows
+            are not pairs.
     """
 
     loss: float
@@ -68,13 +70,13 @@ class Evaluated(NamedTuple):
 
 
 class Evaluator:
-    """Scores held-out rows with the model as it is.
+    """Scores held-out rows with the current weights of the model.
 
     Args:
-        rows: with labels. Each rank tokenizes its own once.
-        pad_id: token of padding.
-        traffic: counts the training's collectives, and none of these.
-        beta: DPO's; None where rows are no pairs.
+        rows: Rows with labels. Each rank tokenizes its own rows once.
+        pad_id: The token id of padding.
+        traffic: Counts the bytes of the training's collectives. It pauses during an evaluation.
+        beta: DPO's beta, or None if the rows are not pairs.
     """
 
     def __init__(
@@ -97,12 +99,13 @@ class Evaluator:
         self.rows: dict[int, Row] = {
             place: rows[place] for place in chain.from_iterable(self.shares)
         }
-        self.columns: dict[str, list[float]] = {}  # of the file of rows
+        self.columns: dict[str, list[float]] = {}  # Columns of the file with each row's loss.
         self.content = HeldOut(rows=len(rows), also_trained=sum(rows.column("is_trained")))
 
     def evaluate(self, folder: Path) -> Evaluated:
-        """Score all rows, and have rank 0 write each row's loss to the folder.
-        All ranks call it together.
+        """Score all rows, and write each row's loss to the folder on rank 0.
+
+        All ranks must call this together.
         """
         losses, tokens, margins = self._scores().T
         self.content.tokens = int(tokens.sum())
@@ -120,7 +123,7 @@ class Evaluator:
         )
 
     def add_in_int4(self, losses: torch.Tensor, folder: Path) -> None:
-        """Write each row's loss in int4 beside its own of the last evaluation."""
+        """Add the loss of each row in int4 to the file of the last evaluation."""
         self.columns[INT4_LOSS] = losses.tolist()
         self._write(folder)
 
@@ -137,19 +140,21 @@ class Evaluator:
         return scores
 
     def no_scores(self) -> torch.Tensor:
-        """By row (rows, 3), all 0: loss, labelled tokens, and of a pair the margin."""
+        """Return zeros (rows, 3), for each row's loss, labelled tokens and, for a pair, margin."""
         return torch.zeros(len(self.numbers), 3, dtype=torch.float64)
 
     def score(self, scores: torch.Tensor, places: Sequence[int]) -> None:
-        """Write the scores of a batch into those of all rows;
-        a batch without a row calls the model all the same.
+        """Score a batch and write the result into `scores`.
+
+        An empty batch also calls the model, because the other ranks wait for its collectives.
         """
         score = self._rows if self.beta is None else self._pairs
         scores[places] = score([self.rows[place] for place in places])[: len(places)]
 
     def exchange(self, scores: torch.Tensor) -> None:
-        """Give each rank the scores of all. Each row is one rank's: whatever the order,
-        its sum is exact.
+        """Give each rank the scores of all ranks.
+
+        Only one rank has scored a row, so the sum is exact in any order.
         """
         if self.rank.world_size > 1:
             dist.all_reduce(scores)
@@ -160,14 +165,15 @@ class Evaluator:
         return torch.stack([losses, labelled(batch["labels"]), torch.zeros_like(losses)], 1)
 
     def _pairs(self, pairs: Sequence[Row]) -> torch.Tensor:
-        """DPO's loss of each pair, as in training, without label smoothing."""
+        """Return the DPO loss of each pair, as in training, but without label smoothing."""
         tokens, labels = padded_collate_dpo(
             [*pairs] or [NO_LABELS], self.pad_id, CROSS_ENTROPY_IGNORE_IDX
         )
         own = self._losses(tokens, labels)
         with self.engine.reference():
             reference = self._losses(tokens, labels)
-        chosen, rejected = (reference - own).chunk(2)  # log-probabilities are losses below 0
+        # Log-probabilities are the negative losses.
+        chosen, rejected = (reference - own).chunk(2)
         margins = (self.beta or 0.0) * (chosen - rejected)
         counted = torch.stack(labelled(labels).chunk(2)).sum(0)
         return torch.stack([-logsigmoid(margins), counted, margins], 1)
@@ -178,8 +184,9 @@ class Evaluator:
 
 
 def shares(count: int, ranks: int, rank: int, batch: int) -> list[list[int]]:
-    """The rows of each of a rank's batches: as many batches on every rank,
-    the last of some without a row.
+    """Return the row numbers in each batch of a rank.
+
+    Every rank gets the same number of batches. The last one may be empty.
     """
     own = list(range(rank, count, ranks))
     most = ceil(count / ranks)
@@ -188,5 +195,5 @@ def shares(count: int, ranks: int, rank: int, batch: int) -> list[list[int]]:
 
 
 def labelled(labels: torch.Tensor) -> torch.Tensor:
-    """How many tokens of each row (rows, S) are to be predicted: the first never is."""
+    """Count the tokens to predict in each row of `labels` (rows, S). The first never counts."""
     return (labels[:, 1:] != CROSS_ENTROPY_IGNORE_IDX).sum(1).double()

@@ -1,7 +1,7 @@
-"""What a tuning run kept: what `tuned.json` says of it, and how it is loaded.
-Imports torch only inside functions.
+"""Describe and load the model that a tuning run saved.
 
-Whoever loads it needs transformers, and of adapters PEFT; `lines_to_load` shows how.
+`tuned.json` describes the weights. Loading them needs transformers, and PEFT for adapters, but not
+multicard: `lines_to_load` shows how. Imports torch only inside functions.
 """
 
 from pathlib import Path
@@ -15,14 +15,15 @@ from multicard.records import kept
 if TYPE_CHECKING:
     from torch import nn
 
-# PEFT's names
+# PEFT's file names.
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
-# those of transformers
+# transformers' file names.
 WEIGHTS = "model.safetensors"
 MODEL_CONFIG = "config.json"
-BASE = "base"  # beside the adapter's folder, where its base model lies nowhere else
-# PEFT refuses the torchao that torchtune needs, whatever the adapter. It needs none of it
+BASE = "base"  # Folder of an adapter's base model that only this run has. A sibling of `adapter`.
+# PEFT rejects the version of torchao that torchtune needs, whatever the adapter. Adapters use
+# nothing of torchao, so PEFT is made to believe that torchao is not installed.
 PEFT_LINES = (
     "import peft.tuners.lora.torchao",
     "peft.tuners.lora.torchao.is_torchao_available = lambda: False",
@@ -30,19 +31,18 @@ PEFT_LINES = (
 
 
 class TunedModelInfo(msgspec.Struct, frozen=True):
-    """What `tuned.json` says of the weights beside it.
+    """The content of `tuned.json`, which describes the weights next to it.
 
-    form: adapter, which PEFT reads, or model, or int4, both of which transformers reads; int4 is
-    quantised.
-    reader: the class of transformers that reads the model, or the adapter's base.
-    dtype: in which the run held its weights, as torch names it.
-    base: the folder of the adapter's base model; None: `base` beside the adapter's own folder, or
-    no adapter.
-    nf4: the run held the base in NF4.
-    groupsize: weights that share a scale, of a model that was trained to be quantised (method=qat)
-    and is to be once it
-        is read; None of others.
-    tied: the output is the embeddings, which are not quantised.
+    Attributes:
+        form: "adapter" (read by PEFT), "model", or "int4" (quantised; both read by transformers).
+        reader: The class of transformers that reads the model, or the adapter's base model.
+        dtype: The type in which the run held its weights, by torch's name.
+        base: The folder of the adapter's base model. None if this is the folder `base` next to the
+            adapter's, or if there is no adapter.
+        nf4: True if the run held the base model in NF4.
+        groupsize: Number of weights that share a scale, for a model that was trained for
+            quantisation (method=qat) and is to be quantised after loading. Otherwise None.
+        tied: True if the output is tied to the embeddings, and is thus not quantised.
     """
 
     form: str
@@ -55,10 +55,10 @@ class TunedModelInfo(msgspec.Struct, frozen=True):
 
 
 def read(place: Path) -> TunedModelInfo:
-    """What is said of the weights in a folder.
+    """Return the description of the weights in a folder.
 
     Raises:
-        Refusal: it is not whole.
+        Refusal: The folder is not complete.
     """
     weights = {"adapter": ADAPTER_WEIGHTS, "model": WEIGHTS, "int4": WEIGHTS}
     try:
@@ -78,19 +78,18 @@ def _unreadable(place: Path, error: Exception) -> Refusal:
 
 
 def base_of(place: Path, about: TunedModelInfo) -> str:
-    """The folder of an adapter's base model."""
+    """Return the folder of an adapter's base model."""
     return str((place.parent / BASE).absolute()) if about.base is None else about.base
 
 
 def load(place: Path) -> "nn.Module":
-    """The tuned model, for evaluation on the CPU (NF4: on the GPU, where there is one),
-    with its `tokenizer`.
+    """Load the tuned model, with its `tokenizer`, for evaluation.
 
-    Adapters are on their base model, in NF4 where the run had it so;
-    a model of `method=qat` is quantised.
+    It is on the CPU; in NF4, it is on the GPU if there is one. Adapters are loaded on their base
+    model, which is in NF4 if the run had it so. A model of `method=qat` is quantised.
 
     Raises:
-        Refusal: it is not whole, or a library that reads it is not installed.
+        Refusal: The folder is not complete, or a library is not installed.
     """
     about = read(place)
     try:
@@ -109,12 +108,12 @@ def load(place: Path) -> "nn.Module":
         if about.form == "adapter":
             peft.tuners.lora.torchao.is_torchao_available = lambda: False  # pyright: ignore[reportPrivateImportUsage]
             base = reader.from_pretrained(base_of(place, about), **options)
-            # without the last option PEFT holds adapters in float32, whatever the run had
+            # Without autocast_adapter_dtype=False, PEFT would convert adapters to float32.
             model = peft.PeftModel.from_pretrained(base, str(place), autocast_adapter_dtype=False)
         else:
             model = reader.from_pretrained(place, **options)
         tokenizer = transformers.AutoTokenizer.from_pretrained(place)
-    except Exception as error:  # of several libraries
+    except Exception as error:  # Several libraries may raise.
         raise _unreadable(place, error) from None
     if about.groupsize is not None:
         from torchao.quantization.linear_quant_modules import Int8DynActInt4WeightQuantizer
@@ -126,7 +125,7 @@ def load(place: Path) -> "nn.Module":
 
 
 def _nf4(about: TunedModelInfo) -> dict[str, Any]:
-    """transformers' name of how a run held its base in NF4."""
+    """Return transformers' options for holding a base model in NF4 as the run did."""
     return {
         "load_in_4bit": True,
         "bnb_4bit_quant_type": "nf4",
@@ -136,9 +135,7 @@ def _nf4(about: TunedModelInfo) -> dict[str, Any]:
 
 
 def lines_to_load(folder: Path) -> list[str]:
-    """Lines of Python that load the tuned model of a run and its tokenizer,
-    without this project.
-    """
+    """Return lines of Python that load a run's tuned model and tokenizer without multicard."""
     place = kept.place_of(folder).absolute()
     about = read(place)
     options = f'dtype="{about.dtype}"'
@@ -160,8 +157,9 @@ def lines_to_load(folder: Path) -> list[str]:
 
 
 def _quantising(about: TunedModelInfo) -> list[str]:
-    """Lines that quantise a model as it was trained to be: its
-    weights are kept as they were before that.
+    """Return lines that quantise a loaded model, if it was trained for this.
+
+    Such a model is saved unquantised.
     """
     if about.groupsize is None:
         return []

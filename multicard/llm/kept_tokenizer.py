@@ -1,7 +1,7 @@
-"""The tokenizer of a tuning run in Hugging Face's form, beside what it kept.
+"""Save the tokenizer of a tuning run in Hugging Face's form, next to the tuned weights.
 
-torchtune's tokenizers come from files of other forms: those of Llama 3 from tiktoken's, which have
-ranks of tokens and no merges, and Qwen 2.5's from vocab.json and merges.txt.
+torchtune's tokenizers come from other kinds of files. Llama 3's has tiktoken's form: ranks of
+tokens, but no merges. Qwen 2.5's consists of vocab.json and merges.txt.
 """
 
 import base64
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 SETTINGS = "tokenizer_config.json"
-# Of a folder in Hugging Face's form, what its tokenizer is made of, and how text is generated
+# Files of a folder in Hugging Face's form that define its tokenizer and how text is generated.
 COPIED = (
     "tokenizer*",
     "special_tokens_map.json",
@@ -40,7 +40,7 @@ COPIED = (
     "chat_template*",
 )
 COPIED += ("generation_config.json", "*processor_config.json", "spiece.model")
-# as Llama 3's, but for digits, each of which is a token (Qwen 2.5's tokenizer.json)
+# From Qwen 2.5's tokenizer.json. It is Llama 3's pattern, except that each digit is a token.
 QWEN_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -48,12 +48,11 @@ QWEN_PATTERN = (
 
 
 def write(config: LlmConfig, inputs: Path, place: Path) -> None:
-    """Write the run's tokenizer, and the chat template that its rows were written by,
-    with those that have other names.
+    """Write the run's tokenizer, its chat template, and further named templates.
 
     Args:
-        inputs: the run's own files, of the embedded tokenizer.
-        place: a folder that is there.
+        inputs: Folder of the run's inputs, which holds the embedded tokenizer.
+        place: An existing folder.
     """
     if isinstance(config.model, HfConfig):
         folder = Path(str(config.model.path)).expanduser()
@@ -80,12 +79,12 @@ def write(config: LlmConfig, inputs: Path, place: Path) -> None:
 
 
 def _name_class(folder: Path, place: Path) -> None:
-    """Have the kept settings name the class that reads a folder's tokenizer.
+    """Name the class of a folder's tokenizer in the saved settings.
 
-    transformers also looks for it in config.json, and adapters are kept without one.
+    transformers would otherwise look for it in config.json, which adapters do not have.
     """
     name = type(of_folder(str(folder))).__name__
-    # which transformers 4 knows too
+    # transformers 4 only knows this class by its older name.
     name = "PreTrainedTokenizerFast" if name == "TokenizersBackend" else name
     stored = place / SETTINGS
     settings = json.loads(stored.read_text("utf-8")) if stored.is_file() else {}
@@ -96,14 +95,14 @@ def _name_class(folder: Path, place: Path) -> None:
 
 
 def _write_others(templates: Mapping[str, str], place: Path) -> None:
-    """Write templates beside the default one, as transformers does."""
+    """Write templates in addition to the default one, in transformers' layout."""
     for name, source in templates.items():
         (place / chat.ADDITIONAL).mkdir(exist_ok=True)
         (place / chat.ADDITIONAL / f"{name}.jinja").write_text(source, "utf-8")
 
 
 def special_numbers(config: LlmConfig, inputs: Path) -> dict[str, int]:
-    """The special tokens of a decoder that torchtune builds, and their numbers."""
+    """Return the special tokens of a decoder that torchtune builds, and their ids."""
     if isinstance(config.tokenizer, Qwen25TokenizerConfig):
         from torchtune.models.qwen2_5._tokenizer import QWEN2_5_SPECIAL_TOKENS
 
@@ -111,7 +110,7 @@ def special_numbers(config: LlmConfig, inputs: Path) -> dict[str, int]:
     if isinstance(config.tokenizer, Llama3TokenizerConfig):
         from torchtune.models.llama3._tokenizer import LLAMA3_SPECIAL_TOKENS
 
-        # images, which are beyond the vocabulary, are none of text's
+        # Tokens for images lie beyond the text model's vocabulary.
         return {
             token: number
             for token, number in LLAMA3_SPECIAL_TOKENS.items()
@@ -122,7 +121,7 @@ def special_numbers(config: LlmConfig, inputs: Path) -> dict[str, int]:
 
 
 def special_ids(config: LlmConfig, inputs: Path) -> dict[str, Any]:
-    """The numbers of the tokens that begin, end and pad a text, as config.json has them."""
+    """Return config.json's ids of the tokens that begin, end and pad a text."""
     numbers = special_numbers(config, inputs)
     settings = _settings(config)
     ends = [numbers[settings["eos_token"]]]
@@ -135,7 +134,7 @@ def special_ids(config: LlmConfig, inputs: Path) -> dict[str, Any]:
 
 
 def _settings(config: LlmConfig) -> dict[str, Any]:
-    """What tokenizer_config.json says. An answer ends with `eos_token`."""
+    """Return the content of tokenizer_config.json. Its `eos_token` ends an answer."""
     own: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
@@ -152,7 +151,7 @@ def _settings(config: LlmConfig) -> dict[str, Any]:
 
 
 def _ranks(config: LlmConfig, inputs: Path) -> dict[bytes, int]:
-    """Tokens and their ranks, of a file in tiktoken's form."""
+    """Read the tokens and their ranks from a file in tiktoken's form."""
     own = config.tokenizer
     path = (
         Path(str(own.path))
@@ -165,8 +164,10 @@ def _ranks(config: LlmConfig, inputs: Path) -> dict[bytes, int]:
 
 
 def _of_ranks(ranks: dict[bytes, int], special: dict[str, int]) -> "Tokenizer":
-    """The tokenizer of tiktoken's ranks. Each way to make a token of two others is a merge,
-    in the token's rank.
+    """Return a tokenizer with tiktoken's ranks.
+
+    Merges are in the order of their tokens' ranks. Each way to build a token from two others is a
+    merge.
     """
     from tokenizers import Tokenizer, models, processors
 
@@ -206,7 +207,7 @@ def _of_qwen(own: Qwen25TokenizerConfig, special: dict[str, int]) -> "Tokenizer"
 
 
 def _split(tokenizer: "Tokenizer", pattern: str) -> None:
-    """Have the tokenizer split text by a pattern, then into bytes, and put bytes together again."""
+    """Make the tokenizer split text by a pattern, then into bytes, and join bytes in decoding."""
     from tokenizers import Regex, decoders, pre_tokenizers
 
     split = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
@@ -216,7 +217,7 @@ def _split(tokenizer: "Tokenizer", pattern: str) -> None:
 
 
 def _add(tokenizer: "Tokenizer", special: dict[str, int]) -> None:
-    """Add special tokens, which get the next numbers, or those that the vocabulary has for them."""
+    """Add special tokens. They get the ids that the vocabulary has for them, or the next ones."""
     from tokenizers import AddedToken
 
     in_order = sorted(special, key=special.__getitem__)

@@ -1,8 +1,8 @@
-"""Writes what was tuned into a run's folder, once all that is timed is over. Works on all ranks;
-rank 0 writes.
+"""Write the tuned weights to the run folder, after all timed work.
 
-No rank ever holds the whole of a sharded model: tensors are gathered, written and let go one by
-one. A tensor of a layer fits, as the layer's were gathered together while it trained.
+All ranks take part, and rank 0 writes. No rank ever holds a sharded model as a whole: tensors are
+gathered, written and freed one by one. A single tensor fits in memory, because training gathered
+whole layers.
 """
 
 import json
@@ -31,7 +31,7 @@ from multicard.ranks.process import Rank, max_over_ranks
 from multicard.records import kept
 from multicard.records.schema_parts import SavedModel
 
-# Types of tensors as safetensors names them
+# safetensors' names of the types.
 TYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64"}
 TYPES |= {
     torch.int64: "I64",
@@ -87,10 +87,10 @@ def write_weights(
     is_writer: bool,
     metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """Gather and write tensors, one after the other.
+    """Gather and write the tensors, one after the other.
 
-    Every rank gathers all of them, also if the writer cannot go on:
-    its error is raised once no rank waits for it.
+    Every rank gathers all of them, even if the writer fails. Its error is raised at the end, when
+    no rank waits for it any more.
     """
     failed: Exception | None = None
     file: WeightFile | None = None
@@ -100,16 +100,16 @@ def write_weights(
         except Exception as error:
             failed = error
     for name, part in parts.items():
-        whole = None  # before the next one is there
+        whole = None  # Free this tensor before the next one is gathered.
         try:
             whole = part.whole()
             if file is not None and failed is None:
                 file.add_part(name, part, whole)
         except Exception as error:
-            failed = failed or error.with_traceback(None)  # which would hold the tensor
+            failed = failed or error.with_traceback(None)  # A traceback would keep the tensor.
     try:
         if file is not None:
-            file.close()  # where some file systems say that they are full
+            file.close()  # Some file systems only report here that they are full.
     except OSError as error:
         failed = failed or error
     if failed is not None:
@@ -123,16 +123,16 @@ def keep(
     rank: Rank,
     folder: Path,
 ) -> SavedModel:
-    """Write what was tuned into the run's folder: `adapter` or `model`,
-    and `base` where nothing else has it.
+    """Write what was tuned to the run folder: `adapter`, `model` or `int4`.
 
-    A disk that has no room for it, or any other failure, is told in the result's `problem`, and
-    leaves nothing behind. The run stays as it was measured.
+    If nothing else holds an adapter's base model, it is written to `base`. A full disk or any other
+    failure is reported in the result's `problem`, and leaves no files. The run's figures stay
+    valid.
 
     Args:
-        named: gives what the engine trained.
+        named: Returns what the engine trained.
         cfg: torchtune's configuration of the run.
-        folder: of the run.
+        folder: The run folder.
     """
     started_s = timing.clock_s()
     place = folder / config.save
@@ -151,10 +151,10 @@ def keep(
         if is_writer:
             every_part = chain.from_iterable(parts.values() for parts in contents.values())
             kept.require_room(folder, sum(map(_bytes, every_part)))
-    except Exception as error:  # of several libraries; whatever it is, the run itself was measured
+    except Exception as error:  # Several libraries may raise. The run itself was measured.
         failed = error
     if max_over_ranks(rank, int(failed is not None)):
-        failed = failed or RuntimeError("another rank could not get ready for it")
+        failed = failed or RuntimeError("another rank could not prepare it")
     elif trained is not None:
         for target, parts in contents.items():
             try:
@@ -181,11 +181,10 @@ def keep(
 def base_parts(
     trained: TrainedParts, config: LlmConfig, cfg: dict[str, Any], rank: Rank
 ) -> dict[str, TensorPart] | None:
-    """The weights of an adapter's base that lie in no folder: random ones.
-    None where there are none to write.
+    """Return the random weights of an adapter's base model, which no folder holds.
 
-    Those of decoders that torchtune builds follow from the seed,
-    so that the writer draws them again.
+    Returns None if there are none to write. For decoders that torchtune builds, the seed determines
+    the weights, so the writer alone draws them again.
     """
     if trained.adapter is None or config.model.folder is not None:
         return None
@@ -214,7 +213,7 @@ def _write_folder(
     is_writer: bool,
     is_base: bool,
 ) -> None:
-    """Write weights, configuration and tokenizer; the folder is there once it is whole."""
+    """Write weights, configuration and tokenizer. The folder only appears once it is complete."""
     part = _unfinished(target)
     is_adapter = trained.adapter is not None and not is_base
     weights_name = kept_model.ADAPTER_WEIGHTS if is_adapter else kept_model.WEIGHTS
@@ -280,14 +279,16 @@ def about(trained: TrainedParts, config: LlmConfig) -> TunedModelInfo:
 
 
 def adapter_config(trained: TrainedParts, config: LlmConfig, place: Path) -> dict[str, Any]:
-    """PEFT's configuration of the adapters, which names their base."""
+    """Return PEFT's configuration of the adapters, which names their base model."""
     base = kept_model.base_of(place.absolute(), about(trained, config))
     return {**(trained.adapter or {}), "base_model_name_or_path": base, "inference_mode": True}
 
 
 def model_config(config: LlmConfig, cfg: dict[str, Any], inputs: Path) -> dict[str, Any]:
-    """The config.json of all weights: that of the folder that they were read from,
-    or of the decoder's sizes.
+    """Return the config.json for a whole model.
+
+    It is the config.json of the folder that the weights came from, or is made from the decoder's
+    sizes.
     """
     model = config.model
     own: dict[str, Any] = {}
@@ -296,10 +297,10 @@ def model_config(config: LlmConfig, cfg: dict[str, Any], inputs: Path) -> dict[s
         own = json.loads(
             (Path(str(folder)).expanduser() / kept_model.MODEL_CONFIG).read_text("utf-8")
         )
-        own.pop("quantization_config", None)  # of weights that are not these
+        own.pop("quantization_config", None)  # It describes the folder's weights, not these.
     else:
         sizes = models.hugging_face_config(model, cfg["model"]["vocab_size"])
         own = {"architectures": [ARCHITECTURES[sizes["model_type"]]], **sizes}
         own |= kept_tokenizer.special_ids(config, inputs)
-    own.pop("torch_dtype", None)  # the older name
+    own.pop("torch_dtype", None)  # The older name of "dtype".
     return own | {"dtype": dtype_name(config)}

@@ -1,4 +1,4 @@
-"""torchtune's recipe classes, loaded from the installed package and subclassed for measuring."""
+"""Load torchtune's recipe classes from the installed package, and subclass them for measuring."""
 
 import gc
 import importlib.util
@@ -27,7 +27,7 @@ from multicard.records.schema_parts import TextRows
 
 
 def load(name: str) -> tuple[ModuleType, type]:
-    """The module and the class of a recipe."""
+    """Load a recipe, and return its module and its class."""
     spec = importlib.util.spec_from_file_location(f"recipe_{name}", methods.recipe_file(name))
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -41,13 +41,13 @@ def load(name: str) -> tuple[ModuleType, type]:
 def measured(
     recipe: type, probe: Probe, on_schedule: Callable[[DictConfig, int], DictConfig]
 ) -> type:
-    """The recipe with measured batches, and with nothing saved at the end of an epoch."""
+    """Return a subclass of the recipe that measures its batches and saves no checkpoints."""
 
     class MeasuredRecipe(recipe):
         def _setup_data(self, *arguments: Any, **keywords: Any) -> Any:
             result = super()._setup_data(*arguments, **keywords)
             *sampler, loader = result if isinstance(result, tuple) else (result,)
-            loader.pin_memory = probe.config.pin_memory  # read when the loader is iterated
+            loader.pin_memory = probe.config.pin_memory  # Only read once the loader is iterated.
             if probe.config.packed:
                 loader.collate_fn = batches.counted(loader.collate_fn)
             elif "output" in probe.config.custom_sharded_layers and (
@@ -76,7 +76,7 @@ def measured(
 
         def setup(self, *arguments: Any, **keywords: Any) -> None:
             super().setup(*arguments, **keywords)
-            client = getattr(self, "_checkpoint_client", None)  # by which the full recipe saves
+            client = getattr(self, "_checkpoint_client", None)  # The full recipe saves by it.
             if client is not None:
                 client.save_checkpoint = self.save_checkpoint
 
@@ -84,8 +84,10 @@ def measured(
 
 
 def note(loader: Any, probe: Probe, pad_id: int) -> None:
-    """Have the probe count the loader's rows and tokens.
-    Refuses (ValueError) less than one step.
+    """Record the loader's rows in the report, and set the probe's `pad_id`.
+
+    Raises:
+        ValueError: The rows do not fill one step.
     """
     probe.pad_id = pad_id
     probe.report.content.text_rows = TextRows(**labelled_rows.counts(loader.dataset))
@@ -94,8 +96,9 @@ def note(loader: Any, probe: Probe, pad_id: int) -> None:
 
 
 def check_steps(loader: Any, config: LlmConfig) -> None:
-    """Refuse a data set of less than one step; only the ranks
-    know how many rows or sequences it gives.
+    """Refuse a data set that does not fill one step.
+
+    Only the ranks know how many rows or packed sequences it has.
     """
     samples = len(loader.dataset)
     accumulated = config.gradient_accumulation_steps
@@ -122,9 +125,9 @@ def check_steps(loader: Any, config: LlmConfig) -> None:
 def patched(module: ModuleType, device: torch.device) -> Iterator[None]:
     """Replace parts of torchtune while a recipe runs in our ranks.
 
-    Reading the memory figures must not reset the peak; on CPU, where there are none, the
-    distributed recipes read them all the same, and masks of packed rows are made for a GPU wherever
-    there is one. The process group exists already.
+    Reading the memory figures must not reset the peak. On the CPU there are no such figures, but
+    the distributed recipes read them nevertheless. They would also build the masks of packed rows
+    for a GPU if the machine has one. The process group already exists.
     """
     with ExitStack() as stack:
         if device.type == "cpu":
@@ -138,7 +141,7 @@ def patched(module: ModuleType, device: torch.device) -> Iterator[None]:
             stack.enter_context(
                 mock.patch.object(attention_utils, "_SUPPORTS_FLEX_ATTENTION", False)
             )
-            # only a GPU reads pinned memory, and without one there is none
+            # Pinned memory only helps a GPU, and cannot be allocated without one.
             unpinned = partial(CPUOffloadPolicy, pin_memory=False)
             stack.enter_context(
                 mock.patch("torchtune.training._distributed.CPUOffloadPolicy", unpinned)
@@ -160,17 +163,18 @@ def patched(module: ModuleType, device: torch.device) -> Iterator[None]:
 
 
 def join_alone(backend: str) -> None:
-    """A process group of one, without a network, for a distributed recipe at one rank."""
+    """Create a process group of one rank, without a network, for a distributed recipe."""
     store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
     dist.init_process_group(backend, store=store, rank=0, world_size=1)
 
 
 def built_figures(model: torch.nn.Module, config: LlmConfig) -> dict[str, int]:
-    """Parameters and bytes of torchtune's model, with its numbers of NF4 tensors and of linears
-    that simulate quantisation.
+    """Return the parameters and bytes of torchtune's model.
+
+    They come with the number of NF4 tensors, and of linears with fake quantisation.
 
     Raises:
-        RuntimeError: torchtune left weights as they were that the method quantises.
+        RuntimeError: torchtune did not quantise weights that the method should quantise.
     """
     from torchao.dtypes.nf4tensor import NF4Tensor
     from torchao.quantization.qat.linear import Int8DynActInt4WeightQATLinear
@@ -209,8 +213,9 @@ def built_figures(model: torch.nn.Module, config: LlmConfig) -> dict[str, int]:
 
 
 def trained_parts(model: torch.nn.Module, config: LlmConfig) -> TrainedParts:
-    """What was trained, by the names of PEFT and transformers, and with their order of a head's
-    rows.
+    """Return what was trained, by the names of PEFT and transformers.
+
+    The rows of a head are in transformers' order.
     """
     named = {own_name(name): tensor for name, tensor in model.named_parameters()}
     tied = config.model.tied

@@ -1,7 +1,6 @@
-"""What is tried of a model before it is tuned: refusals of models
-that would be tuned otherwise than asked for.
+"""Check a built model before it is tuned, and refuse models that would not be tuned as configured.
 
-What is tried leaves no trace: the model is afterwards as it was built (`tried`).
+The checks that run the model do so within `tried`, which leaves the model unchanged.
 """
 
 from typing import Any
@@ -20,9 +19,10 @@ from multicard.messages import Refusal
 
 
 def check_quantised(model: Any, config: LlmConfig) -> None:
-    """Refuse (ValueError) a method that would leave layers as they are: it knows linears, not the
-    weights of experts that are one tensor, and torchao passes over linears whose width no group
-    divides.
+    """Refuse (ValueError) a method that would leave layers unquantised.
+
+    It quantises linears, but not experts whose weights are one tensor. torchao also skips linears
+    whose width the group size does not divide.
     """
     method = methods.chosen(config)
     if method.nf4 or method.fake_quantised:
@@ -38,7 +38,7 @@ def check_quantised(model: Any, config: LlmConfig) -> None:
             another = ", or another method.groupsize" if method.fake_quantised else ""
             raise Refusal(
                 "llm.folder-unquantised",
-                f"method={config.method.name}: would not quantise {left[0]} ({len(left)} such); "
+                f"method={config.method.name}: would not quantise {left[0]} (layers: {len(left)}); "
                 f"use `method=lora` or `method=full`{another}",
                 key="method",
                 value=config.method.name,
@@ -49,9 +49,7 @@ def check_quantised(model: Any, config: LlmConfig) -> None:
 
 
 def check_kernels(model: Any, config: LlmConfig) -> None:
-    """Refuse (ValueError) Liger's kernels of a model that it does not know,
-    which it would leave as it is.
-    """
+    """Refuse (ValueError) Liger's kernels for a model that Liger would ignore in silence."""
     if config.kernels is not Kernels.liger:
         return
     from liger_kernel.transformers import (
@@ -62,19 +60,21 @@ def check_kernels(model: Any, config: LlmConfig) -> None:
     if kind not in monkey_patch.MODEL_TYPE_TO_APPLY_LIGER_FN:
         raise Refusal(
             "llm.liger-model",
-            f"kernels=liger: liger-kernel has none for {kind}; use `kernels=torch`",
+            f"kernels=liger: liger-kernel has no kernels for {kind}; use `kernels=torch`",
             key="kernels",
             model=kind,
         )
 
 
 def check_rows(model: Any, config: LlmConfig) -> None:
-    """Refuse (ValueError) a model whose tokens read later ones or, of packed rows, those of another
-    row: many that transformers has (Falcon, OPT, Mamba) do not tell rows apart by their positions.
-    Refuse one too whose own logits are not those of TRL's loss, which scales and caps them by the
-    names that configurations have for it.
+    """Refuse (ValueError) a model whose training would compute something else than asked for.
+
+    A token may attend to later tokens. With packing, a token may attend to another row: many models
+    of transformers (Falcon, OPT, Mamba) do not separate rows by their positions. TRL's loss may
+    also compute other logits than the model itself: it scales and caps them if the configuration
+    has certain keys.
     """
-    tokens = torch.arange(8, device=next(model.parameters()).device)[None]  # two rows of four
+    tokens = torch.arange(8, device=next(model.parameters()).device)[None]  # Two rows of 4 tokens.
     options = {"use_cache": False} | ({"position_ids": tokens % 4} if config.packed else {})
     others = [torch.where(part, tokens + 8, tokens) for part in (tokens < 4, tokens >= 4)]
     assert isinstance(config.model, HfConfig)
@@ -89,8 +89,8 @@ def check_rows(model: Any, config: LlmConfig) -> None:
     if not second[:4].all():
         raise Refusal(
             "llm.folder-not-causal",
-            f"model.path={path}: the model is not causal, as its tokens attend to later ones; "
-            "give the folder of a causal language model",
+            f"model.path={path}: the model is not causal, because its tokens attend to later ones;"
+            " give the folder of a causal language model",
             key="model.path",
             value=path,
         )
@@ -105,7 +105,7 @@ def check_rows(model: Any, config: LlmConfig) -> None:
     if not ((scored - expected).abs() < rounding).all():
         raise Refusal(
             "llm.folder-logits",
-            f"model.path={path}: TRL's loss reads other logits than the model's own; give another"
+            f"model.path={path}: the logits in TRL's loss differ from the model's own; give another"
             " folder",
             key="model.path",
             value=path,

@@ -1,5 +1,6 @@
-"""Models of transformers for `engine=trl`: those that torchtune builds, with the same weights,
-and PEFT's adapters.
+"""Build models of transformers for `engine=trl`, with their weights and PEFT's adapters.
+
+Models that torchtune also builds get the same weights as there.
 """
 
 import os
@@ -35,23 +36,23 @@ from multicard.llm.trl.text_part import reader_of, text_modules
 from multicard.messages import Refusal
 from multicard.ranks.failures import is_oom
 
-# transformers' other names
+# transformers' names, if they differ from multicard's.
 ATTENTION = {Attention.flash: "flash_attention_2", Attention.flex: "flex_attention"}
-FLASH_CAPABILITY = (8, 0)  # of GPUs that FlashAttention 2 has code for
+FLASH_CAPABILITY = (8, 0)  # The lowest compute capability that FlashAttention 2 supports.
 
-# PEFT refuses the torchao that torchtune needs
+# PEFT rejects the version of torchao that torchtune needs, but uses nothing of it here.
 peft.tuners.lora.torchao.is_torchao_available = lambda: False  # pyright: ignore[reportPrivateImportUsage]
-# Of a mixture of experts it would adapt the experts that are one
-# tensor in the place of the linears that are named
+# For a mixture of experts that are one tensor, the conversion would adapt the experts instead of
+# the linears that the configuration names.
 transformers_weight_conversion.convert_peft_config_for_transformers = lambda *_, **__: None
 
 
 def built(config: LlmConfig, cfg: dict[str, Any], device: torch.device, empty: bool) -> Any:
-    """The model on the device, with the weights that torchtune's would have, without adapters.
+    """Return the model on the device, without adapters and with the weights of torchtune's model.
 
     Args:
-        empty: its parameters are on "meta", to be filled once they are sharded. With NF4, or random
-            weights of a folder's configuration, they are there all the same.
+        empty: True if the parameters should be on "meta", to be filled after sharding. With NF4, or
+            with random weights for a folder's configuration, the weights are created nevertheless.
     """
     dtype = DTYPES[config.formats.weights]
     options: dict[str, Any] = {"dtype": dtype}
@@ -81,9 +82,7 @@ def built(config: LlmConfig, cfg: dict[str, Any], device: torch.device, empty: b
 
 
 def check_attention(sizes: Any, config: LlmConfig, device: torch.device) -> None:
-    """Refuse (ValueError) an attention that transformers does not have for the model,
-    or for the GPU.
-    """
+    """Refuse (ValueError) an attention that transformers lacks for the model or the GPU."""
     kind: Any = reader_of(sizes)._model_mapping[type(sizes)]
     known = {
         Attention.sdpa: kind._supports_sdpa,
@@ -93,8 +92,8 @@ def check_attention(sizes: Any, config: LlmConfig, device: torch.device) -> None
     if not known.get(config.attention, True):
         raise Refusal(
             "llm.attention-unknown",
-            f"attention={config.attention}: transformers does not have it for {kind.__name__}; use"
-            " `attention=auto`",
+            f"attention={config.attention}: transformers has no such attention for {kind.__name__};"
+            " use `attention=auto`",
             key="attention",
             value=config.attention,
             model=kind.__name__,
@@ -112,7 +111,7 @@ def check_attention(sizes: Any, config: LlmConfig, device: torch.device) -> None
 
 
 def hollow(sizes: Any, device: torch.device, options: dict[str, Any]) -> Any:
-    """The model with its parameters on "meta", and what it computes of its sizes on the device."""
+    """Return the model with its parameters on "meta", and its computed buffers on the device."""
     with device, init_empty_weights():
         model = reader_of(sizes).from_config(sizes, **options)
     model.tie_weights()
@@ -120,8 +119,10 @@ def hollow(sizes: Any, device: torch.device, options: dict[str, Any]) -> Any:
 
 
 def stored(model: DecoderConfig, options: dict[str, Any]) -> Any:
-    """The model of a folder with its own weights. Refuses
-    (ValueError) a folder that does not hold all of them.
+    """Return the model of a folder with the folder's weights.
+
+    Raises:
+        ValueError: A weight is missing or has another shape than config.json says.
     """
     folder = Path(str(model.folder)).expanduser()
     auto = reader_of(transformers.AutoConfig.from_pretrained(folder))
@@ -130,7 +131,7 @@ def stored(model: DecoderConfig, options: dict[str, Any]) -> Any:
         "output_loading_info": True,
         "ignore_mismatched_sizes": True,
     }
-    # it keeps errors, memory's too, for a report of its own
+    # transformers would collect errors, running out of memory too, for a report of its own.
     with mock.patch.object(
         core_model_loading, "log_conversion_errors", lambda *_, **__: nullcontext()
     ):
@@ -144,7 +145,7 @@ def stored(model: DecoderConfig, options: dict[str, Any]) -> Any:
 
 
 def check_shape(name: str, found: torch.Size, expected: torch.Size) -> None:
-    """Refuse (ValueError) a folder's weight of another shape than its configuration says."""
+    """Refuse (ValueError) a weight whose shape differs from the folder's configuration."""
     if found != expected:
         raise Refusal(
             "llm.folder-shape",
@@ -156,13 +157,14 @@ def check_shape(name: str, found: torch.Size, expected: torch.Size) -> None:
 
 
 def fill(model: nn.Module, config: LlmConfig, cfg: dict[str, Any], device: torch.device) -> None:
-    """Give a sharded model its memory, and each parameter its part of the weight,
-    of which one is whole at a time.
+    """Allocate a sharded model, and fill each parameter with its shard of the weight.
+
+    Only one whole weight is in memory at a time.
     """
     home = torch.device("cpu") if config.offloads else device
 
     def held(tensor: Tensor) -> Tensor:
-        """With memory: a shard's is where shards are held, a buffer's on the device."""
+        """Allocate a tensor on "meta": a shard on its home device, a buffer on the GPU."""
         if not tensor.is_meta:
             return tensor
         return torch.empty_like(tensor, device=home if isinstance(tensor, DTensor) else device)
@@ -174,7 +176,7 @@ def fill(model: nn.Module, config: LlmConfig, cfg: dict[str, Any], device: torch
 
     def place(name: str, whole: torch.Tensor) -> None:
         part = parts.get(name)
-        if part is None:  # of tied weights one is a parameter
+        if part is None:  # Only one of two tied weights is a parameter.
             return
         check_shape(name, whole.shape, part.shape)
         if isinstance(part, DTensor):
@@ -196,16 +198,18 @@ def fill(model: nn.Module, config: LlmConfig, cfg: dict[str, Any], device: torch
 
 
 def plain(name: str) -> str:
-    """transformers' own name of a parameter, below the wrappers of PEFT and accelerate."""
+    """Return transformers' name of a parameter inside the wrappers of PEFT and accelerate."""
     return re.sub(r"^base_model\.model\.|base_layer\.|_checkpoint_wrapped_module\.", "", name)
 
 
 def read(
     model: DecoderConfig, dtype: torch.dtype, place: Callable[[str, torch.Tensor], None]
 ) -> None:
-    """Hand each weight of a folder over by its name in the model, converted as transformers does:
-    it reads them into a model without memory, which keeps none,
-    and without threads one after the other.
+    """Pass each weight of a folder to `place`, with its name in the model, one after another.
+
+    transformers converts the weights while it reads them into a model on "meta". The weights are
+    taken from it before it stores them. Its loading threads are turned off, so that only one weight
+    is in memory.
     """
 
     def take(_: Any, name: str, whole: torch.Tensor, found: Any, __: Any) -> None:
@@ -222,7 +226,7 @@ def read(
 
 
 def drawn(sizes: Any, device: torch.device, options: dict[str, Any], state: dict[str, Any]) -> Any:
-    """The model of these weights, each of them read, and quantised, by itself."""
+    """Return the model with these weights. Each is read, and quantised, separately."""
     kind: Any = reader_of(sizes)._model_mapping[type(sizes)]
     return kind.from_pretrained(
         None, config=sizes, state_dict=state, device_map={"": device}, **options
@@ -230,29 +234,31 @@ def drawn(sizes: Any, device: torch.device, options: dict[str, Any], state: dict
 
 
 def nf4(dtype: torch.dtype, products: torch.dtype) -> transformers.BitsAndBytesConfig:
-    """bitsandbytes' NF4 of all linears but the output, in torchao's blocks: of 64 weights,
-    their scales quantised.
+    """Return bitsandbytes' configuration of NF4 for all linears except the output.
+
+    As in torchao, 64 weights share a scale, and the scales are quantised too.
     """
     return transformers.BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=products,
-        bnb_4bit_quant_storage=dtype,  # FSDP shards what has the type of the other weights
+        bnb_4bit_quant_storage=dtype,  # FSDP needs the same type for all tensors that it shards.
     )
 
 
 def of_folder(
     own: HfConfig, seed: int, device: torch.device, options: dict[str, Any], empty: bool
 ) -> Any:
-    """The model of a folder, which transformers knows from its config.json."""
+    """Return a model that transformers builds from a folder's config.json."""
     if own.folder is not None and not empty:
         return stored(own, options | {"device_map": {"": device}})
     sizes: Any = transformers.AutoConfig.from_pretrained(Path(str(own.path)).expanduser())
     if own.folder is not None:
         return hollow(sizes, device, options)
-    vars(sizes).pop("quantization_config", None)  # of the weights that are not read
-    transformers.set_seed(seed)  # the same on all ranks
+    # It describes the folder's weights, which are not read.
+    vars(sizes).pop("quantization_config", None)
+    transformers.set_seed(seed)  # All ranks draw the same weights.
     quantised = options.pop("quantization_config", None)
     with device:
         model = reader_of(sizes).from_config(sizes, **options)
@@ -263,9 +269,7 @@ def of_folder(
 
 @contextmanager
 def reading(model: DecoderConfig, reader: str = "transformers") -> Iterator[None]:
-    """Refuse (ValueError) a folder without a causal language model that transformers, or TRL,
-    can read.
-    """
+    """Refuse (ValueError) a folder whose causal language model transformers or TRL cannot read."""
     try:
         yield
     except (AttributeError, OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
@@ -290,8 +294,10 @@ def reading(model: DecoderConfig, reader: str = "transformers") -> Iterator[None
 
 
 def linears(model: Any) -> dict[str, nn.Module]:
-    """The linears of the layers that are tuned, by name; GPT-2's are convolutions in name. The
-    output, past which TRL reads, is none of them.
+    """Return the linears of the tuned layers, by name.
+
+    GPT-2's linears are of a class Conv1D. The output is not among them, because TRL's loss reads
+    its weights without calling the layer.
     """
     output = model.get_output_embeddings()
     kinds = (nn.Linear, transformers.pytorch_utils.Conv1D)
@@ -302,8 +308,10 @@ def linears(model: Any) -> dict[str, nn.Module]:
 
 
 def adapters(model: nn.Module, config: LlmConfig) -> LoraConfig | None:
-    """PEFT's configuration of the method's adapters, in the text part. Refuses (ValueError) a model
-    without the named linears.
+    """Return PEFT's configuration of the method's adapters, which only adapt the text part.
+
+    Raises:
+        ValueError: The model lacks the linears that the configuration names.
     """
     options = config.method
     if not isinstance(options, methods.LoraConfig):
@@ -322,8 +330,8 @@ def adapters(model: nn.Module, config: LlmConfig) -> LoraConfig | None:
             own = ",".join("output_proj" if name == "o_proj" else name for name in has)
             raise Refusal(
                 "llm.folder-layers",
-                f"method={config.method.name}: has adapters for {', '.join(names)}, but the model"
-                f" has {', '.join(has)}; name some of them by `method.lora_attn_modules=[{own}]`"
+                f"method={config.method.name}: adapts {', '.join(names)}, but the model"
+                f" has {', '.join(has)}; choose from them with `method.lora_attn_modules=[{own}]`"
                 " and `method.apply_lora_to_mlp=false`, or use"
                 " `method.lora_attn_modules=all-linear` or `method=full`",
                 key="method",
@@ -334,7 +342,7 @@ def adapters(model: nn.Module, config: LlmConfig) -> LoraConfig | None:
         targets = [name for name in found if kinds[name] in names]
     return LoraConfig(
         r=options.lora_rank,
-        lora_alpha=options.lora_alpha,  # pyright: ignore[reportArgumentType]  of any number
+        lora_alpha=options.lora_alpha,  # pyright: ignore[reportArgumentType]  PEFT accepts any number.
         use_rslora=options.rslora,
         lora_dropout=options.lora_dropout,
         target_modules=targets,
@@ -343,7 +351,7 @@ def adapters(model: nn.Module, config: LlmConfig) -> LoraConfig | None:
 
 
 def adapt(model: Any, config: LlmConfig, cfg: dict[str, Any], device: torch.device) -> None:
-    """Have adapters begin as torchtune's do, in the run's precision; PEFT's are in float32."""
+    """Initialise adapters as torchtune does, and in the run's precision instead of float32."""
     if not isinstance(config.method, methods.LoraConfig):
         return
     for parameter in model.parameters():
@@ -351,7 +359,7 @@ def adapt(model: Any, config: LlmConfig, cfg: dict[str, Any], device: torch.devi
             parameter.data = parameter.data.to(DTYPES[config.formats.weights])
     own = adapter_weights(model, config, cfg, device)
     for name, parameter in model.named_parameters():
-        if "lora_A" in name:  # on "meta" it keeps none
+        if "lora_A" in name:  # On "meta", the copy has no effect.
             with torch.no_grad():
                 parameter.copy_(own[plain(name)][...])
 
@@ -359,8 +367,10 @@ def adapt(model: Any, config: LlmConfig, cfg: dict[str, Any], device: torch.devi
 def adapter_weights(
     model: nn.Module, config: LlmConfig, cfg: dict[str, Any], device: torch.device
 ) -> dict[str, Any]:
-    """Adapters' weights by PEFT's names: those of torchtune,
-    and drawn alike where torchtune has no such model.
+    """Return the initial weights of the adapters by PEFT's names.
+
+    They are torchtune's weights. A model that torchtune cannot build gets weights that are drawn
+    in the same way.
     """
     if not isinstance(config.model, HfConfig):
         return {
@@ -375,8 +385,9 @@ def adapter_weights(
 
 
 def simulate_quantisation(model: Any, config: LlmConfig) -> None:
-    """Fake quantisation of the linears, the output too where it has weights of its own,
-    as torchtune's.
+    """Add fake quantisation to the linears, as torchtune does.
+
+    The output is included unless it is tied to the embeddings.
     """
     if isinstance(config.method, methods.QatConfig):
         is_tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
@@ -386,8 +397,9 @@ def simulate_quantisation(model: Any, config: LlmConfig) -> None:
 
 
 def quantise_output(model: Any) -> None:
-    """Have TRL's loss, which reads the output's weights past the layer,
-    read what the layer would multiply.
+    """Make TRL's loss read the output's fake-quantised weights.
+
+    The loss reads the weights without calling the layer, and would miss its fake quantisation.
     """
     output: Any = model.get_output_embeddings()
     if not isinstance(output, Int8DynActInt4WeightQATLinear):
@@ -401,8 +413,9 @@ def quantise_output(model: Any) -> None:
 def _quantise_output(
     model: Any, of_weight: Callable[[Tensor], Tensor], of_activations: Callable[[Tensor], Tensor]
 ) -> RemovableHandle:
-    """Replace the output that TRL's loss reads, and what it is multiplied with,
-    until both are taken back.
+    """Replace the output that TRL's loss reads, and the activations that it multiplies with it.
+
+    To undo this, remove the returned hook and delete `model.get_output_embeddings`.
     """
     output: Any = model.get_output_embeddings()
 
@@ -419,10 +432,13 @@ def _quantise_output(
 
 @contextmanager
 def in_int4(model: Any, groupsize: int) -> Iterator[list[Exception]]:
-    """Within, the model computes as once it is quantised, but for an output that is the embeddings.
+    """Within this context, the model computes as if it were quantised to int4.
 
-    The output of a model that simulates quantisation already does.
-    Yields failures as `int4.computing` does.
+    An output that is tied to the embeddings is not quantised. If the model simulates quantisation,
+    its output already computes in int4.
+
+    Yields:
+        The failures of single layers, as in `int4.computing`.
     """
     with int4.computing(int4.linears(model.base_model), groupsize) as failures:
         is_plain = type(model.get_output_embeddings()) is nn.Linear
@@ -450,8 +466,9 @@ def in_int4(model: Any, groupsize: int) -> Iterator[list[Exception]]:
 
 
 def counts(model: nn.Module) -> dict[str, int]:
-    """Weights held in NF4, linears that simulate quantisation, and parameters beyond those that
-    tensors say, each of which has several in NF4.
+    """Count the weights in NF4, the linears with fake quantisation, and the hidden parameters.
+
+    Hidden parameters are those that `numel()` of NF4 tensors does not count (see `hidden`).
     """
     parts = list(model.modules())
     packed = sum(isinstance(part, Linear4bit) for part in parts)
@@ -460,15 +477,16 @@ def counts(model: nn.Module) -> dict[str, int]:
 
 
 def hidden(parts: Iterable[nn.Module]) -> int:
-    """Parameters of these modules beyond those that tensors
-    say: each of a tensor in NF4 holds several.
+    """Return the number of parameters that `numel()` does not count.
+
+    A number of an NF4 tensor packs several parameters.
     """
     packed = (part for part in parts if isinstance(part, Linear4bit))
     return sum(part.in_features * part.out_features - part.weight.numel() for part in packed)
 
 
 def no_tokenizer() -> Any:
-    """A tokenizer that the trainers ask for, and do not use: rows come as tokens."""
+    """Return a tokenizer that the trainers require but do not use: rows come as tokens."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
 
@@ -478,8 +496,9 @@ def no_tokenizer() -> Any:
 
 
 def whole_model(model: nn.Module) -> dict[str, TensorPart]:
-    """The weights of a model as its class would store them, tied ones once,
-    without adapters and fake quantisers.
+    """Return the weights of a model as its class would store them.
+
+    Tied weights are stored once. Adapters and fake quantisers are left out.
     """
     stored_names = {plain(name) for name in model.state_dict()}
     own: dict[str, torch.Tensor] = {}

@@ -1,4 +1,4 @@
-"""Sizes of a model of transformers, by which its work is counted."""
+"""Read the sizes of a transformers model, from which the FLOPs of a step are computed."""
 
 from typing import Any
 
@@ -8,12 +8,13 @@ from multicard.llm.trl.models import hidden
 from multicard.llm.trl.text_part import text_modules
 from multicard.records.rank_files import ModelSizes
 
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # in config.json
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # Keys of config.json.
 
 
 def of_model(model: Any) -> ModelSizes | None:
-    """The sizes of a model's text part, with PEFT's adapters or without; None of mixtures of
-    experts, of which a token reads a part.
+    """Return the sizes of a model's text part, with or without PEFT's adapters.
+
+    Returns None for a mixture of experts, in which a token only uses some of the weights.
     """
     sizes = model.config.get_text_config()
     if any(getattr(sizes, name, None) for name in EXPERTS):
@@ -38,8 +39,10 @@ def of_model(model: Any) -> ModelSizes | None:
 
 
 def linear_weights(parts: dict[str, nn.Module]) -> int:
-    """Weights that products with a token read, without adapters: all that are matrices, and shared
-    embeddings as the output's."""
+    """Return the number of weights that take part in products with a token, without adapters.
+
+    These are all matrices. Tied embeddings count once, as the output.
+    """
     total = 0
     for name, part in parts.items():
         weight = part._parameters.get("weight")
@@ -50,7 +53,7 @@ def linear_weights(parts: dict[str, nn.Module]) -> int:
 
 
 def attention_width(sizes: Any) -> int:
-    """Width of the queries of all layers; 0 without attention."""
+    """Return the sum of the widths of all layers' queries, or 0 for a model without attention."""
     heads = getattr(sizes, "num_attention_heads", None)
     if heads is None:
         return 0

@@ -1,7 +1,7 @@
-"""The text part of a model, which is tuned.
+"""Find the text part of a model. Only this part is tuned.
 
-A model that reads images or sounds too has towers for them, and layers that project what they give.
-These are frozen, as rows of text never call them.
+A model that also reads images or sounds has encoders for them, and layers that project the
+encoders' outputs. These are frozen, because rows of text never call them.
 """
 
 from itertools import chain
@@ -12,14 +12,15 @@ from torch import nn
 
 
 def reader_of(sizes: Any) -> Any:
-    """transformers' class that reads models of this configuration: of text alone,
-    or of text and images.
+    """Return the auto class of transformers that reads a model with this configuration.
+
+    Models of text alone and models of text and images have different ones.
     """
     if type(sizes) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         return transformers.AutoModelForCausalLM
     if type(sizes) in transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
         return transformers.AutoModelForImageTextToText
-    return transformers.AutoModelForCausalLM  # which says that it knows no such model
+    return transformers.AutoModelForCausalLM  # Its error says that there is no such model.
 
 
 def reads_text_alone(model: Any) -> bool:
@@ -27,9 +28,7 @@ def reads_text_alone(model: Any) -> bool:
 
 
 def text_modules(model: Any) -> dict[str, nn.Module]:
-    """The modules of the text part, by their names in the
-    model: all of a model that reads text alone.
-    """
+    """Return the modules of the text part, by their names in the whole model."""
     modules = dict(model.named_modules())
     if reads_text_alone(model):
         return modules
@@ -39,15 +38,16 @@ def text_modules(model: Any) -> dict[str, nn.Module]:
 
 
 def text_parameters(model: Any) -> set[int]:
-    """The `id` of each parameter of the text part."""
+    """Return the `id` of each parameter in the text part."""
     own = text_modules(model).values()
     parameters = chain.from_iterable(part.parameters(recurse=False) for part in own)
     return {id(parameter) for parameter in parameters}
 
 
 def freeze_others(model: Any) -> None:
-    """Freeze what is no part of the text part.
-    Unused weights that wait for gradients would stop DDP.
+    """Freeze all parameters outside the text part.
+
+    DDP would wait forever for the gradients of unused parameters.
     """
     own = text_parameters(model)
     for parameter in model.parameters():
@@ -56,14 +56,16 @@ def freeze_others(model: Any) -> None:
 
 
 def layers(model: Any) -> list[nn.Module]:
-    """The layers of the text part."""
+    """Return the layers of the text part."""
     classes = layer_classes(model)
     return [part for part in text_modules(model).values() if type(part).__name__ in classes]
 
 
 def layer_classes(model: Any) -> list[str]:
-    """Names of the layers' classes, by which FSDP shards. transformers lists them for all that such
-    models can have: accelerate refuses the names of layers that this one has not.
+    """Return the class names of the layers, as units for FSDP's sharding.
+
+    transformers lists the classes of all layers that such a model can have. Only those in this
+    model are returned, because accelerate rejects the others.
     """
     there = {type(part).__name__ for part in model.modules()}
     return sorted(there & set(model._no_split_modules or ()))
