@@ -17,16 +17,16 @@ def weights(config: LlmConfig, cfg: dict[str, Any], device: torch.device) -> dic
     """torchtune's random weights by transformers' names, and the adapters' by PEFT's,
     each generated when asked for.
     """
-    named = {}
+    weights_by_name = {}
     component = {key: value for key, value in cfg["model"].items() if key != "quantize_base"}
-    own: dict[str, Any] = random_weights(
+    torchtune_weights: dict[str, Any] = random_weights(
         component, config.seed, DTYPES[config.formats.weights], device.type
     )
-    for name, weight in own.items():
-        named[models.hugging_face_name(name, adapter=".default")] = DrawnWeight(
+    for name, weight in torchtune_weights.items():
+        weights_by_name[models.hugging_face_name(name, adapter=".default")] = DrawnWeight(
             name, weight, config
         )
-    return named
+    return weights_by_name
 
 
 class DrawnWeight:
@@ -38,8 +38,8 @@ class DrawnWeight:
         self.config = config
 
     def __getitem__(self, _: Any) -> torch.Tensor:
-        return self.turned(self.weight.generated())
+        return self.to_transformers_order(self.weight.generate())
 
-    def turned(self, whole: torch.Tensor) -> torch.Tensor:
+    def to_transformers_order(self, whole: torch.Tensor) -> torch.Tensor:
         """The weight, which was generated in torchtune's order."""
         return models.permute_heads(self.name, whole, self.config.model)

@@ -18,7 +18,7 @@ MODULES = {
 TRL_METHODS = ("lora", "qlora", "full", "dpo", "qat")
 
 
-def check(config: LlmConfig) -> None:
+def check_engine(config: LlmConfig) -> None:
     """Refuse (ValueError) options that the engine does not support, or would ignore in silence."""
     if config.world_size == 1 and config.sharding is not Sharding.fsdp:
         raise Refusal(

@@ -49,7 +49,7 @@ class Scorer(Protocol):
     def in_int4(self, groupsize: int) -> AbstractContextManager[list[Exception]]: ...
 
 
-class Evaluated(NamedTuple):
+class EvaluationResult(NamedTuple):
     """The result of an evaluation.
 
     Attributes:
@@ -95,30 +95,30 @@ class Evaluator:
         self.beta = beta
         self.traffic = traffic
         self.numbers = rows.column("row")
-        self.shares = shares(len(rows), rank.world_size, rank.rank, batch_size)
+        self.batches = batches_of_rank(len(rows), rank.world_size, rank.rank, batch_size)
         self.rows: dict[int, Row] = {
-            place: rows[place] for place in chain.from_iterable(self.shares)
+            index: rows[index] for index in chain.from_iterable(self.batches)
         }
         self.columns: dict[str, list[float]] = {}  # Columns of the file with each row's loss.
         self.content = HeldOut(rows=len(rows), also_trained=sum(rows.column("is_trained")))
 
-    def evaluate(self, folder: Path) -> Evaluated:
+    def evaluate(self, folder: Path) -> EvaluationResult:
         """Score all rows, and write each row's loss to the folder on rank 0.
 
         All ranks must call this together.
         """
         losses, tokens, margins = self._scores().T
         self.content.tokens = int(tokens.sum())
-        counted = tokens if self.beta is None else torch.ones_like(tokens)
+        token_counts = tokens if self.beta is None else torch.ones_like(tokens)
         self.columns = {
             "row": self.numbers,
             LOSS: losses.tolist(),
-            "tokens": counted.long().tolist(),
+            "tokens": token_counts.long().tolist(),
         }
         self._write(folder)
         if self.beta is None:
-            return Evaluated(float(losses.sum() / tokens.sum()))
-        return Evaluated(
+            return EvaluationResult(float(losses.sum() / tokens.sum()))
+        return EvaluationResult(
             float(losses.mean()), float((margins > 0).double().mean()), float(margins.mean())
         )
 
@@ -132,24 +132,24 @@ class Evaluator:
             run_folder.write_parquet(folder / LOSSES, self.columns)
 
     def _scores(self) -> torch.Tensor:
-        scores = self.no_scores()
+        scores = self.empty_scores()
         with self.traffic.paused(), tried(self.engine.model):
-            for places in self.shares:
-                self.score(scores, places)
+            for indices in self.batches:
+                self.score_batch(scores, indices)
             self.exchange(scores)
         return scores
 
-    def no_scores(self) -> torch.Tensor:
+    def empty_scores(self) -> torch.Tensor:
         """Return zeros (rows, 3), for each row's loss, labelled tokens and, for a pair, margin."""
         return torch.zeros(len(self.numbers), 3, dtype=torch.float64)
 
-    def score(self, scores: torch.Tensor, places: Sequence[int]) -> None:
+    def score_batch(self, scores: torch.Tensor, indices: Sequence[int]) -> None:
         """Score a batch and write the result into `scores`.
 
         An empty batch also calls the model, because the other ranks wait for its collectives.
         """
-        score = self._rows if self.beta is None else self._pairs
-        scores[places] = score([self.rows[place] for place in places])[: len(places)]
+        score_rows = self._score_rows if self.beta is None else self._score_pairs
+        scores[indices] = score_rows([self.rows[index] for index in indices])[: len(indices)]
 
     def exchange(self, scores: torch.Tensor) -> None:
         """Give each rank the scores of all ranks.
@@ -159,41 +159,41 @@ class Evaluator:
         if self.rank.world_size > 1:
             dist.all_reduce(scores)
 
-    def _rows(self, rows: Sequence[Row]) -> torch.Tensor:
+    def _score_rows(self, rows: Sequence[Row]) -> torch.Tensor:
         batch = padded_collate_sft([*rows] or [NO_LABEL], self.pad_id, CROSS_ENTROPY_IGNORE_IDX)
         losses = self._losses(batch["tokens"], batch["labels"])
-        return torch.stack([losses, labelled(batch["labels"]), torch.zeros_like(losses)], 1)
+        return torch.stack([losses, count_labelled(batch["labels"]), torch.zeros_like(losses)], 1)
 
-    def _pairs(self, pairs: Sequence[Row]) -> torch.Tensor:
+    def _score_pairs(self, pairs: Sequence[Row]) -> torch.Tensor:
         """Return the DPO loss of each pair, as in training, but without label smoothing."""
         tokens, labels = padded_collate_dpo(
             [*pairs] or [NO_LABELS], self.pad_id, CROSS_ENTROPY_IGNORE_IDX
         )
-        own = self._losses(tokens, labels)
+        tuned_losses = self._losses(tokens, labels)
         with self.engine.reference():
-            reference = self._losses(tokens, labels)
+            reference_losses = self._losses(tokens, labels)
         # Log-probabilities are the negative losses.
-        chosen, rejected = (reference - own).chunk(2)
+        chosen, rejected = (reference_losses - tuned_losses).chunk(2)
         margins = (self.beta or 0.0) * (chosen - rejected)
-        counted = torch.stack(labelled(labels).chunk(2)).sum(0)
-        return torch.stack([-logsigmoid(margins), counted, margins], 1)
+        token_counts = torch.stack(count_labelled(labels).chunk(2)).sum(0)
+        return torch.stack([-logsigmoid(margins), token_counts, margins], 1)
 
     def _losses(self, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         device = self.rank.device
         return self.engine.row_losses(tokens.to(device), labels.to(device))
 
 
-def shares(count: int, ranks: int, rank: int, batch: int) -> list[list[int]]:
+def batches_of_rank(count: int, ranks: int, rank: int, batch: int) -> list[list[int]]:
     """Return the row numbers in each batch of a rank.
 
     Every rank gets the same number of batches. The last one may be empty.
     """
-    own = list(range(rank, count, ranks))
-    most = ceil(count / ranks)
-    batches = ceil(most / batch)
-    return [own[place * batch : (place + 1) * batch] for place in range(batches)]
+    rank_rows = list(range(rank, count, ranks))
+    most_rows = ceil(count / ranks)
+    batches = ceil(most_rows / batch)
+    return [rank_rows[index * batch : (index + 1) * batch] for index in range(batches)]
 
 
-def labelled(labels: torch.Tensor) -> torch.Tensor:
+def count_labelled(labels: torch.Tensor) -> torch.Tensor:
     """Count the tokens to predict in each row of `labels` (rows, S). The first never counts."""
     return (labels[:, 1:] != CROSS_ENTROPY_IGNORE_IDX).sum(1).double()

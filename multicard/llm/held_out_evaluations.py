@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from multicard.config.llm import LlmConfig
-from multicard.llm.held_out import Evaluated, Evaluator
+from multicard.llm.held_out import EvaluationResult, Evaluator
 from multicard.llm.tuning_report import TuningReport
 from multicard.measure import timing
 
@@ -21,7 +21,7 @@ class HeldOutEvaluations:
         self.config = config
         self.report = report
         self.evaluator: Evaluator | None = None
-        self.last: Evaluated | None = None
+        self.last: EvaluationResult | None = None
         self.lasted_s = 0.0
         self._last_step = 0
 

@@ -60,21 +60,21 @@ def _scored(
         folder: of the run, whose file of rows gets their losses.
     """
     began_s = timing.clock_s()
-    scores = evaluator.no_scores()
+    scores = evaluator.empty_scores()
     model = evaluator.engine.model
     with evaluator.traffic.paused(), tried(model), counted(model) as calls:
         try:
             with evaluator.engine.in_int4(groupsize) as found:
-                for places in evaluator.shares:
-                    evaluator.score(scores, places)
+                for places in evaluator.batches:
+                    evaluator.score_batch(scores, places)
             failures += found
         # of several libraries; whatever it is, the run itself was measured
         except Exception as error:
             if calls.begun > calls.ended and _is_sharded(model):
                 raise
             int4.note(failures, error)
-        while _is_sharded(model) and calls.ended < len(evaluator.shares):
-            evaluator.score(scores, [])
+        while _is_sharded(model) and calls.ended < len(evaluator.batches):
+            evaluator.score_batch(scores, [])
         if max_over_ranks(evaluator.rank, int(bool(failures))):
             return None
         evaluator.exchange(scores)

@@ -54,7 +54,7 @@ class TunedModelInfo(msgspec.Struct, frozen=True):
     tied: bool = False
 
 
-def read(place: Path) -> TunedModelInfo:
+def read_info(place: Path) -> TunedModelInfo:
     """Return the description of the weights in a folder.
 
     Raises:
@@ -62,24 +62,25 @@ def read(place: Path) -> TunedModelInfo:
     """
     weights = {"adapter": ADAPTER_WEIGHTS, "model": WEIGHTS, "int4": WEIGHTS}
     try:
-        about = msgspec.json.decode((place / kept.TUNED_MODEL).read_bytes(), type=TunedModelInfo)
-        (place / weights[about.form]).stat()
+        info = msgspec.json.decode((place / kept.TUNED_MODEL).read_bytes(), type=TunedModelInfo)
+        (place / weights[info.form]).stat()
     except (OSError, KeyError, msgspec.MsgspecError) as error:
         raise _unreadable(place, error) from None
-    return about
+    return info
 
 
 def _unreadable(place: Path, error: Exception) -> Refusal:
-    why = (str(error).splitlines() or [type(error).__name__])[0]
-    said = (
-        f"{place}: the model cannot be read ({why}); train it again by `rerun=true` in its command"
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    sentence = (
+        f"{place}: the model cannot be read ({reason}); train it again by `rerun=true` in its"
+        " command"
     )
-    return Refusal("save.unreadable-model", said, key="save", folder=str(place), reason=why)
+    return Refusal("save.unreadable-model", sentence, key="save", folder=str(place), reason=reason)
 
 
-def base_of(place: Path, about: TunedModelInfo) -> str:
+def base_folder(place: Path, info: TunedModelInfo) -> str:
     """Return the folder of an adapter's base model."""
-    return str((place.parent / BASE).absolute()) if about.base is None else about.base
+    return str((place.parent / BASE).absolute()) if info.base is None else info.base
 
 
 def load(place: Path) -> "nn.Module":
@@ -91,23 +92,25 @@ def load(place: Path) -> "nn.Module":
     Raises:
         Refusal: The folder is not complete, or a library is not installed.
     """
-    about = read(place)
+    info = read_info(place)
     try:
         import peft.tuners.lora.torchao
         import torch
         import transformers
     except ImportError as error:
-        said = f"{place}: loading it needs {error.name}; run `{install('trl')}`"
-        raise Refusal("save.no-library", said, folder=str(place), missing=[error.name]) from None
-    reader = getattr(transformers, about.reader)
-    dtype = getattr(torch, about.dtype)
+        sentence = f"{place}: loading it needs {error.name}; run `{install('trl')}`"
+        raise Refusal(
+            "save.no-library", sentence, folder=str(place), missing=[error.name]
+        ) from None
+    reader = getattr(transformers, info.reader)
+    dtype = getattr(torch, info.dtype)
     options: dict[str, Any] = {"dtype": dtype}
-    if about.nf4:
-        options["quantization_config"] = transformers.BitsAndBytesConfig(**_nf4(about))
+    if info.nf4:
+        options["quantization_config"] = transformers.BitsAndBytesConfig(**_nf4_options(info))
     try:
-        if about.form == "adapter":
+        if info.form == "adapter":
             peft.tuners.lora.torchao.is_torchao_available = lambda: False  # pyright: ignore[reportPrivateImportUsage]
-            base = reader.from_pretrained(base_of(place, about), **options)
+            base = reader.from_pretrained(base_folder(place, info), **options)
             # Without autocast_adapter_dtype=False, PEFT would convert adapters to float32.
             model = peft.PeftModel.from_pretrained(base, str(place), autocast_adapter_dtype=False)
         else:
@@ -115,59 +118,60 @@ def load(place: Path) -> "nn.Module":
         tokenizer = transformers.AutoTokenizer.from_pretrained(place)
     except Exception as error:  # Several libraries may raise.
         raise _unreadable(place, error) from None
-    if about.groupsize is not None:
+    if info.groupsize is not None:
         from torchao.quantization.linear_quant_modules import Int8DynActInt4WeightQuantizer
 
-        quantizer = Int8DynActInt4WeightQuantizer(groupsize=about.groupsize, precision=dtype)
-        quantizer.quantize(model.base_model if about.tied else model)
+        quantizer = Int8DynActInt4WeightQuantizer(groupsize=info.groupsize, precision=dtype)
+        quantizer.quantize(model.base_model if info.tied else model)
     model.tokenizer = tokenizer
     return model.eval()
 
 
-def _nf4(about: TunedModelInfo) -> dict[str, Any]:
+def _nf4_options(info: TunedModelInfo) -> dict[str, Any]:
     """Return transformers' options for holding a base model in NF4 as the run did."""
     return {
         "load_in_4bit": True,
         "bnb_4bit_quant_type": "nf4",
         "bnb_4bit_use_double_quant": True,
-        "bnb_4bit_compute_dtype": about.dtype,
+        "bnb_4bit_compute_dtype": info.dtype,
     }
 
 
 def lines_to_load(folder: Path) -> list[str]:
     """Return lines of Python that load a run's tuned model and tokenizer without multicard."""
     place = kept.place_of(folder).absolute()
-    about = read(place)
-    options = f'dtype="{about.dtype}"'
+    info = read_info(place)
+    options = f'dtype="{info.dtype}"'
     tokenizer = f"tokenizer = transformers.AutoTokenizer.from_pretrained({str(place)!r})"
-    if about.form != "adapter":
-        model = f"model = transformers.{about.reader}.from_pretrained({str(place)!r}, {options})"
-        return ["import transformers", model, *_quantising(about), tokenizer]
+    if info.form != "adapter":
+        model = f"model = transformers.{info.reader}.from_pretrained({str(place)!r}, {options})"
+        return ["import transformers", model, *_quantising_lines(info), tokenizer]
     lines = [f"{PEFT_LINES[0]}, transformers", PEFT_LINES[1]]
-    if about.nf4:
-        values = ", ".join(f"{name}={value!r}" for name, value in _nf4(about).items())
+    if info.nf4:
+        values = ", ".join(f"{name}={value!r}" for name, value in _nf4_options(info).items())
         lines.append(f"nf4 = transformers.BitsAndBytesConfig({values})")
         options += ", quantization_config=nf4"
+    base = base_folder(place, info)
     return [
         *lines,
-        f"base = transformers.{about.reader}.from_pretrained({base_of(place, about)!r}, {options})",
+        f"base = transformers.{info.reader}.from_pretrained({base!r}, {options})",
         f"model = peft.PeftModel.from_pretrained(base, {str(place)!r})",
         tokenizer,
     ]
 
 
-def _quantising(about: TunedModelInfo) -> list[str]:
+def _quantising_lines(info: TunedModelInfo) -> list[str]:
     """Return lines that quantise a loaded model, if it was trained for this.
 
     Such a model is saved unquantised.
     """
-    if about.groupsize is None:
+    if info.groupsize is None:
         return []
-    part = "model.base_model" if about.tied else "model"
+    part = "model.base_model" if info.tied else "model"
     return [
         "from torchao.quantization.linear_quant_modules import Int8DynActInt4WeightQuantizer",
         (
-            f"Int8DynActInt4WeightQuantizer(groupsize={about.groupsize},"
+            f"Int8DynActInt4WeightQuantizer(groupsize={info.groupsize},"
             f" precision=model.dtype).quantize({part})"
         ),
     ]

@@ -63,19 +63,23 @@ def write(config: LlmConfig, inputs: Path, place: Path) -> None:
     else:
         numbers = special_numbers(config, inputs)
         if isinstance(config.tokenizer, Qwen25TokenizerConfig):
-            tokenizer = _of_qwen(config.tokenizer, numbers)
+            tokenizer = _qwen_tokenizer(config.tokenizer, numbers)
         else:
-            tokenizer = _of_ranks(_ranks(config, inputs), numbers)
+            tokenizer = _tokenizer_of_ranks(_read_ranks(config, inputs), numbers)
         tokenizer.save(str(place / FILE))
-        (place / SETTINGS).write_text(json.dumps(_settings(config), indent=2) + "\n")
-    asked = getattr(config.dataset, "chat_template", None)
-    if isinstance(config.dataset, ChatConfig) and (asked or not isinstance(config.model, HfConfig)):
+        (place / SETTINGS).write_text(json.dumps(_tokenizer_settings(config), indent=2) + "\n")
+    configured_template = getattr(config.dataset, "chat_template", None)
+    if isinstance(config.dataset, ChatConfig) and (
+        configured_template or not isinstance(config.model, HfConfig)
+    ):
         template = chat.template(config)
         (place / "chat_template.jinja").write_text(template.source, "utf-8")
-        _write_others(template.others, place)
+        _write_named_templates(template.others, place)
     elif isinstance(config.model, HfConfig):
-        own = Path(str(config.model.path)).expanduser() / chat.ADDITIONAL
-        _write_others({path.stem: path.read_text("utf-8") for path in own.glob("*.jinja")}, place)
+        template_folder = Path(str(config.model.path)).expanduser() / chat.ADDITIONAL
+        _write_named_templates(
+            {path.stem: path.read_text("utf-8") for path in template_folder.glob("*.jinja")}, place
+        )
 
 
 def _name_class(folder: Path, place: Path) -> None:
@@ -94,7 +98,7 @@ def _name_class(folder: Path, place: Path) -> None:
         )
 
 
-def _write_others(templates: Mapping[str, str], place: Path) -> None:
+def _write_named_templates(templates: Mapping[str, str], place: Path) -> None:
     """Write templates in addition to the default one, in transformers' layout."""
     for name, source in templates.items():
         (place / chat.ADDITIONAL).mkdir(exist_ok=True)
@@ -116,46 +120,46 @@ def special_numbers(config: LlmConfig, inputs: Path) -> dict[str, int]:
             for token, number in LLAMA3_SPECIAL_TOKENS.items()
             if number < LLAMA3_VOCABULARY
         }
-    first = len(_ranks(config, inputs))
-    return {token: first + place for place, token in enumerate(SPECIAL)}
+    first_number = len(_read_ranks(config, inputs))
+    return {token: first_number + index for index, token in enumerate(SPECIAL)}
 
 
 def special_ids(config: LlmConfig, inputs: Path) -> dict[str, Any]:
     """Return config.json's ids of the tokens that begin, end and pad a text."""
     numbers = special_numbers(config, inputs)
-    settings = _settings(config)
+    settings = _tokenizer_settings(config)
     ends = [numbers[settings["eos_token"]]]
     if "<|end_of_text|>" in numbers:
         ends.append(numbers["<|end_of_text|>"])
-    own: dict[str, Any] = {"eos_token_id": ends, "pad_token_id": numbers[settings["pad_token"]]}
+    ids: dict[str, Any] = {"eos_token_id": ends, "pad_token_id": numbers[settings["pad_token"]]}
     if "bos_token" in settings:
-        own["bos_token_id"] = numbers[settings["bos_token"]]
-    return own
+        ids["bos_token_id"] = numbers[settings["bos_token"]]
+    return ids
 
 
-def _settings(config: LlmConfig) -> dict[str, Any]:
+def _tokenizer_settings(config: LlmConfig) -> dict[str, Any]:
     """Return the content of tokenizer_config.json. Its `eos_token` ends an answer."""
-    own: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
     }
-    own["model_max_length"] = config.model.max_seq_len
+    settings["model_max_length"] = config.model.max_seq_len
     if isinstance(config.tokenizer, Qwen25TokenizerConfig):
-        return own | {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
-    own |= {
+        return settings | {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+    settings |= {
         "bos_token": "<|begin_of_text|>",
         "eos_token": "<|eot_id|>",
         "pad_token": "<|finetune_right_pad_id|>",
     }
-    return own
+    return settings
 
 
-def _ranks(config: LlmConfig, inputs: Path) -> dict[bytes, int]:
+def _read_ranks(config: LlmConfig, inputs: Path) -> dict[bytes, int]:
     """Read the tokens and their ranks from a file in tiktoken's form."""
-    own = config.tokenizer
+    tokenizer = config.tokenizer
     path = (
-        Path(str(own.path))
-        if isinstance(own, Llama3TokenizerConfig)
+        Path(str(tokenizer.path))
+        if isinstance(tokenizer, Llama3TokenizerConfig)
         else inputs / "tokenizer.tiktoken"
     )
     lines = path.expanduser().read_text().splitlines()
@@ -163,7 +167,7 @@ def _ranks(config: LlmConfig, inputs: Path) -> dict[bytes, int]:
     return {base64.b64decode(token): int(rank) for token, rank in pairs}
 
 
-def _of_ranks(ranks: dict[bytes, int], special: dict[str, int]) -> "Tokenizer":
+def _tokenizer_of_ranks(ranks: dict[bytes, int], special: dict[str, int]) -> "Tokenizer":
     """Return a tokenizer with tiktoken's ranks.
 
     Merges are in the order of their tokens' ranks. Each way to build a token from two others is a
@@ -173,19 +177,19 @@ def _of_ranks(ranks: dict[bytes, int], special: dict[str, int]) -> "Tokenizer":
 
     characters = {byte: character for character, byte in byte_level_alphabet().items()}
 
-    def written(token: bytes) -> str:
+    def to_text(token: bytes) -> str:
         return "".join(characters[byte] for byte in token)
 
     merges: list[tuple[str, str]] = []
     for token in sorted(ranks, key=ranks.__getitem__):
-        cuts = [(token[:at], token[at:]) for at in range(1, len(token))]
+        cuts = [(token[:position], token[position:]) for position in range(1, len(token))]
         halves = [cut for cut in cuts if cut[0] in ranks and cut[1] in ranks]
         halves.sort(key=lambda cut: (ranks[cut[0]], ranks[cut[1]]))
-        merges += [(written(first), written(second)) for first, second in halves]
-    vocabulary = {written(token): rank for token, rank in ranks.items()} | special
+        merges += [(to_text(first), to_text(second)) for first, second in halves]
+    vocabulary = {to_text(token): rank for token, rank in ranks.items()} | special
     tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=True))
-    _split(tokenizer, PATTERN)
-    _add(tokenizer, special)
+    _set_splitting(tokenizer, PATTERN)
+    _add_special_tokens(tokenizer, special)
     begin = "<|begin_of_text|>"
     tokenizer.post_processor = processors.TemplateProcessing(  # pyright: ignore[reportAttributeAccessIssue]
         single=f"{begin} $A",
@@ -195,18 +199,18 @@ def _of_ranks(ranks: dict[bytes, int], special: dict[str, int]) -> "Tokenizer":
     return tokenizer
 
 
-def _of_qwen(own: Qwen25TokenizerConfig, special: dict[str, int]) -> "Tokenizer":
+def _qwen_tokenizer(options: Qwen25TokenizerConfig, special: dict[str, int]) -> "Tokenizer":
     from tokenizers import Tokenizer, models, normalizers
 
-    files = [str(Path(str(path)).expanduser()) for path in (own.path, own.merges_file)]
+    files = [str(Path(str(path)).expanduser()) for path in (options.path, options.merges_file)]
     tokenizer = Tokenizer(models.BPE.from_file(*files))
     tokenizer.normalizer = normalizers.NFC()  # pyright: ignore[reportAttributeAccessIssue]
-    _split(tokenizer, QWEN_PATTERN)
-    _add(tokenizer, special)
+    _set_splitting(tokenizer, QWEN_PATTERN)
+    _add_special_tokens(tokenizer, special)
     return tokenizer
 
 
-def _split(tokenizer: "Tokenizer", pattern: str) -> None:
+def _set_splitting(tokenizer: "Tokenizer", pattern: str) -> None:
     """Make the tokenizer split text by a pattern, then into bytes, and join bytes in decoding."""
     from tokenizers import Regex, decoders, pre_tokenizers
 
@@ -216,7 +220,7 @@ def _split(tokenizer: "Tokenizer", pattern: str) -> None:
     tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def _add(tokenizer: "Tokenizer", special: dict[str, int]) -> None:
+def _add_special_tokens(tokenizer: "Tokenizer", special: dict[str, int]) -> None:
     """Add special tokens. They get the ids that the vocabulary has for them, or the next ones."""
     from tokenizers import AddedToken
 

@@ -77,7 +77,7 @@ class WeightFile:
         self._file.close()
 
 
-def _bytes(part: TensorPart) -> int:
+def _stored_bytes(part: TensorPart) -> int:
     return sum(prod(shape) * dtype.itemsize for dtype, shape in part.stored("").values())
 
 
@@ -92,32 +92,32 @@ def write_weights(
     Every rank gathers all of them, even if the writer fails. Its error is raised at the end, when
     no rank waits for it any more.
     """
-    failed: Exception | None = None
+    failure: Exception | None = None
     file: WeightFile | None = None
     if is_writer:
         try:
             file = WeightFile(path, parts, metadata)
         except Exception as error:
-            failed = error
+            failure = error
     for name, part in parts.items():
         whole = None  # Free this tensor before the next one is gathered.
         try:
             whole = part.whole()
-            if file is not None and failed is None:
+            if file is not None and failure is None:
                 file.add_part(name, part, whole)
         except Exception as error:
-            failed = failed or error.with_traceback(None)  # A traceback would keep the tensor.
+            failure = failure or error.with_traceback(None)  # A traceback would keep the tensor.
     try:
         if file is not None:
             file.close()  # Some file systems only report here that they are full.
     except OSError as error:
-        failed = failed or error
-    if failed is not None:
-        raise failed
+        failure = failure or error
+    if failure is not None:
+        raise failure
 
 
-def keep(
-    named: Callable[[], TrainedParts],
+def write_trained(
+    get_trained: Callable[[], TrainedParts],
     config: LlmConfig,
     cfg: dict[str, Any],
     rank: Rank,
@@ -139,9 +139,9 @@ def keep(
     is_writer = rank.rank == 0
     contents: dict[Path, dict[str, TensorPart]] = {}
     trained: TrainedParts | None = None
-    failed: Exception | None = None
+    failure: Exception | None = None
     try:
-        trained = named()
+        trained = get_trained()
         if config.save is TuningSave.int4:
             trained = replace(trained, parts=int4_file.parts(trained))
         base = base_parts(trained, config, cfg, rank)
@@ -150,11 +150,11 @@ def keep(
         )
         if is_writer:
             every_part = chain.from_iterable(parts.values() for parts in contents.values())
-            kept.require_room(folder, sum(map(_bytes, every_part)))
+            kept.require_room(folder, sum(map(_stored_bytes, every_part)))
     except Exception as error:  # Several libraries may raise. The run itself was measured.
-        failed = error
-    if max_over_ranks(rank, int(failed is not None)):
-        failed = failed or RuntimeError("another rank could not prepare it")
+        failure = error
+    if max_over_ranks(rank, int(failure is not None)):
+        failure = failure or RuntimeError("another rank could not prepare it")
     elif trained is not None:
         for target, parts in contents.items():
             try:
@@ -162,20 +162,20 @@ def keep(
                     target, parts, trained, config, cfg, is_writer, is_base=target != place
                 )
             except Exception as error:
-                failed = failed or error
-    spent_s = timing.clock_s() - started_s
+                failure = failure or error
+    save_s = timing.clock_s() - started_s
     form = str(config.save)
-    if failed is not None or trained is None:
+    if failure is not None or trained is None:
         if is_writer:
             for target in (place, folder / kept_model.BASE):
                 shutil.rmtree(target, ignore_errors=True)
                 shutil.rmtree(_unfinished(target), ignore_errors=True)
-        why = kept.reason_of(failed or RuntimeError())
-        said = f"save={form}: the {form} was not saved ({why})"
-        problem = Message("save.failed-tuned", said, key="save", form=form, reason=why)
-        return SavedModel(form=form, save_s=spent_s, problem=str(problem))
-    size_bytes = sum(map(_bytes, trained.parts.values()))
-    return SavedModel(form=form, folder=place.name, bytes=size_bytes, save_s=spent_s)
+        reason = kept.reason_of(failure or RuntimeError())
+        sentence = f"save={form}: the {form} was not saved ({reason})"
+        problem = Message("save.failed-tuned", sentence, key="save", form=form, reason=reason)
+        return SavedModel(form=form, save_s=save_s, problem=str(problem))
+    size_bytes = sum(map(_stored_bytes, trained.parts.values()))
+    return SavedModel(form=form, folder=place.name, bytes=size_bytes, save_s=save_s)
 
 
 def base_parts(
@@ -192,10 +192,10 @@ def base_parts(
         return trained.others
     if rank.rank > 0:
         return {}
-    own = weights(config, cfg, rank.device)
+    random_weights = weights(config, cfg, rank.device)
     return {
-        name: TensorPart(drawn.weight, drawn.turned)
-        for name, drawn in own.items()
+        name: TensorPart(random_weight.weight, random_weight.to_transformers_order)
+        for name, random_weight in random_weights.items()
         if ".lora_" not in name
     }
 
@@ -214,7 +214,7 @@ def _write_folder(
     is_base: bool,
 ) -> None:
     """Write weights, configuration and tokenizer. The folder only appears once it is complete."""
-    part = _unfinished(target)
+    unfinished = _unfinished(target)
     is_adapter = trained.adapter is not None and not is_base
     weights_name = kept_model.ADAPTER_WEIGHTS if is_adapter else kept_model.WEIGHTS
     metadata: dict[str, str] | None = None
@@ -222,31 +222,35 @@ def _write_folder(
     if config.save is TuningSave.int4:
         metadata = int4_file.metadata(parts)
         quantised = {"quantization_config": int4_file.quantization_config(trained)}
-    failed: Exception | None = None
+    failure: Exception | None = None
     if is_writer:
         try:
-            shutil.rmtree(part, ignore_errors=True)
-            part.mkdir()
+            shutil.rmtree(unfinished, ignore_errors=True)
+            unfinished.mkdir()
         except OSError as error:
-            failed = error
+            failure = error
     try:
-        write_weights(part / weights_name, parts, is_writer and failed is None, metadata)
+        write_weights(unfinished / weights_name, parts, is_writer and failure is None, metadata)
     except Exception as error:
-        failed = failed or error
-    if failed is not None:
-        raise failed
+        failure = failure or error
+    if failure is not None:
+        raise failure
     if not is_writer:
         return
     inputs = target.parent / "inputs"
     if is_adapter:
-        _write_json(part / kept_model.ADAPTER_CONFIG, adapter_config(trained, config, target))
+        _write_json(unfinished / kept_model.ADAPTER_CONFIG, adapter_config(trained, config, target))
     else:
-        _write_json(part / kept_model.MODEL_CONFIG, model_config(config, cfg, inputs) | quantised)
-    kept_tokenizer.write(config, inputs, part)
+        _write_json(
+            unfinished / kept_model.MODEL_CONFIG, model_config(config, cfg, inputs) | quantised
+        )
+    kept_tokenizer.write(config, inputs, unfinished)
     if not is_base:
-        _write_json(part / kept.TUNED_MODEL, msgspec.to_builtins(about(trained, config)))
+        _write_json(
+            unfinished / kept.TUNED_MODEL, msgspec.to_builtins(tuned_model_info(trained, config))
+        )
     shutil.rmtree(target, ignore_errors=True)
-    part.replace(target)
+    unfinished.replace(target)
 
 
 def _write_json(path: Path, values: dict[str, Any]) -> None:
@@ -257,7 +261,7 @@ def dtype_name(config: LlmConfig) -> str:
     return str(DTYPES[config.formats.weights]).removeprefix("torch.")
 
 
-def about(trained: TrainedParts, config: LlmConfig) -> TunedModelInfo:
+def tuned_model_info(trained: TrainedParts, config: LlmConfig) -> TunedModelInfo:
     options = config.method
     folder = config.model.folder
     is_adapter = trained.adapter is not None
@@ -280,7 +284,7 @@ def about(trained: TrainedParts, config: LlmConfig) -> TunedModelInfo:
 
 def adapter_config(trained: TrainedParts, config: LlmConfig, place: Path) -> dict[str, Any]:
     """Return PEFT's configuration of the adapters, which names their base model."""
-    base = kept_model.base_of(place.absolute(), about(trained, config))
+    base = kept_model.base_folder(place.absolute(), tuned_model_info(trained, config))
     return {**(trained.adapter or {}), "base_model_name_or_path": base, "inference_mode": True}
 
 
@@ -291,16 +295,16 @@ def model_config(config: LlmConfig, cfg: dict[str, Any], inputs: Path) -> dict[s
     sizes.
     """
     model = config.model
-    own: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     if isinstance(model, HfConfig) or model.folder is not None:
         folder = model.path if isinstance(model, HfConfig) else model.folder
-        own = json.loads(
+        values = json.loads(
             (Path(str(folder)).expanduser() / kept_model.MODEL_CONFIG).read_text("utf-8")
         )
-        own.pop("quantization_config", None)  # It describes the folder's weights, not these.
+        values.pop("quantization_config", None)  # It describes the folder's weights, not these.
     else:
         sizes = models.hugging_face_config(model, cfg["model"]["vocab_size"])
-        own = {"architectures": [ARCHITECTURES[sizes["model_type"]]], **sizes}
-        own |= kept_tokenizer.special_ids(config, inputs)
-    own.pop("torch_dtype", None)  # The older name of "dtype".
-    return own | {"dtype": dtype_name(config)}
+        values = {"architectures": [ARCHITECTURES[sizes["model_type"]]], **sizes}
+        values |= kept_tokenizer.special_ids(config, inputs)
+    values.pop("torch_dtype", None)  # The older name of "dtype".
+    return values | {"dtype": dtype_name(config)}

@@ -90,7 +90,7 @@ LISTED_NAMES = 8  # A notice lists at most this number of names.
 
 def refuse(config: LlmConfig) -> None:
     """Refuse an engine, a method or a template that does not fit the other options."""
-    engines.check(config)
+    engines.check_engine(config)
     methods.check_options(config)
     axes.check(config)
     templates.check(config)

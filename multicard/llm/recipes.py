@@ -26,19 +26,21 @@ from multicard.messages import Message, Refusal
 from multicard.records.schema_parts import TextRows
 
 
-def load(name: str) -> tuple[ModuleType, type]:
+def load_recipe(name: str) -> tuple[ModuleType, type]:
     """Load a recipe, and return its module and its class."""
     spec = importlib.util.spec_from_file_location(f"recipe_{name}", methods.recipe_file(name))
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     (recipe,) = (
-        c for c in vars(module).values() if inspect.isclass(c) and c.__module__ == module.__name__
+        value
+        for value in vars(module).values()
+        if inspect.isclass(value) and value.__module__ == module.__name__
     )
     return module, recipe
 
 
-def measured(
+def measured_recipe(
     recipe: type, probe: Probe, on_schedule: Callable[[DictConfig, int], DictConfig]
 ) -> type:
     """Return a subclass of the recipe that measures its batches and saves no checkpoints."""
@@ -56,9 +58,9 @@ def measured(
                 loader.collate_fn = batches.evened(
                     loader.collate_fn, chunks, self._tokenizer.pad_id
                 )
-            note(loader, probe, self._tokenizer.pad_id)
-            measured = MeasuredBatches(loader, probe)
-            return (*sampler, measured) if sampler else measured
+            record_rows(loader, probe, self._tokenizer.pad_id)
+            measured_batches = MeasuredBatches(loader, probe)
+            return (*sampler, measured_batches) if sampler else measured_batches
 
         def _setup_lr_scheduler(
             self, cfg_lr_scheduler: Any, num_training_steps: int, last_epoch: int
@@ -83,7 +85,7 @@ def measured(
     return MeasuredRecipe
 
 
-def note(loader: Any, probe: Probe, pad_id: int) -> None:
+def record_rows(loader: Any, probe: Probe, pad_id: int) -> None:
     """Record the loader's rows in the report, and set the probe's `pad_id`.
 
     Raises:
@@ -101,17 +103,17 @@ def check_steps(loader: Any, config: LlmConfig) -> None:
     Only the ranks know how many rows or packed sequences it has.
     """
     samples = len(loader.dataset)
-    accumulated = config.gradient_accumulation_steps
-    if len(loader) >= accumulated:
+    accumulation_steps = config.gradient_accumulation_steps
+    if len(loader) >= accumulation_steps:
         return
     needed = config.rows_of_a_step
-    what = "sequences" if config.packed else "rows with a label"
-    is_cut = config.max_seq_len is not None
-    key = "max_seq_len" if is_cut else "batch_size"
-    value = config.max_seq_len if is_cut else config.batch_size
+    unit = "sequences" if config.packed else "rows with a label"
+    has_length_limit = config.max_seq_len is not None
+    key = "max_seq_len" if has_length_limit else "batch_size"
+    value = config.max_seq_len if has_length_limit else config.batch_size
     raise Refusal(
         "llm.samples-below-a-step",
-        f"{key}={value}: gives {samples} {what}, less than one step (batch_size x gpus x"
+        f"{key}={value}: gives {samples} {unit}, less than one step (batch_size x gpus x"
         f" gradient_accumulation_steps = {needed}); use more rows, or another {key}",
         key=key,
         value=value,
@@ -131,12 +133,12 @@ def patched(module: ModuleType, device: torch.device) -> Iterator[None]:
     """
     with ExitStack() as stack:
         if device.type == "cpu":
-            nothing = {
+            no_figures = {
                 "get_memory_stats": lambda **_: {},
                 "log_memory_stats": lambda *_, **__: None,
             }
             stack.enter_context(
-                mock.patch.multiple(training, cleanup_before_training=gc.collect, **nothing)
+                mock.patch.multiple(training, cleanup_before_training=gc.collect, **no_figures)
             )
             stack.enter_context(
                 mock.patch.object(attention_utils, "_SUPPORTS_FLEX_ATTENTION", False)
@@ -182,33 +184,35 @@ def built_figures(model: torch.nn.Module, config: LlmConfig) -> dict[str, int]:
     method = methods.chosen(config)
     name = config.method.name
     parameters = list(model.parameters())
-    nf4 = sum(
+    nf4_count = sum(
         isinstance(getattr(parameter, "_local_tensor", parameter), NF4Tensor)
         for parameter in parameters
     )
     linears = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
-    fake = sum(isinstance(module, Int8DynActInt4WeightQATLinear) for module in linears)
-    if method.nf4 and not nf4:
-        said = Message(
+    fake_quantised_count = sum(
+        isinstance(module, Int8DynActInt4WeightQATLinear) for module in linears
+    )
+    if method.nf4 and not nf4_count:
+        message = Message(
             "llm.base-unquantised", f"method={name}: torchtune left the base weights unquantised"
         )
-        raise RuntimeError(said)
-    if method.fake_quantised and fake != len(linears):
-        said = Message(
+        raise RuntimeError(message)
+    if method.fake_quantised and fake_quantised_count != len(linears):
+        message = Message(
             "llm.linears-unquantised",
-            f"method={name}: torchtune quantised {fake} of {len(linears)} linears",
-            quantised=fake,
+            f"method={name}: torchtune quantised {fake_quantised_count} of {len(linears)} linears",
+            quantised=fake_quantised_count,
             linears=len(linears),
         )
-        raise RuntimeError(said)
+        raise RuntimeError(message)
     return {
         "parameters": sum(parameter.numel() for parameter in parameters),
         "trainable_parameters": sum(
             parameter.numel() for parameter in parameters if parameter.requires_grad
         ),
         "parameter_bytes": sum(parameter.nbytes for parameter in parameters),
-        "nf4_tensors": nf4,
-        "fake_quantised_linears": fake,
+        "nf4_tensors": nf4_count,
+        "fake_quantised_linears": fake_quantised_count,
     }
 
 
@@ -217,23 +221,23 @@ def trained_parts(model: torch.nn.Module, config: LlmConfig) -> TrainedParts:
 
     The rows of a head are in transformers' order.
     """
-    named = {own_name(name): tensor for name, tensor in model.named_parameters()}
+    parameters_by_name = {own_name(name): tensor for name, tensor in model.named_parameters()}
     tied = config.model.tied
     if not methods.chosen(config).adapters:
         parts = {
             models.hugging_face_name(name): _part(name, tensor, config)
-            for name, tensor in named.items()
+            for name, tensor in parameters_by_name.items()
         }
-        layers = {
+        linear_names = {
             own_name(name)
             for name, part in model.named_modules()
             if isinstance(part, torch.nn.Linear)
         }
-        linears = frozenset(models.hugging_face_name(f"{name}.weight") for name in layers)
+        linears = frozenset(models.hugging_face_name(f"{name}.weight") for name in linear_names)
         return TrainedParts(
             parts, {}, None, tied, linears=linears, groupsize=int4.groupsize(config, model)
         )
-    adapters = {name: tensor for name, tensor in named.items() if ".lora_" in name}
+    adapters = {name: tensor for name, tensor in parameters_by_name.items() if ".lora_" in name}
     parts = {
         f"base_model.model.{models.hugging_face_name(name)}": _part(name, tensor, config)
         for name, tensor in adapters.items()

@@ -19,7 +19,7 @@ STD = 0.02  # The initializer range of Llama and Qwen.
 # Numbers that one call generates. With this few, each number has its own thread on a GPU of at
 # least 65,536 threads, so the values do not depend on the GPU. In a larger call, a thread generates
 # several numbers: how many depends on the number of multiprocessors.
-CALL = 2**16
+NUMBERS_PER_CALL = 2**16
 
 
 class RandomWeight(torch.Tensor):
@@ -47,9 +47,9 @@ class RandomWeight(torch.Tensor):
 
     def to(self, *arguments: Any, **keywords: Any) -> torch.Tensor:
         """Return an ordinary tensor, even if type and device do not change."""
-        return self.generated().to(*arguments, **keywords)
+        return self.generate().to(*arguments, **keywords)
 
-    def generated(self) -> torch.Tensor:
+    def generate(self) -> torch.Tensor:
         return self.write(torch.empty(self.shape, dtype=self.dtype, device=self.device))
 
     def write(self, out: torch.Tensor) -> torch.Tensor:
@@ -60,28 +60,28 @@ class RandomWeight(torch.Tensor):
         if out.dim() == 1:
             return out.fill_(1.0)
         generator = torch.Generator(out.device).manual_seed(self.seed)
-        numbers = torch.empty(min(CALL, out.numel()), device=out.device)
+        numbers = torch.empty(min(NUMBERS_PER_CALL, out.numel()), device=out.device)
         bound = 1 / math.sqrt(out.shape[1])
-        for part in out.view(-1).split(CALL):
-            drawn = numbers[: len(part)]
+        for chunk in out.view(-1).split(NUMBERS_PER_CALL):
+            chunk_numbers = numbers[: len(chunk)]
             if "lora_a" in name:
-                part.copy_(drawn.uniform_(-bound, bound, generator=generator))
+                chunk.copy_(chunk_numbers.uniform_(-bound, bound, generator=generator))
             else:
-                part.copy_(drawn.normal_(0.0, STD, generator=generator))
+                chunk.copy_(chunk_numbers.normal_(0.0, STD, generator=generator))
         return out
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.copy_.default and isinstance(weight := args[1], cls):
             out = args[0]
-            alike = (out.dtype, out.device, out.shape) == (
+            has_same_form = (out.dtype, out.device, out.shape) == (
                 weight.dtype,
                 weight.device,
                 weight.shape,
             )
-            if alike and out.is_contiguous():
+            if has_same_form and out.is_contiguous():
                 return weight.write(out)
-        args, kwargs = tree_map_only(cls, cls.generated, (args, kwargs or {}))
+        args, kwargs = tree_map_only(cls, cls.generate, (args, kwargs or {}))
         return func(*args, **kwargs)
 
 
@@ -92,7 +92,7 @@ def copy_into_nf4(nf4: torch.Tensor, values: torch.Tensor, *rest: Any) -> torch.
     NF4 tensors reject operations with tensors of a class that they do not know.
     """
     if isinstance(values, RandomWeight):
-        values = values.generated()
+        values = values.generate()
     with torch._C.DisableTorchFunctionSubclass():
         return nf4.copy_(values, *rest)
 
@@ -107,9 +107,12 @@ def random_weights(
         device: The device that generates them: "cpu", or "cuda" for the current GPU.
     """
     with torch.device("meta"):
-        like = config.instantiate(OmegaConf.create(model)).state_dict()
-    place = torch.empty(0, device=device).device  # The device with its index.
-    return {name: RandomWeight(name, seed, meta.shape, dtype, place) for name, meta in like.items()}
+        meta_state = config.instantiate(OmegaConf.create(model)).state_dict()
+    target_device = torch.empty(0, device=device).device  # The device with its index.
+    return {
+        name: RandomWeight(name, seed, meta.shape, dtype, target_device)
+        for name, meta in meta_state.items()
+    }
 
 
 class RandomCheckpointer:

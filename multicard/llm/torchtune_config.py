@@ -53,9 +53,11 @@ def held_out_rows(cfg: dict[str, Any], folder: Path) -> dict[str, Any]:
     They are read in the same way as the training rows, but are not packed.
     """
     # These values describe the training rows only.
-    counts = ("broken", "equal", "ignored", "last_alone", "revision")
-    own = {name: value for name, value in cfg["dataset"].items() if name not in counts}
-    return own | {
+    training_counts = ("broken", "equal", "ignored", "last_alone", "revision")
+    component = {
+        name: value for name, value in cfg["dataset"].items() if name not in training_counts
+    }
+    return component | {
         "packed": False,
         "is_held_out": True,
         "source": "json",
@@ -68,14 +70,17 @@ def folder_config(config: LlmConfig, inputs: preflight.Inputs, folder: Path) -> 
     assert isinstance(config.model, HfConfig)
     # A model without a limit of positions has the limit 0.
     limit = config.max_seq_len or config.model.max_seq_len or None
-    own = {"_component_": "multicard.llm.data.tokenizer.FolderTokenizer", "path": config.model.path}
+    tokenizer_component = {
+        "_component_": "multicard.llm.data.tokenizer.FolderTokenizer",
+        "path": config.model.path,
+    }
     rows = _dataset(config, inputs, folder)
     rows["builder"] = (
         f"multicard.llm.labelled_rows.{'ChatPairs' if methods.chosen(config).pairs else 'chats'}"
     )
     return {
         "model": {"vocab_size": inputs.vocabulary},
-        "tokenizer": own | {"max_seq_len": limit},
+        "tokenizer": tokenizer_component | {"max_seq_len": limit},
         "dataset": rows,
     }
 
@@ -87,11 +92,11 @@ def write_yaml(config: LlmConfig, cfg: dict[str, Any], folder: Path) -> None:
     """
     from omegaconf import OmegaConf
 
-    processes = f"--nproc_per_node {config.gpus} " if config.distributed else ""
+    processes_option = f"--nproc_per_node {config.gpus} " if config.distributed else ""
     path = _relative_to_cwd(folder) / "torchtune.yaml"
-    head = f"# PYTHONPATH=. tune run {processes}{config.recipe_name} --config {path}\n"
+    first_line = f"# PYTHONPATH=. tune run {processes_option}{config.recipe_name} --config {path}\n"
     run_folder.write_text(
-        folder / "torchtune.yaml", head + OmegaConf.to_yaml(OmegaConf.create(cfg))
+        folder / "torchtune.yaml", first_line + OmegaConf.to_yaml(OmegaConf.create(cfg))
     )
 
 
@@ -100,8 +105,12 @@ def _relative_to_cwd(folder: Path) -> Path:
 
     The record can then be moved.
     """
-    here = Path.cwd()
-    return folder.relative_to(here) if folder.is_relative_to(here) else folder
+    working_directory = Path.cwd()
+    return (
+        folder.relative_to(working_directory)
+        if folder.is_relative_to(working_directory)
+        else folder
+    )
 
 
 def torchtune_config(
@@ -168,8 +177,8 @@ def optimizer(config: LlmConfig) -> dict[str, Any]:
     """Return the component of the optimizer."""
     common = {"lr": config.lr, "weight_decay": config.weight_decay}
     if config.optimizer.has_8_bits:
-        own = {"_component_": "multicard.llm.eight_bit.AdamW8bit"}
-        return own | common | {"is_paged": config.optimizer.is_paged}
+        component = {"_component_": "multicard.llm.eight_bit.AdamW8bit"}
+        return component | common | {"is_paged": config.optimizer.is_paged}
     return {"_component_": "torch.optim.AdamW"} | common | {"fused": True}
 
 

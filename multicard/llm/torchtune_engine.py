@@ -54,13 +54,13 @@ class TorchtuneEngine:
         it again in the first steps. Here the memory is kept, as between two steps of a training.
         """
         recipe = self._recipe
-        before = {name: value for name, value in vars(recipe).items() if name in COUNTERS}
+        counters_before = {name: value for name, value in vars(recipe).items() if name in COUNTERS}
         recipe.epochs_run = 0
         recipe.total_epochs = 1
         recipe.max_steps_per_epoch = None
         with mock.patch.object(torchtune.training, "cleanup_before_training", lambda: None):
             recipe.train()
-        vars(recipe).update(before)
+        vars(recipe).update(counters_before)
 
     def check_built(self) -> dict[str, Any]:
         return recipes.built_figures(self.model, self._config)
@@ -76,18 +76,18 @@ class TorchtuneEngine:
         chunks = model.num_output_chunks
         # The output is gathered for each chunk, so all ranks need the same number of chunks.
         if "output" in self._config.custom_sharded_layers and chunks:
-            more = (0, batches.least_length(tokens.shape[1], chunks) - tokens.shape[1])
-            tokens = pad(tokens, more, value=self._pad_id)
-            labels = pad(labels, more, value=CROSS_ENTROPY_IGNORE_IDX)
+            padding = (0, batches.least_length(tokens.shape[1], chunks) - tokens.shape[1])
+            tokens = pad(tokens, padding, value=self._pad_id)
+            labels = pad(labels, padding, value=CROSS_ENTROPY_IGNORE_IDX)
         output = model(tokens=tokens)
-        following = pad(labels[:, 1:], (0, 1), value=CROSS_ENTROPY_IGNORE_IDX)
+        next_labels = pad(labels[:, 1:], (0, 1), value=CROSS_ENTROPY_IGNORE_IDX)
         options: Any = {"ignore_index": CROSS_ENTROPY_IGNORE_IDX, "reduction": "none"}
         losses = torch.zeros(len(tokens), dtype=torch.float64)
         start = 0
         for logits in output if isinstance(output, list) else output.chunk(LOGIT_CHUNKS, dim=1):
-            own = following[:, start : start + logits.shape[1]]
-            nats = cross_entropy(logits.float().flatten(0, 1), own.flatten(), **options)
-            losses += nats.view(own.shape).double().sum(1).cpu()
+            chunk_labels = next_labels[:, start : start + logits.shape[1]]
+            nats = cross_entropy(logits.float().flatten(0, 1), chunk_labels.flatten(), **options)
+            losses += nats.view(chunk_labels.shape).double().sum(1).cpu()
             start += logits.shape[1]
         return losses
 
@@ -127,9 +127,9 @@ def prepared(probe: Probe, cfg: dict[str, Any], run_cfg: DictConfig) -> Iterator
         scheduler["num_warmup_steps"] = warmup
         return scheduler
 
-    module, recipe_class = recipes.load(config.recipe_name)
+    module, recipe_class = recipes.load_recipe(config.recipe_name)
     with recipes.patched(module, rank.device):
-        recipe: Any = recipes.measured(recipe_class, probe, on_schedule)(cfg=run_cfg)
+        recipe: Any = recipes.measured_recipe(recipe_class, probe, on_schedule)(cfg=run_cfg)
         recipe.setup(cfg=run_cfg)
         if rank.rank == 0:
             recipe._metric_logger.listener = probe.log

@@ -137,7 +137,7 @@ def save_tuned_weights(
     """Write the tuned weights. The run is over, so none of its figures includes this work."""
     config = probe.config
     if has_completed:
-        return model_writer.keep(trained, config, cfg, probe.rank, probe.report.folder)
+        return model_writer.write_trained(trained, config, cfg, probe.rank, probe.report.folder)
     sentence = f"save={config.save}: nothing was saved, because the training diverged"
     problem = Message("save.diverged", sentence, key="save", form=str(config.save))
     return SavedModel(form=str(config.save), problem=str(problem))

@@ -5,7 +5,7 @@ that yields a `TuningEngine`, ready to train. `engines.MODULES` names the module
 
 `prepared` must do up to three things with the probe:
 
-- Call `recipes.note` with the loader of the rows, which also sets `pad_id`.
+- Call `recipes.record_rows` with the loader of the rows, which also sets `pad_id`.
 - Set `report.content.warmup_steps` if the learning rate has a schedule.
 - Set `copies` if the engine does not copy each batch to the device exactly once.
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from multicard.config.llm import LlmConfig
-from multicard.llm.held_out import Evaluated
+from multicard.llm.held_out import EvaluationResult
 from multicard.measure import memory
 from multicard.ranks.process import Rank
 from multicard.records.rank_files import CountedEpoch, LlmReport
@@ -55,7 +55,12 @@ class TuningReport(RankReportWriter[LlmReport]):
         self.write()
 
     def evaluation(
-        self, content: HeldOut, evaluated: Evaluated, step: int, evaluate_s: float, ended_s: float
+        self,
+        content: HeldOut,
+        evaluated: EvaluationResult,
+        step: int,
+        evaluate_s: float,
+        ended_s: float,
     ) -> None:
         """Add an evaluation of the held-out rows: after `step` steps of the run,
         `ended_s` after the start of training.

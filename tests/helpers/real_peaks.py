@@ -181,7 +181,7 @@ def tune(config: LlmConfig, rank: Any, folder: Path, peaks: Peaks) -> None:
         "checkpointer"
     ]
     cfg.max_steps_per_epoch = STEPS
-    module, recipe_class = recipes.load(config.recipe_name)
+    module, recipe_class = recipes.load_recipe(config.recipe_name)
     if config.distributed and not dist.is_initialized():
         recipes.join_alone("gloo")
 
@@ -262,7 +262,7 @@ def evaluate(config: LlmConfig, rank: Any, folder: Path, peaks: Peaks) -> None:
         "checkpointer"
     ]
     cfg.max_steps_per_epoch = 1
-    module, recipe_class = recipes.load(config.recipe_name)
+    module, recipe_class = recipes.load_recipe(config.recipe_name)
     if config.distributed and not dist.is_initialized():
         recipes.join_alone("gloo")
     made = lambda _: tuning_step.batch(config, ROWS, rank.device, Tracker("cpu"))  # noqa: E731

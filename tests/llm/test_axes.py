@@ -228,9 +228,11 @@ def test_transformers_is_asked_for_it_by_its_own_name(
 
     asked: dict[str, Any] = {}
     monkeypatch.setattr(models, "check_attention", lambda *_: None)
-    monkeypatch.setattr(models, "hollow", lambda sizes, device, options: asked.update(options))
+    monkeypatch.setattr(
+        models, "build_on_meta", lambda sizes, device, options: asked.update(options)
+    )
     config = typed_llm("engine=trl", "precision=bf16", f"attention={chosen}")
-    models.built(config, {"model": {"vocab_size": 512}}, torch.device("cpu"), empty=True)
+    models.build_model(config, {"model": {"vocab_size": 512}}, torch.device("cpu"), empty=True)
     assert asked["attn_implementation"] == name
 
 

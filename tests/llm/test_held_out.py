@@ -278,7 +278,7 @@ def test_no_later_step_knows_of_an_evaluation(
         measured = alone(*usual, "eval_steps=1")
     assert changed == [[]] * 6 and len(losses_of(measured)) == 6  # epochs end where a step does
     weights = {name: weight.clone() for name, weight in measured.model.state_dict().items()}
-    nothing = held_out.Evaluated(0.0)
+    nothing = held_out.EvaluationResult(0.0)
     monkeypatch.setattr(Evaluator, "evaluate", lambda *_: nothing)
     plain = list[Any]()
     end_epoch = Probe.end_epoch
@@ -342,7 +342,7 @@ def test_a_run_stops_at_a_held_out_loss_within_an_epoch(alone: Callable[..., Any
 def test_a_run_whose_held_out_loss_is_not_finite_stops_at_the_end_of_the_epoch(
     alone: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(Evaluator, "evaluate", lambda *_: held_out.Evaluated(math.nan))
+    monkeypatch.setattr(Evaluator, "evaluate", lambda *_: held_out.EvaluationResult(math.nan))
     run = alone("method=full", "epochs=3")
     assert len(run.report.epochs) == 1 and np.isfinite(run.steps["loss"]).all()
     assert losses_of(run) == [None]

@@ -100,7 +100,7 @@ def run(
     distributed recipe also within `fake_ranks`, which yields its mesh.
     """
     cfg = recipe_configuration(config, facts, device.type)
-    module, recipe_class = recipes.load(config.recipe_name)
+    module, recipe_class = recipes.load_recipe(config.recipe_name)
     with (
         recipes.patched(module, torch.device("cpu")),
         _without_machine(module, device, tracker),

@@ -13,7 +13,7 @@ from multicard.config.llm import Kernels, LlmConfig
 from multicard.config.llm_models import HfConfig
 from multicard.llm import methods
 from multicard.llm.no_trace import tried
-from multicard.llm.trl.models import linears, reading
+from multicard.llm.trl.models import linears, refuse_unreadable
 from multicard.llm.trl.text_part import text_parameters
 from multicard.messages import Refusal
 
@@ -26,24 +26,27 @@ def check_quantised(model: Any, config: LlmConfig) -> None:
     """
     method = methods.chosen(config)
     if method.nf4 or method.fake_quantised:
-        kind = Linear4bit if method.nf4 else Int8DynActInt4WeightQATLinear
-        own = text_parameters(model)
-        left = [name for name, part in linears(model).items() if not isinstance(part, kind)]
-        left += [
+        layer_type = Linear4bit if method.nf4 else Int8DynActInt4WeightQATLinear
+        text_ids = text_parameters(model)
+        unquantised = [
+            name for name, part in linears(model).items() if not isinstance(part, layer_type)
+        ]
+        unquantised += [
             name
             for name, weight in model.named_parameters()
-            if weight.dim() == 3 and "conv" not in name and id(weight) in own
+            if weight.dim() == 3 and "conv" not in name and id(weight) in text_ids
         ]
-        if left:
-            another = ", or another method.groupsize" if method.fake_quantised else ""
+        if unquantised:
+            further_remedy = ", or another method.groupsize" if method.fake_quantised else ""
             raise Refusal(
                 "llm.folder-unquantised",
-                f"method={config.method.name}: would not quantise {left[0]} (layers: {len(left)}); "
-                f"use `method=lora` or `method=full`{another}",
+                f"method={config.method.name}: would not quantise {unquantised[0]}"
+                f" (layers: {len(unquantised)}); use `method=lora` or"
+                f" `method=full`{further_remedy}",
                 key="method",
                 value=config.method.name,
-                first=left[0],
-                count=len(left),
+                first=unquantised[0],
+                count=len(unquantised),
                 groups=method.fake_quantised,
             )
 
@@ -56,13 +59,13 @@ def check_kernels(model: Any, config: LlmConfig) -> None:
         monkey_patch,
     )  # pyright: ignore[reportMissingImports]  an extra
 
-    kind = model.config.model_type
-    if kind not in monkey_patch.MODEL_TYPE_TO_APPLY_LIGER_FN:
+    model_type = model.config.model_type
+    if model_type not in monkey_patch.MODEL_TYPE_TO_APPLY_LIGER_FN:
         raise Refusal(
             "llm.liger-model",
-            f"kernels=liger: liger-kernel has no kernels for {kind}; use `kernels=torch`",
+            f"kernels=liger: liger-kernel has no kernels for {model_type}; use `kernels=torch`",
             key="kernels",
-            model=kind,
+            model=model_type,
         )
 
 
@@ -76,17 +79,24 @@ def check_rows(model: Any, config: LlmConfig) -> None:
     """
     tokens = torch.arange(8, device=next(model.parameters()).device)[None]  # Two rows of 4 tokens.
     options = {"use_cache": False} | ({"position_ids": tokens % 4} if config.packed else {})
-    others = [torch.where(part, tokens + 8, tokens) for part in (tokens < 4, tokens >= 4)]
+    changed_tokens = [
+        torch.where(is_changed, tokens + 8, tokens) for is_changed in (tokens < 4, tokens >= 4)
+    ]
     assert isinstance(config.model, HfConfig)
     path = config.model.path
-    with tried(model), reading(config.model, "TRL"):
-        own, *changed = (
-            model(input_ids=each, **options).logits[0].float() for each in (tokens, *others)
+    with tried(model), refuse_unreadable(config.model, "TRL"):
+        own_logits, *changed_logits = (
+            model(input_ids=row_tokens, **options).logits[0].float()
+            for row_tokens in (tokens, *changed_tokens)
         )
-        scored = model(input_ids=tokens, labels=tokens, fused_lm_head=True, **options).log_probs[0]
-    rounding = (1e-3 if config.formats.products == "fp32" else 0.05) * own.std()
-    first, second = ((own - other).abs().amax(1) < rounding for other in changed)
-    if not second[:4].all():
+        trl_log_probs = model(
+            input_ids=tokens, labels=tokens, fused_lm_head=True, **options
+        ).log_probs[0]
+    rounding = (1e-3 if config.formats.products == "fp32" else 0.05) * own_logits.std()
+    unchanged_by_first, unchanged_by_second = (
+        (own_logits - logits).abs().amax(1) < rounding for logits in changed_logits
+    )
+    if not unchanged_by_second[:4].all():
         raise Refusal(
             "llm.folder-not-causal",
             f"model.path={path}: the model is not causal, because its tokens attend to later ones;"
@@ -94,15 +104,15 @@ def check_rows(model: Any, config: LlmConfig) -> None:
             key="model.path",
             value=path,
         )
-    if config.packed and not first[4:].all():
+    if config.packed and not unchanged_by_first[4:].all():
         raise Refusal(
             "llm.folder-packed",
             "packed=true: the model reads all rows of a packed sequence as one row; use"
             " `packed=false`",
             key="packed",
         )
-    expected = own[:-1].log_softmax(1).gather(1, tokens[0, 1:, None])[:, 0]
-    if not ((scored - expected).abs() < rounding).all():
+    model_log_probs = own_logits[:-1].log_softmax(1).gather(1, tokens[0, 1:, None])[:, 0]
+    if not ((trl_log_probs - model_log_probs).abs() < rounding).all():
         raise Refusal(
             "llm.folder-logits",
             f"model.path={path}: the logits in TRL's loss differ from the model's own; give another"

@@ -50,17 +50,17 @@ warnings.filterwarnings("ignore", ".*gradient_checkpointing` is deprecated", Fut
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 
-FOREVER = sys.maxsize // 2  # A limit of steps that is never reached: the batches end first.
+UNLIMITED_STEPS = sys.maxsize // 2  # A limit of steps that is never reached: the batches end first.
 
 
-class Feed(MeasuredBatches):
+class TrainerBatches(MeasuredBatches):
     """Yields the measured batches, with their parts named as transformers names them."""
 
     def __init__(self, loader: Any, probe: Probe) -> None:
         super().__init__(loader, probe)
         self.per_step = probe.config.gradient_accumulation_steps
         limit = probe.config.max_steps
-        self.steps = min(len(loader) // self.per_step, limit or FOREVER)
+        self.steps = min(len(loader) // self.per_step, limit or UNLIMITED_STEPS)
 
     def __len__(self) -> int:
         return self.steps * self.per_step
@@ -69,10 +69,10 @@ class Feed(MeasuredBatches):
         self.loader.sampler.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
-        return map(named, super().__iter__())
+        return map(with_transformers_names, super().__iter__())
 
 
-def named(batch: Batch) -> dict[str, torch.Tensor]:
+def with_transformers_names(batch: Batch) -> dict[str, torch.Tensor]:
     """Return a batch of torchtune's with transformers' names."""
     if isinstance(batch, tuple):
         return {"input_ids": batch[0], "labels": batch[1]}
@@ -80,29 +80,29 @@ def named(batch: Batch) -> dict[str, torch.Tensor]:
     return parts | ({"position_ids": batch["input_pos"]} if "input_pos" in batch else {})
 
 
-def loader(probe: Probe, cfg: DictConfig) -> DataLoader[Any]:
+def build_loader(probe: Probe, cfg: DictConfig) -> DataLoader[Any]:
     """Return a loader of torchtune's rows, in the batches and in the order of its recipes."""
     config = probe.config
     rank = probe.rank
     tokenizer = components.instantiate(cfg.tokenizer)
     rows = components.instantiate(cfg.dataset, tokenizer)
     collate = padded_collate_dpo if methods.chosen(config).pairs else padded_collate_sft
-    padded = partial(collate, padding_idx=tokenizer.pad_id, ignore_idx=CROSS_ENTROPY_IGNORE_IDX)
-    loaded = DataLoader(
+    pad_batch = partial(collate, padding_idx=tokenizer.pad_id, ignore_idx=CROSS_ENTROPY_IGNORE_IDX)
+    torchtune_loader = DataLoader(
         rows,
         config.batch_size,
         # Seed 0 is the seed of torchtune's recipes.
         sampler=DistributedSampler(rows, rank.world_size, rank.rank, shuffle=True, seed=0),
-        collate_fn=batches.counted(batches.stacked) if config.packed else padded,
+        collate_fn=batches.counted(batches.stacked) if config.packed else pad_batch,
         drop_last=True,
         pin_memory=config.pin_memory and rank.device.type == "cuda",
     )
-    recipes.note(loaded, probe, tokenizer.pad_id)
+    recipes.record_rows(torchtune_loader, probe, tokenizer.pad_id)
     probe.copies = 1
-    return loaded
+    return torchtune_loader
 
 
-def trainer_class(base: type, probe: Probe, feed: Feed) -> type:
+def trainer_class(base: type, probe: Probe, feed: TrainerBatches) -> type:
     """Return a subclass of TRL's trainer that trains on measured batches.
 
     Its `train()` prepares everything and stores the arguments of the first epoch, without training.
@@ -162,7 +162,7 @@ def trainer_class(base: type, probe: Probe, feed: Feed) -> type:
 class TrlEngine:
     """Tunes with a prepared trainer. See `tuning_engine.TuningEngine`."""
 
-    def __init__(self, trainer: Any, probe: Probe, feed: Feed) -> None:
+    def __init__(self, trainer: Any, probe: Probe, feed: TrainerBatches) -> None:
         self.trainer = trainer
         self._probe = probe
         self._config = probe.config
@@ -176,15 +176,15 @@ class TrlEngine:
         self._train(epochs, self.steps_per_epoch)
 
     def train_pass(self) -> None:
-        self._train(1, FOREVER)
+        self._train(1, UNLIMITED_STEPS)
 
     def _train(self, epochs: int, steps: int) -> None:
         """Train as the trainer does, with at most `steps` steps in each epoch."""
         trainer = self.trainer
         trainer.state.global_step = trainer._globalstep_last_logged = 0
         # With its own limit, the trainer would also count steps that were not measured, and stop.
-        trainer.state.max_steps = FOREVER
-        per_epoch = {
+        trainer.state.max_steps = UNLIMITED_STEPS
+        epoch_arguments = {
             "steps_in_epoch": steps * self.batches.per_step,
             "num_update_steps_per_epoch": steps,
         }
@@ -192,7 +192,7 @@ class TrlEngine:
         for epoch in range(epochs):
             handler = trainer.callback_handler
             trainer.control = handler.on_epoch_begin(trainer.args, trainer.state, trainer.control)
-            trainer._run_epoch(**trainer.arguments | per_epoch | {"epoch": epoch})
+            trainer._run_epoch(**trainer.arguments | epoch_arguments | {"epoch": epoch})
             self._probe.end_epoch()
 
     def check_built(self) -> dict[str, Any]:
@@ -239,22 +239,22 @@ def prepared(probe: Probe, cfg: dict[str, Any], run_cfg: DictConfig) -> Iterator
     os.environ.setdefault("OMP_NUM_THREADS", str(rank.threads))
     if rank.world_size == 1:
         os.environ.pop("LOCAL_RANK", None)  # accelerate would take the run for a distributed one.
-    loaded = loader(probe, run_cfg)
-    feed = Feed(loaded, probe)
+    torchtune_loader = build_loader(probe, run_cfg)
+    feed = TrainerBatches(torchtune_loader, probe)
     folder = probe.report.folder / "tune_run"
-    args = arguments(config, rank, feed.steps, folder)
+    args = trainer_arguments(config, rank, feed.steps, folder)
     report = probe.report.content
     report.warmup_steps = args.warmup_steps if methods.chosen(config).scheduled else None
     base = DPOTrainer if methods.chosen(config).pairs else SFTTrainer
-    model = models.built(config, cfg, rank.device, empty=fsdp(config))
+    model = models.build_model(config, cfg, rank.device, empty=uses_fsdp(config))
     if not getattr(model.config.get_text_config(), "output_router_logits", False):
         # By default, TRL would add the loss that balances the experts of a mixture.
         args.router_aux_loss_coef = 0.0
     models.simulate_quantisation(model, config)
     checks.check_quantised(model, config)
     checks.check_kernels(model, config)
-    text_part.freeze_others(model)
-    if fsdp(config):  # On CPU ranks, accelerate would silently replicate the model instead.
+    text_part.freeze_outside_text(model)
+    if uses_fsdp(config):  # On CPU ranks, accelerate would silently replicate the model instead.
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
     placeholder: dict[str, Any] = {"input_ids": [0, 1], "labels": [0, 1]}
     if base is DPOTrainer:
@@ -264,33 +264,33 @@ def prepared(probe: Probe, cfg: dict[str, Any], run_cfg: DictConfig) -> Iterator
         args=args,
         train_dataset=Dataset.from_list([placeholder]),
         processing_class=models.no_tokenizer(),
-        peft_config=models.adapters(model, config),
+        peft_config=models.adapter_config(model, config),
     )
     trainer.remove_callback(transformers.PrinterCallback)
-    if fsdp(config):
+    if uses_fsdp(config):
         plugin = trainer.accelerator.state.fsdp_plugin
         plugin.transformer_cls_names_to_wrap = text_part.layer_classes(model)
         # accelerate would round the loss to bf16, and sum gradients in bf16.
         if config.formats.are_mixed:
-            gathered = models.DTYPES[config.formats.products]
-            plugin.mixed_precision_policy = MixedPrecisionPolicy(gathered, torch.float32)
+            product_dtype = models.DTYPES[config.formats.products]
+            plugin.mixed_precision_policy = MixedPrecisionPolicy(product_dtype, torch.float32)
         if config.offloads:
             plugin.cpu_offload = CPUOffloadPolicy(pin_memory=rank.device.type == "cuda")
     if config.optimizer.has_8_bits:
-        own = {
+        optimizer_options = {
             "lr": config.lr,
             "weight_decay": config.weight_decay,
             "is_paged": config.optimizer.is_paged,
         }
-        trainer.optimizer_cls_and_kwargs = (eight_bit.AdamW8bit, own)
-    models.adapt(trainer.model, config, cfg, rank.device)
+        trainer.optimizer_cls_and_kwargs = (eight_bit.AdamW8bit, optimizer_options)
+    models.initialise_adapters(trainer.model, config, cfg, rank.device)
     if config.compile:  # Compiling before FSDP keeps FSDP's hooks out of the compiled code.
         for layer in text_part.layers(model):
             # torchtune chooses the backend by the same variable.
             layer.compile(backend=os.environ.get("TORCH_COMPILE_BACKEND", "inductor"))
-    if fsdp(config) and any(parameter.is_meta for parameter in model.parameters()):
-        shard(trainer)
-        models.fill(trainer.model, config, cfg, rank.device)
+    if uses_fsdp(config) and any(parameter.is_meta for parameter in model.parameters()):
+        shard_model(trainer)
+        models.fill_shards(trainer.model, config, cfg, rank.device)
     trainer.train()
     models.quantise_output(trainer.model)
     if isinstance(config.model, HfConfig):
@@ -298,7 +298,7 @@ def prepared(probe: Probe, cfg: dict[str, Any], run_cfg: DictConfig) -> Iterator
     yield TrlEngine(trainer, probe, feed)
 
 
-def shard(trainer: Any) -> None:
+def shard_model(trainer: Any) -> None:
     """Shard the model as accelerate would in `train()`.
 
     accelerate itself cannot do so here, because it needs weights that are in memory.
@@ -311,12 +311,12 @@ def shard(trainer: Any) -> None:
     fsdp2_prepare_model(trainer.accelerator, trainer.model)
 
 
-def fsdp(config: LlmConfig) -> bool:
+def uses_fsdp(config: LlmConfig) -> bool:
     """Return True if FSDP shards the model."""
     return config.world_size > 1 and config.sharding is not Sharding.ddp
 
 
-def arguments(config: LlmConfig, rank: Rank, steps: int, folder: Path) -> Any:
+def trainer_arguments(config: LlmConfig, rank: Rank, steps: int, folder: Path) -> Any:
     """Return the trainer's arguments. They follow torchtune's recipes if TRL's defaults differ."""
     scheduled = methods.chosen(config).scheduled
     options: dict[str, Any] = {
@@ -339,7 +339,7 @@ def arguments(config: LlmConfig, rank: Rank, steps: int, folder: Path) -> Any:
         "seed": config.seed,
         "logging_steps": 1,  # Reads the loss on the host in every step, as torchtune's recipes do.
         "logging_nan_inf_filter": False,
-        "gradient_checkpointing": config.activation_checkpointing and not fsdp(config),
+        "gradient_checkpointing": config.activation_checkpointing and not uses_fsdp(config),
         "max_length": None,  # Rows were already cut when they were tokenized.
         "ddp_find_unused_parameters": False,
         "save_strategy": "no",
@@ -347,7 +347,7 @@ def arguments(config: LlmConfig, rank: Rank, steps: int, folder: Path) -> Any:
         "disable_tqdm": True,
         "log_level": "error",
     }
-    if fsdp(config):
+    if uses_fsdp(config):
         options["fsdp"] = True
         options["fsdp_config"] = {
             "version": 2,
@@ -366,7 +366,7 @@ def arguments(config: LlmConfig, rank: Rank, steps: int, folder: Path) -> Any:
 
 
 def built_figures(model: torch.nn.Module, config: LlmConfig) -> dict[str, Any]:
-    """Return the parameters and bytes of the model, and the figures of `models.counts`.
+    """Return the parameters and bytes of the model, and the figures of `models.layer_counts`.
 
     Raises:
         RuntimeError: The wrapper or the type of the trained weights differs from the configuration.
@@ -374,35 +374,39 @@ def built_figures(model: torch.nn.Module, config: LlmConfig) -> dict[str, Any]:
     is_on_host = config.offloads and all(
         parameter.device.type == "cpu" for parameter in model.parameters()
     )
-    sharded = Sharding.fsdp_offload if is_on_host else Sharding.fsdp
-    kinds = {sharded: FSDPModule, Sharding.ddp: DistributedDataParallel}
-    wrapper = next((name for name, kind in kinds.items() if isinstance(model, kind)), None)
-    asked = config.sharding if config.world_size > 1 else None
-    if wrapper is not asked:
-        said = Message(
+    fsdp_sharding = Sharding.fsdp_offload if is_on_host else Sharding.fsdp
+    wrapper_types = {fsdp_sharding: FSDPModule, Sharding.ddp: DistributedDataParallel}
+    wrapper = next(
+        (name for name, wrapper_type in wrapper_types.items() if isinstance(model, wrapper_type)),
+        None,
+    )
+    configured_sharding = config.sharding if config.world_size > 1 else None
+    if wrapper is not configured_sharding:
+        message = Message(
             "llm.wrapper",
-            f"sharding={asked}: accelerate wrapped the model as {wrapper} ({type(model).__name__})",
-            asked=asked,
+            f"sharding={configured_sharding}: accelerate wrapped the model as {wrapper}"
+            f" ({type(model).__name__})",
+            asked=configured_sharding,
             wrapper=wrapper,
             type=type(model).__name__,
         )
-        raise RuntimeError(said)
+        raise RuntimeError(message)
     parameters = list(model.parameters())
     dtype = models.DTYPES[config.formats.weights]
-    trained = [parameter for parameter in parameters if parameter.requires_grad]
-    others = {parameter.dtype for parameter in trained} - {dtype}
-    if others:
-        said = Message(
+    trained_parameters = [parameter for parameter in parameters if parameter.requires_grad]
+    other_types = {parameter.dtype for parameter in trained_parameters} - {dtype}
+    if other_types:
+        message = Message(
             "llm.trained-type",
-            f"precision={config.precision.name}: weights are trained in {others}",
+            f"precision={config.precision.name}: weights are trained in {other_types}",
             asked=config.precision.name,
-            types=sorted(map(str, others)),
+            types=sorted(map(str, other_types)),
         )
-        raise RuntimeError(said)
-    counts = models.counts(model)
+        raise RuntimeError(message)
+    counts = models.layer_counts(model)
     return {
         "parameters": sum(parameter.numel() for parameter in parameters) + counts.pop("hidden"),
-        "trainable_parameters": sum(parameter.numel() for parameter in trained),
+        "trainable_parameters": sum(parameter.numel() for parameter in trained_parameters),
         "parameter_bytes": sum(parameter.nbytes for parameter in parameters),
         **counts,
     }
@@ -412,16 +416,18 @@ def trained_parts(model: Any, config: LlmConfig) -> TrainedParts:
     """Return what was trained, by the names of PEFT and transformers."""
     reader = text_part.reader_of(model.config).__name__
     tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
-    named = {own_name(name): tensor for name, tensor in model.named_parameters()}
+    parameters_by_name = {own_name(name): tensor for name, tensor in model.named_parameters()}
     if not methods.chosen(config).adapters:
-        layers = [name for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)]
-        linears = frozenset(models.plain(f"{name}.weight") for name in layers)
+        linear_names = [
+            name for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)
+        ]
+        linears = frozenset(models.transformers_name(f"{name}.weight") for name in linear_names)
         groupsize = int4.groupsize(config, model)
         return TrainedParts(models.whole_model(model), {}, None, tied, reader, linears, groupsize)
     # "default" is PEFT's name for the only adapter. Files do not contain it.
     parts = {
         name.replace(".default.", "."): TensorPart(tensor)
-        for name, tensor in named.items()
+        for name, tensor in parameters_by_name.items()
         if ".lora_" in name
     }
     options = model.peft_config["default"].to_dict()

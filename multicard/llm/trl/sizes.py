@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from multicard.llm.trl.models import hidden
+from multicard.llm.trl.models import hidden_parameters
 from multicard.llm.trl.text_part import text_modules
 from multicard.records.rank_files import ModelSizes
 
@@ -20,20 +20,24 @@ def of_model(model: Any) -> ModelSizes | None:
     if any(getattr(sizes, name, None) for name in EXPERTS):
         return None
     parts = text_modules(model)
-    own: dict[int, tuple[str, nn.Parameter]] = {}
+    parameters_by_id: dict[int, tuple[str, nn.Parameter]] = {}
     for name, part in parts.items():
         for key, parameter in part._parameters.items():
             if parameter is not None:
-                own[id(parameter)] = (f"{name}.{key}", parameter)
-    adapters = sum(one.numel() for name, one in own.values() if "lora_" in name)
-    others = sum(one.numel() for name, one in own.values() if "lora_" not in name)
+                parameters_by_id[id(parameter)] = (f"{name}.{key}", parameter)
+    adapters = sum(
+        parameter.numel() for name, parameter in parameters_by_id.values() if "lora_" in name
+    )
+    others = sum(
+        parameter.numel() for name, parameter in parameters_by_id.values() if "lora_" not in name
+    )
     output = model.get_output_embeddings()
     return ModelSizes(
         layers=sizes.num_hidden_layers,
         weights=linear_weights(parts),
         output=0 if output is None else output.weight.numel(),
         width=attention_width(sizes),
-        parameters=others + hidden(parts.values()),
+        parameters=others + hidden_parameters(parts.values()),
         adapters=adapters or None,
     )
 
@@ -49,7 +53,7 @@ def linear_weights(parts: dict[str, nn.Module]) -> int:
         is_read = weight is not None and weight.dim() == 2 and not isinstance(part, nn.Embedding)
         if weight is not None and is_read and "lora_" not in name:
             total += weight.numel()
-    return total + hidden(parts.values())
+    return total + hidden_parameters(parts.values())
 
 
 def attention_width(sizes: Any) -> int:

@@ -32,26 +32,26 @@ def text_modules(model: Any) -> dict[str, nn.Module]:
     modules = dict(model.named_modules())
     if reads_text_alone(model):
         return modules
-    tops = (model.get_decoder(), model.get_input_embeddings(), model.get_output_embeddings())
-    own = {id(part) for part in chain.from_iterable(top.modules() for top in tops)}
-    return {name: part for name, part in modules.items() if id(part) in own}
+    roots = (model.get_decoder(), model.get_input_embeddings(), model.get_output_embeddings())
+    text_ids = {id(part) for part in chain.from_iterable(root.modules() for root in roots)}
+    return {name: part for name, part in modules.items() if id(part) in text_ids}
 
 
 def text_parameters(model: Any) -> set[int]:
     """Return the `id` of each parameter in the text part."""
-    own = text_modules(model).values()
-    parameters = chain.from_iterable(part.parameters(recurse=False) for part in own)
+    modules = text_modules(model).values()
+    parameters = chain.from_iterable(part.parameters(recurse=False) for part in modules)
     return {id(parameter) for parameter in parameters}
 
 
-def freeze_others(model: Any) -> None:
+def freeze_outside_text(model: Any) -> None:
     """Freeze all parameters outside the text part.
 
     DDP would wait forever for the gradients of unused parameters.
     """
-    own = text_parameters(model)
+    text_ids = text_parameters(model)
     for parameter in model.parameters():
-        if id(parameter) not in own:
+        if id(parameter) not in text_ids:
             parameter.requires_grad_(False)
 
 
@@ -67,5 +67,5 @@ def layer_classes(model: Any) -> list[str]:
     transformers lists the classes of all layers that such a model can have. Only those in this
     model are returned, because accelerate rejects the others.
     """
-    there = {type(part).__name__ for part in model.modules()}
-    return sorted(there & set(model._no_split_modules or ()))
+    present_classes = {type(part).__name__ for part in model.modules()}
+    return sorted(present_classes & set(model._no_split_modules or ()))
