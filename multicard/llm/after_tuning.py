@@ -1,7 +1,7 @@
-"""After the measured tuning: the profiled steps and the ablations of `diagnose`.
-See `multicard.observe.diagnosis`.
+"""Take further steps after the measured tuning: profiled steps, and the ablations of `diagnose`.
 
-The engine's own loop takes these steps too, over batches that it gets one step at a time.
+The engine's own loop takes these steps too, on batches that it gets one step at a time. See
+`multicard.observe.diagnosis`.
 """
 
 from collections.abc import Callable, Iterator
@@ -48,7 +48,7 @@ def after_tuning(engine: TuningEngine, probe: Probe) -> None:
 
 
 def endless(batches: MeasuredBatches, epoch: int) -> Iterator[Batch]:
-    """The loader's batches, epoch after epoch."""
+    """Yield the loader's batches, epoch after epoch."""
     while True:
         batches.sampler.set_epoch(epoch)
         yield from batches.loader
@@ -56,7 +56,7 @@ def endless(batches: MeasuredBatches, epoch: int) -> Iterator[Batch]:
 
 
 def train_on(engine: TuningEngine, probe: Probe, batches: Iterator[Batch]) -> None:
-    """Have the engine train until `batches` end, unmeasured."""
+    """Make the engine train until `batches` end, without measuring."""
     with mock.patch.object(probe, "substitute", batches):
         engine.train_pass()
 
@@ -64,8 +64,9 @@ def train_on(engine: TuningEngine, probe: Probe, batches: Iterator[Batch]) -> No
 def step_batches(
     probe: Probe, feed: Iterator[Batch], proceed: Callable[[], bool]
 ) -> Iterator[Batch]:
-    """Batches of whole steps from `feed`, while `proceed()`, called before each step,
-    returns True.
+    """Yield batches of whole steps from `feed` while `proceed()` returns True.
+
+    `proceed()` is called before each step.
     """
     while proceed():
         for _ in range(probe.config.gradient_accumulation_steps):
@@ -75,6 +76,7 @@ def step_batches(
 def profiled(
     engine: TuningEngine, probe: Probe, feed: Iterator[Batch], config: WindowConfig, step_s: float
 ) -> dict[str, object]:
+    """Profile some steps, and return the result of the profiler."""
     ranges = Ranges(probe.rank.device, nvtx=config.name == "nsys")
     window = Window(config, probe.rank, probe.report.folder, ranges, step_s)
 
@@ -95,9 +97,11 @@ def profiled(
 
 @contextmanager
 def named_phases(engine: TuningEngine, probe: Probe, ranges: Ranges) -> Iterator[None]:
-    """Mark the engine's phases for a profiler: data (it asks for a batch), h2d (copies it), forward
-    (calls the model, to the loss), backward (to the optimiser: clipping and the counts of tokens
-    are in it) and optimizer.
+    """Mark the engine's phases for a profiler.
+
+    The phases are data (the engine waits for a batch), h2d (it copies the batch), forward (it calls
+    the model and computes the loss), backward (until the optimizer, with clipping and the counts of
+    tokens) and optimizer.
     """
     batch_to_device = torchtune.utils.batch_to_device
     backward = torch.Tensor.backward
@@ -111,7 +115,7 @@ def named_phases(engine: TuningEngine, probe: Probe, ranges: Ranges) -> Iterator
         backward(*arguments, **keywords)
 
     hooks = [engine.model.register_forward_pre_hook(lambda *_: ranges.open("forward"))]
-    if not probe.config.optimizer_in_bwd:  # where weights are updated in the backward pass
+    if not probe.config.optimizer_in_bwd:  # With it, weights are updated in the backward pass.
         hooks.extend(
             optimizer.register_step_pre_hook(lambda *_: ranges.open("optimizer"))
             for optimizer in engine.optimizers
@@ -127,9 +131,11 @@ def named_phases(engine: TuningEngine, probe: Probe, ranges: Ranges) -> Iterator
 
 
 def measured(engine: TuningEngine, probe: Probe, step_s: float) -> dict[str, list[float]] | None:
-    """Times of the ablations. `alone` and `core` leave out the exchange of weights and gradients,
-    not a recipe's all-reduces of counts and losses. All take the same batches in the same order:
-    rows differ in length, and so do their steps.
+    """Return the times of the ablations.
+
+    `alone` and `core` leave out the exchange of weights and gradients, but not a recipe's
+    all-reduces of counts and losses. All ablations use the same batches in the same order, because
+    rows, and thus steps, differ in length.
     """
     rank = probe.rank
     per_step = probe.config.gradient_accumulation_steps
@@ -144,7 +150,7 @@ def measured(engine: TuningEngine, probe: Probe, step_s: float) -> dict[str, lis
     resident = list(map(on_device, cached))
 
     def steps(batches: Iterator[Batch], count: int) -> float:
-        marks_s: list[float] = []  # from the engine's first request for a batch
+        marks_s: list[float] = []  # It starts at the engine's first request for a batch.
 
         def proceed() -> bool:
             if len(marks_s) in (0, count):
@@ -181,11 +187,11 @@ def measured(engine: TuningEngine, probe: Probe, step_s: float) -> dict[str, lis
         fixed = len({values.shape for values in tokens}) == 1
 
         def on_halves(count: int) -> float:
-            # what is compiled, in the round that warms up,
-            # must not replace the code for whole batches of one shape
+            # If all whole batches have one shape, code that is compiled for halves must not
+            # replace theirs. Compilation happens in the round that warms up.
             with torch._dynamo.config.patch(automatic_dynamic_shapes=not fixed):
                 return core(iter(halves), count)
 
         chosen["half"] = on_halves
-    # recipes' loaders have no workers, so no batch is prepared in advance
+    # The recipes' loaders have no workers, so no batch is prepared in advance.
     return diagnosis.interleaved(chosen, {}, rank, step_s, 0, lambda: probe.board.stop_at > 0)

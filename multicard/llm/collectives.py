@@ -1,6 +1,4 @@
-"""Collectives of a tuning rank: the bytes that it receives while a recipe trains,
-and FSDP or DDP without exchange.
-"""
+"""Count the bytes that a rank receives in collectives, and turn the exchange of FSDP or DDP off."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +20,9 @@ KINDS = ("all_gather", "reduce_scatter", "all_reduce")
 
 
 class ReceivedBytes:
-    """Counts by kind of collective: (w - 1) / w of what is gathered or scattered,
+    """Counts the received bytes for each kind of collective.
+
+    With world size w, a rank receives (w - 1) / w of what is gathered or scattered, and
     2 (w - 1) / w of what is reduced.
     """
 
@@ -34,11 +34,12 @@ class ReceivedBytes:
         self.bytes.update(dict.fromkeys(KINDS, 0))
 
     def counted(self) -> dict[str, int]:
+        """Return the rounded counts by kind of collective."""
         return {kind: round(count) for kind, count in self.bytes.items()}
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Count nothing meanwhile."""
+        """Count nothing within this context."""
         before = dict(self.bytes)
         try:
             yield
@@ -46,8 +47,9 @@ class ReceivedBytes:
             self.bytes.update(before)
 
     def watch(self, model: torch.nn.Module) -> None:
-        """Count what FSDP gathers and scatters for `model`, or DDP reduces: all gradients after a
-        forward pass, but within `no_sync`.
+        """Count the bytes that FSDP gathers and scatters for `model`, or that DDP reduces.
+
+        DDP reduces all gradients after a forward pass, except within `no_sync`.
         """
         counts = self.bytes
         gradients = sum(
@@ -87,7 +89,7 @@ class ReceivedBytes:
 
     @contextmanager
     def all_reduces(self) -> Iterator[None]:
-        """Count the all-reduces that the recipe calls (token counts, losses, rewards)."""
+        """Count the all-reduces that the recipe itself calls (token counts, losses, rewards)."""
         real = dist.all_reduce
 
         def counting(tensor: torch.Tensor, *rest: Any, **more: Any) -> Any:
@@ -99,7 +101,7 @@ class ReceivedBytes:
 
 
 class OwnShards(DefaultAllGather):
-    """Copies a rank's own shard, on its device, into the place of every other rank's."""
+    """Copies a rank's own shard to the place of every other shard, on the rank's device."""
 
     def __call__(
         self,
@@ -110,12 +112,12 @@ class OwnShards(DefaultAllGather):
         **__: Any,
     ) -> None:
         for shard in output_tensor.view(group.size(), -1):
-            if shard.data_ptr() != input_tensor.data_ptr():  # FSDP gathers in place
+            if shard.data_ptr() != input_tensor.data_ptr():  # FSDP's input is part of its output.
                 shard.copy_(input_tensor.view(-1))
 
 
 class NoGradients(DefaultReduceScatter):
-    """Gives gradients of zero, so that the optimiser takes its time and changes little."""
+    """Sets gradients to zero. The optimizer takes its usual time, but changes little."""
 
     def __call__(self, output_tensor: torch.Tensor, *_: Any, **__: Any) -> Any:
         output_tensor.zero_()
@@ -123,10 +125,10 @@ class NoGradients(DefaultReduceScatter):
 
 @contextmanager
 def without_exchange(model: torch.nn.Module) -> Iterator[None]:
-    """Have ranks exchange neither weights nor gradients:
-    their results are worthless and take as long.
+    """Stop ranks from exchanging weights and gradients.
 
-    Call it after the measured training, whose bytes are counted no more then.
+    Steps take as long as before without the exchange, and their results are worthless. Use it after
+    the measured training only, because the bytes of collectives are no longer counted afterwards.
     """
     if isinstance(model, DistributedDataParallel):
         with model.no_sync():

@@ -1,6 +1,4 @@
-"""torchtune's random weights in the form of transformers: with its names,
-and its order of a head's rows.
-"""
+"""Convert torchtune's random weights to transformers' names and order of a head's rows."""
 
 from typing import Any
 
@@ -14,8 +12,9 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def weights(config: LlmConfig, cfg: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """torchtune's random weights by transformers' names, and the adapters' by PEFT's,
-    each generated when asked for.
+    """Return torchtune's random weights by transformers' names, and the adapters by PEFT's names.
+
+    Each weight is only generated when it is read.
     """
     weights_by_name = {}
     component = {key: value for key, value in cfg["model"].items() if key != "quantize_base"}
@@ -30,7 +29,7 @@ def weights(config: LlmConfig, cfg: dict[str, Any], device: torch.device) -> dic
 
 
 class DrawnWeight:
-    """A random weight in transformers' order, as a slice of a file: it is there once it is read."""
+    """A random weight in transformers' order. Like a slice of a file, it is read by `[...]`."""
 
     def __init__(self, name: str, weight: RandomWeight, config: LlmConfig) -> None:
         self.name = name
@@ -41,5 +40,5 @@ class DrawnWeight:
         return self.to_transformers_order(self.weight.generate())
 
     def to_transformers_order(self, whole: torch.Tensor) -> torch.Tensor:
-        """The weight, which was generated in torchtune's order."""
+        """Return the weight in transformers' order. It was generated in torchtune's order."""
         return models.permute_heads(self.name, whole, self.config.model)

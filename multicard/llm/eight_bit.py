@@ -1,5 +1,6 @@
-"""AdamW with states of 8 bits (Dettmers et al., 2022, arXiv:2110.02861): bitsandbytes',
-of sharded weights too.
+"""Define an AdamW with 8-bit states (Dettmers et al., 2022, arXiv:2110.02861).
+
+It is bitsandbytes' optimizer, extended to sharded weights.
 """
 
 from collections.abc import Callable
@@ -11,22 +12,21 @@ from torch.distributed.tensor import DTensor
 
 
 class AdamW8bit(bitsandbytes.optim.AdamW8bit):  # pyright: ignore[reportPrivateImportUsage]
-    """bitsandbytes' optimiser, whose kernels take no DTensors: each
-    rank updates its own part of a sharded weight.
+    """bitsandbytes' optimizer, in which each rank updates its own shard of a sharded weight.
 
-    States are quantised in blocks of 256 values. Weights, or parts of them, of fewer than 4,096
-    values keep states in float32, which are better for small ones.
+    bitsandbytes' kernels do not accept DTensors. States are quantised in blocks of 256 values.
+    Weights or shards of fewer than 4,096 values keep float32 states, which suit small ones better.
 
     Args:
-        parameters: as torch's optimisers take them.
-        is_paged: states lie in memory that moves to the host where the GPU has too little.
+        parameters: Parameters or groups of them, as for torch's optimizers.
+        is_paged: True if states should move to the host's memory when the GPU's is full.
     """
 
     def __init__(
         self, parameters: Any, lr: float, weight_decay: float, is_paged: bool = False
     ) -> None:
         super().__init__(parameters, lr=lr, weight_decay=weight_decay, is_paged=is_paged)
-        # of DTensors, this rank's, by which states are kept
+        # For each DTensor, this rank's shard. bitsandbytes stores the states by the shard.
         self._parts: dict[torch.Tensor, torch.Tensor] = {}
 
     @torch.no_grad()
@@ -43,8 +43,9 @@ class AdamW8bit(bitsandbytes.optim.AdamW8bit):  # pyright: ignore[reportPrivateI
                 part.grad = None
 
     def _part(self, parameter: torch.Tensor) -> torch.Tensor:
-        """This rank's part, which shares the memory of the DTensor,
-        with its part of the gradient.
+        """Return this rank's shard of a parameter, with its shard of the gradient.
+
+        The shard shares the memory of the DTensor.
         """
         if not isinstance(parameter, DTensor):
             return parameter
@@ -53,15 +54,16 @@ class AdamW8bit(bitsandbytes.optim.AdamW8bit):  # pyright: ignore[reportPrivateI
         if part.data_ptr() != own.data_ptr():
             part.data = own
         gradient = parameter.grad
-        # a rank may have no row of a small weight
+        # A rank may have no row of a small weight.
         if isinstance(gradient, DTensor) and own.numel():
             part.grad = gradient.to_local()
         return part
 
 
 def share(optimizer: torch.optim.Optimizer) -> float | None:
-    """Of the values that were updated, the share whose states are held in 8 bits;
-    None before the first step.
+    """Return the share of the updated values whose states have 8 bits.
+
+    Returns None before the first step.
     """
     sizes = {True: 0, False: 0}
     for state in optimizer.state.values():

@@ -1,4 +1,4 @@
-"""The evaluations of held-out rows within a run's training."""
+"""Evaluate held-out rows during a run's training."""
 
 from collections.abc import Callable
 
@@ -9,12 +9,12 @@ from multicard.measure import timing
 
 
 class HeldOutEvaluations:
-    """Evaluates when it is due, and notes what that took.
+    """Evaluates when an evaluation is due, and reports the result and the time.
 
     Attributes:
-        evaluator: None where no rows are held out.
-        last: the last evaluation.
-        lasted_s: of all so far. No clock of the steps counts them.
+        evaluator: Scores the rows. None if no rows are held out.
+        last: The result of the last evaluation.
+        lasted_s: The time of all evaluations so far, which the clock of the steps leaves out.
     """
 
     def __init__(self, config: LlmConfig, report: TuningReport) -> None:
@@ -26,17 +26,18 @@ class HeldOutEvaluations:
         self._last_step = 0
 
     def is_due(self, step: int) -> bool:
-        """Whether the held-out loss is asked for after a step within an epoch."""
+        """Return True if `eval_steps` asks for the held-out loss after this step."""
         every = self.config.eval_steps
         return self.evaluator is not None and every is not None and step % every == 0
 
     def evaluate(self, step: int, since_s: float, say: Callable[[bool], None]) -> None:
-        """Measure the held-out loss after the run's step `step`, unless it is known. All ranks call
-        it together.
+        """Measure the held-out loss after step `step` of the run, unless it is already known.
+
+        All ranks must call this together.
 
         Args:
-            since_s: when training started, on the machine's clock, pauses added.
-            say: called with True as it begins, and with False as it has ended.
+            since_s: The start of the training on the machine's clock, plus the time of all pauses.
+            say: Called with True at the start of the evaluation, and with False at its end.
         """
         if self.evaluator is None or self._last_step == step:
             return
@@ -52,7 +53,7 @@ class HeldOutEvaluations:
 
     @property
     def is_at_target(self) -> bool:
-        """Whether the run is to stop, on all ranks alike: they know the same loss."""
+        """True if the run should stop. All ranks know the same loss, so they agree."""
         target = self.config.target_loss
         return (
             self.config.stop_at_target

@@ -1,10 +1,9 @@
-"""`save=int4`: a tuned model as torchao and transformers store
-one with int4 weights and int8 activations.
+"""Store a tuned model with int4 weights and int8 activations (`save=int4`).
 
-A weight of a linear layer is three tensors: whole numbers (int8, of which int4's sixteen are used),
-a float32 scale a group, and zero points. transformers reads them by `quantization_config` in
-config.json, and torchao by the metadata of the safetensors file. What is computed is what `int4`
-computes, and what `Int8DynActInt4WeightQuantizer` does.
+The format is that of torchao and transformers. A linear's weight becomes three tensors: integers
+(int8, of which only the sixteen values of int4 occur), a float32 scale for each group, and zero
+points. transformers reads them by `quantization_config` in config.json, and torchao by the metadata
+of the safetensors file. The values are those of `int4` and of `Int8DynActInt4WeightQuantizer`.
 """
 
 from dataclasses import dataclass
@@ -19,8 +18,9 @@ from multicard.llm.parts import Stored, TensorPart, TrainedParts
 
 @dataclass(frozen=True)
 class QuantisedPart(TensorPart):
-    """The weight (out, in) of a linear layer, which is written in int4,
-    in groups of `groupsize` along `in`.
+    """The weight (out, in) of a linear layer, to be written in int4.
+
+    `groupsize` weights along `in` share a scale.
     """
 
     groupsize: int = 0
@@ -42,8 +42,10 @@ class QuantisedPart(TensorPart):
 
 
 def parts(trained: TrainedParts) -> dict[str, TensorPart]:
-    """The parts of a model whose linear layers are quantised;
-    ValueError where their widths have no groups.
+    """Return the parts of a model, with its linear layers quantised.
+
+    Raises:
+        ValueError: No group size divides the layers' widths.
     """
     size = trained.groupsize
     if size is None:
@@ -57,9 +59,7 @@ def parts(trained: TrainedParts) -> dict[str, TensorPart]:
 
 
 def metadata(contents: dict[str, TensorPart]) -> dict[str, str]:
-    """What torchao says in a safetensors file of its tensors: by their names,
-    of which kind each is.
-    """
+    """Return torchao's metadata for a safetensors file, which says of what kind each tensor is."""
     samples: dict[str, torch.Tensor] = {}
     for name, part in contents.items():
         samples[name] = torch.zeros(1, dtype=part.tensor.dtype)
@@ -71,7 +71,7 @@ def metadata(contents: dict[str, TensorPart]) -> dict[str, str]:
 
 
 def quantization_config(trained: TrainedParts) -> dict[str, Any]:
-    """`quantization_config` of config.json, as transformers' TorchAoConfig writes it."""
+    """Return config.json's `quantization_config`, as transformers' TorchAoConfig writes it."""
     from torchao.core.config import config_to_dict
 
     assert trained.groupsize is not None
@@ -96,7 +96,7 @@ def _config(groupsize: int) -> Any:
 
 
 def _quantised(weight: torch.Tensor, groupsize: int) -> torch.Tensor:
-    """A weight (rows, in) as torchao's own tensor."""
+    """Return a weight (rows, in) as a tensor of torchao's class."""
     from torchao.quantization import quantize_
 
     layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
@@ -112,5 +112,5 @@ def _flat(name: str, weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], dic
 def _flat_all(tensors: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
 
-    named: Any = tensors  # its annotation is that of another argument
+    named: Any = tensors  # torchao's annotation of this parameter is wrong.
     return flatten_tensor_state_dict(named)

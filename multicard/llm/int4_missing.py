@@ -1,5 +1,6 @@
-"""Why a run has no held-out loss in int4, by its ranks' reports.
-No torch: the controller asks too.
+"""Explain why a run has no held-out loss in int4, from its ranks' reports.
+
+Imports no torch, because the controller uses it too.
 """
 
 from pathlib import Path
@@ -11,17 +12,17 @@ from multicard.records.rank_files import LlmReport
 
 
 def problem(error: Exception | Failure, rank: int) -> str:
-    """Why the held-out rows have no loss in int4, in a line."""
+    """Return in one line why the held-out rows have no loss in int4."""
     reason = error.message if isinstance(error, Failure) else in_a_line(error)
-    said = f"no loss in int4: rank {rank} could not score the held-out rows so ({reason})"
+    said = f"no loss in int4: rank {rank} could not score the held-out rows in int4 ({reason})"
     return str(Message("llm.int4-failed", said, rank=rank, reason=reason))
 
 
 def explains(folder: Path, failure: Failure) -> bool:
-    """True where a failure ended a rank while it scored rows in int4,
-    after the training: the run was measured.
+    """Return True if a rank only failed while it scored rows in int4, after the training.
 
-    Its report has the reason from then on, so that the record follows from the folder.
+    The run was then measured. The reason is written to the rank's report, so that the record can
+    always be made from the run folder alone.
     """
     reports = [report for report in rank_files.read(folder) if isinstance(report, LlmReport)]
     own = next((report for report in reports if report.rank == failure.rank), None)

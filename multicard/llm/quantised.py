@@ -1,8 +1,7 @@
-"""Checkpoints whose weights are quantised already, by their headers and config.json. No torch.
+"""Refuse checkpoints whose weights are already quantised, by their headers and config.json.
 
-transformers reads them as what they are, so that their weights stay quantised under any method:
-LoRA on a 4-bit checkpoint is QLoRA in truth, and all weights cannot be trained. They are refused,
-by the name of what they are.
+transformers keeps such weights quantised under any method: LoRA on a 4-bit checkpoint is really
+QLoRA, and full tuning is impossible. The refusal names the quantisation. Imports no torch.
 """
 
 import json
@@ -13,15 +12,15 @@ from multicard.config.llm import LlmConfig
 from multicard.config.llm_models import HfConfig
 from multicard.messages import Refusal
 
-KEYS = ("quantization_config", "compression_config")  # of config.json
-# Types of weights, as safetensors name them, that hold no plain numbers;
-# masks and positions may have them too
+KEYS = ("quantization_config", "compression_config")  # Keys of config.json.
+# safetensors' types of quantised weights. Masks and positions may also have them, so only the
+# tensors with names in PACKED are checked.
 NARROW = ("U8", "I8", "F8", "F4", "I4", "U4", "I32", "F6")
 PACKED = ("weight", "weight_packed", "qweight", "_blocks")
 
 
 def check(config: LlmConfig) -> None:
-    """Refuse (ValueError) a folder of weights that are quantised."""
+    """Refuse (ValueError) a folder whose weights are quantised."""
     model = config.model
     if model.folder is None:
         return
@@ -36,9 +35,9 @@ def check(config: LlmConfig) -> None:
     )
     raise Refusal(
         "llm.weights-quantised",
-        f"{key}={value}: its weights are quantised already ({kind}), so that"
-        f" method={config.method.name} would not be what it says; give the folder of the model"
-        " before that, which method=qlora quantises itself",
+        f"{key}={value}: its weights are already quantised ({kind}), so that"
+        f" method={config.method.name} would not do what it says; give the folder of the original"
+        " model, which method=qlora quantises itself",
         key=key,
         value=value,
         kind=kind,
@@ -47,12 +46,12 @@ def check(config: LlmConfig) -> None:
 
 
 def _of_configuration(folder: Path) -> str | None:
-    """How config.json says that the weights are quantised; None where it says nothing."""
+    """Return how config.json says the weights are quantised, or None if it does not say so."""
     try:
         values = json.loads((folder / "config.json").read_text("utf-8"))
         parts = [values, *(part for part in values.values() if isinstance(part, dict))]
     except (OSError, ValueError, AttributeError):
-        return None  # refused elsewhere
+        return None  # Another check refuses an unreadable config.json.
     found = list[dict[str, Any]]()
     for part in parts:
         found.extend(part[key] for key in KEYS if isinstance(part.get(key), dict))
@@ -69,8 +68,9 @@ def _of_configuration(folder: Path) -> str | None:
 
 
 def _of_headers(folder: Path) -> str | None:
-    """The type of the first weight that holds no plain numbers; None where all do,
-    or cannot be read.
+    """Return the name and type of the first quantised weight.
+
+    Returns None if there is none, or if a file cannot be read.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -82,5 +82,5 @@ def _of_headers(folder: Path) -> str | None:
                     if kind.startswith(NARROW):
                         return f"{name} is {kind}"
         except SafetensorError:
-            return None  # refused elsewhere
+            return None  # Another check refuses unreadable files.
     return None

@@ -1,4 +1,4 @@
-"""The report of a rank that tunes: its epochs, its evaluations of held-out rows, its memory."""
+"""Write the report of a tuning rank: its epochs, held-out evaluations and peak memory."""
 
 from math import isfinite
 from pathlib import Path
@@ -20,7 +20,7 @@ class TuningReport(RankReportWriter[LlmReport]):
     """The report of a rank that tunes."""
 
     def __init__(self, rank: Rank, folder: Path, config: LlmConfig) -> None:
-        flags = {  # in force: torchtune does not enable TF32
+        flags = {  # The values in force. torchtune does not enable TF32.
             "cudnn_allow_tf32": torch.backends.cudnn.allow_tf32,
             "matmul_allow_tf32": torch.backends.cuda.matmul.allow_tf32,
             "model_dtype": config.formats.weights,
@@ -29,15 +29,16 @@ class TuningReport(RankReportWriter[LlmReport]):
         super().__init__(LlmReport, rank, folder, flags)
 
     def built(self, figures: dict[str, Any]) -> None:
-        """Add the sizes of the model and the peak of memory so far,
-        which is reset for the training.
+        """Add figures of the built model and the peak memory of the setup.
+
+        The peak is then reset for the training.
         """
         setup = memory.peak_memory_bytes(self.rank.device)
         self.add({**figures, "setup_peak_memory_bytes": setup, "peak_memory_bytes": setup})
         memory.reset_peak_memory(self.rank.device)
 
     def started(self, started_s: float) -> None:
-        """Training starts now: `started_s` on the machine's clock."""
+        """Record the start of the training, `started_s` on the machine's clock."""
         self.content.started_s = started_s
         self.write()
 
@@ -62,10 +63,11 @@ class TuningReport(RankReportWriter[LlmReport]):
         evaluate_s: float,
         ended_s: float,
     ) -> None:
-        """Add an evaluation of the held-out rows: after `step` steps of the run,
-        `ended_s` after the start of training.
+        """Add an evaluation of the held-out rows. Losses that are not finite become null.
 
-        Losses that are not finite are null there.
+        Args:
+            step: Number of steps of the run before the evaluation.
+            ended_s: End of the evaluation, in seconds after the start of the training.
         """
         if self.content.held_out is None:
             self.content.held_out = content
@@ -76,6 +78,6 @@ class TuningReport(RankReportWriter[LlmReport]):
         )
 
     def peak(self) -> None:
-        """Update the peak of memory since the model was built."""
+        """Update the peak memory since the model was built."""
         self.content.train_peak_memory_bytes = now = memory.peak_memory_bytes(self.rank.device)
         self.content.peak_memory_bytes = max(now, self.content.setup_peak_memory_bytes or 0)

@@ -1,10 +1,11 @@
-"""What bounds a tuning step whose products take little of it, and what to try next. No torch.
+"""Explain what bounds a tuning step in which products take little time, and what to try next.
 
-The published rates of a GPU say how long its products and the traffic of its memory take at the
-least. Where that is under a third of a step, the GPU is idle for most of it, or runs kernels that
-are far from its rates. On one GPU, in plain formats, nothing is left but the host, which launches
-kernels too slowly for so few tokens. With other ranks, or with weights that are turned from NF4, it
-may as well be these: then only ablations (`diagnose=true`) tell.
+From the published rates of a GPU follows the least time of a step's products and memory traffic. If
+they take less than a third of the step, the GPU is idle for most of it, or runs kernels far below
+its rates. On one GPU, in plain formats, only the host can be the cause: it launches kernels too
+slowly for so few tokens. With several ranks, or with weights that are converted from NF4, the
+exchange or the conversion may be the cause as well. Then only ablations (`diagnose=true`) can
+decide. Imports no torch.
 """
 
 from collections.abc import Iterator
@@ -26,18 +27,19 @@ from multicard.records.schema import LlmRecord
 
 THIRD = 1 / 3
 DIAGNOSE = "diagnose=true"
-SLOW = {limits.SLOW_STEPS.code, limits.STALLED.code}  # which the median step leaves out
-PACKED_TO = (2048, 1024, 512, 256)  # tokens, to try
-PACKED_UNSEEN = 512  # where the rows are not counted yet
-FULL = 0.9  # of a GPU's memory, that a larger step may take
-LEAST_ACTIVATIONS = 0.05  # of a peak, that grow with the batch
-MOST_TIMES = 64  # that a batch may grow in one advice
-TIMES_UNKNOWN = 2.0  # where the memory of the GPU is not known
-LEAST_STEPS = 5  # that have to be left to measure
+# These limits do not disturb the finding: the median step leaves out slow and stalled steps.
+SLOW = {limits.SLOW_STEPS.code, limits.STALLED.code}
+PACKED_TO = (2048, 1024, 512, 256)  # Lengths in tokens to propose for packing.
+PACKED_UNSEEN = 512  # The proposed length if the rows are not counted yet.
+FULL = 0.9  # Share of a GPU's memory that a larger step may use.
+LEAST_ACTIVATIONS = 0.05  # At least this share of a peak is assumed to grow with the batch.
+MOST_TIMES = 64  # An advice makes a batch at most this many times as large.
+TIMES_UNKNOWN = 2.0  # The same if the memory of the GPU is not known.
+LEAST_STEPS = 5  # An epoch must still have this many steps to measure.
 
 
 def explain(config: LlmConfig, placement: Placement, record: LlmRecord) -> None:
-    """Say in a record what its GPU waits for, where its products take under a third of a step."""
+    """Add to a record what its GPU waits for, if products take less than a third of a step."""
     found = record.arithmetic
     if found is None or not _may_be_said(record) or found.share >= THIRD:
         return
@@ -62,14 +64,14 @@ def explain(config: LlmConfig, placement: Placement, record: LlmRecord) -> None:
 
 
 def _may_be_said(record: LlmRecord) -> bool:
-    """False where a diagnosis knows more, or where the times are not those of the setting."""
+    """Return False if a diagnosis knows more, or if the times are not typical of the setting."""
     forbidding = limits.forbidding(limits.of(record), Forbids.rate, Forbids.verdict)
     disturbed = {limit.code for limit in forbidding} - SLOW
     return record.diagnosis is None and not disturbed and record.status in ("ok", "diverged")
 
 
 def _cause(config: LlmConfig, record: LlmRecord, found: Arithmetic) -> str:
-    """What the rest of a step is, as far as one run shows it."""
+    """Return what takes the rest of a step, as far as a single run shows it."""
     step_s = record.iteration_s.median if record.iteration_s is not None else None
     if step_s and (record.data_s or 0.0) > THIRD * step_s:
         return "input"
@@ -81,21 +83,22 @@ def _cause(config: LlmConfig, record: LlmRecord, found: Arithmetic) -> str:
 
 
 def _finding(record: LlmRecord, found: Arithmetic) -> Message:
-    """The cause with its figures: MFU of all tokens, and of those that are no padding."""
+    """Return the cause with its figures: the MFU of all tokens and of non-padding tokens."""
     mfu = "" if record.mfu is None else f", MFU {record.mfu:.1%}"
     if mfu and record.mfu_non_padding is not None:
         mfu += f", without padding {record.mfu_non_padding:.1%}"
     takes = (
-        f"at its peak, products take {found.share:.0%} of a step of {found.tokens:,.0f} tokens{mfu}"
+        f"at its peak rate, products take {found.share:.0%} of a step of {found.tokens:,.0f}"
+        f" tokens{mfu}"
     )
     moved = "" if found.moved_share is None else f", and moving weights {found.moved_share:.0%}"
     says = {
         "host": f"the GPU seems to wait for the host: {takes}",
-        "memory": f"each step moves all weights for few tokens: {takes}{moved}",
+        "memory": f"each step reads and writes all weights for few tokens: {takes}{moved}",
         "input": f"the GPU waits for batches: {takes}",
         "unknown": (
-            f"the GPU computes little: {takes}. Whether it waits for the host, for other GPUs or"
-            " for kernels other than products is not known"
+            f"the GPU computes little: {takes}. It is not known whether it waits for the host, for"
+            " other GPUs, or for kernels other than products"
         ),
     }
     cause = str(found.cause)
@@ -108,7 +111,7 @@ def _finding(record: LlmRecord, found: Arithmetic) -> Message:
 def _tries(
     config: LlmConfig, placement: Placement, record: LlmRecord, found: Arithmetic
 ) -> list[str]:
-    """Overrides that are not in force, and that this configuration takes; the best first."""
+    """Return overrides that would change this configuration and are accepted, the best first."""
     tries = list[str]()
     if found.cause == "unknown":
         tries.append(DIAGNOSE)
@@ -127,7 +130,7 @@ def _tries(
 
 
 def takes(config: LlmConfig, placement: Placement, words: str) -> bool:
-    """True where the configuration with other values is not refused, on this machine."""
+    """Return True if this machine accepts the configuration with these overrides."""
     values = {key: value for key, _, value in (word.partition("=") for word in words.split())}
     with suppress(ValueError):
         changed = replace(
@@ -148,10 +151,11 @@ def _typed(config: LlmConfig, key: str, value: str) -> object:
 
 
 def _times_as_many(config: LlmConfig, record: LlmRecord) -> float:
-    """How many times as many tokens of a step the GPU's memory holds, by what this run took.
+    """Return how many times as many tokens a step could have within the GPU's memory.
 
-    peak = weights + activations of these tokens; what does not grow with them, as gradients and the
-    optimiser's states, counts as activations, so that it holds rather more.
+    The peak of this run is taken as weights plus activations of its tokens. Gradients and
+    optimizer states do not grow with the tokens, but count as activations here. The result is
+    therefore on the safe side.
     """
     gpu = known(record.hardware or "")
     peak = record.peak_memory_bytes
@@ -165,17 +169,19 @@ def _times_as_many(config: LlmConfig, record: LlmRecord) -> float:
 
 
 def _rows(record: LlmRecord) -> int | None:
-    """The rows of an epoch."""
+    """Return the number of rows in an epoch."""
     rows = record.text_rows
     return None if rows is None or rows.read is None else rows.read - (rows.left_out or 0)
 
 
 def _packing(config: LlmConfig, record: LlmRecord, most_tokens: float) -> str | None:
-    """Packed rows of the greatest length that memory holds, and of which enough steps are left to
-    measure; None where rows are packed, or no length suits.
+    """Return the overrides that pack rows to the greatest length that memory holds.
+
+    Enough steps must be left to measure. Returns None if rows are already packed, or if no length
+    fits.
 
     Args:
-        most_tokens: of a rank's step, that memory holds.
+        most_tokens: Number of tokens in a rank's step that memory holds.
     """
     rows = _rows(record)
     trained = record.samples_trained
@@ -195,16 +201,17 @@ def _packing(config: LlmConfig, record: LlmRecord, most_tokens: float) -> str | 
 
 
 def _lengths(config: LlmConfig) -> Iterator[int]:
-    """Lengths to pack to: the one that is set, else those that the model takes."""
+    """Yield lengths for packing: the configured one, or those that the model accepts."""
     if config.max_seq_len is not None:
         yield config.max_seq_len
         return
-    limit = config.model.max_seq_len or PACKED_TO[0]  # of a folder's: 0 where positions have no end
+    # A folder's model without a limit of positions has the limit 0.
+    limit = config.model.max_seq_len or PACKED_TO[0]
     yield from (length for length in PACKED_TO if length <= limit)
 
 
 def packing(config: LlmConfig, length: int | None = None) -> str:
-    """What packs rows, as it is typed: with the length, unless that is set."""
+    """Return the overrides that pack rows, with the length unless it is configured."""
     if config.max_seq_len is not None:
         return "packed=true"
     limit = config.model.max_seq_len or PACKED_UNSEEN
@@ -212,8 +219,10 @@ def packing(config: LlmConfig, length: int | None = None) -> str:
 
 
 def _batch(config: LlmConfig, record: LlmRecord, found: Arithmetic, most: float) -> str | None:
-    """A larger batch: as large as its products need for a third of a step, and as memory and rows
-    allow; None where a batch of all ranks is set.
+    """Return the override for a larger batch.
+
+    Its products should take a third of a step, as far as memory and rows allow. Returns None if
+    the batch of all ranks is configured.
     """
     if config.global_batch_size is not None:
         return None

@@ -1,8 +1,8 @@
-"""Rows that fill no whole step: they are left out of each epoch, as torchtune's recipes drop them,
-in both engines.
+"""Report rows that do not fill a whole step, and rows that two ranks train on.
 
-Ranks take as many rows each; where these do not divide, some
-rows are trained on by two ranks. No torch.
+Both engines leave out of each epoch the rows that do not fill a step, as torchtune's recipes do.
+All ranks take the same number of rows. If the rows do not divide evenly, two ranks train on some of
+them. Imports no torch.
 """
 
 from typing import NamedTuple
@@ -11,12 +11,15 @@ from multicard.config.base import GLOBAL
 from multicard.config.llm import LlmConfig
 from multicard.messages import Message
 
-SAID_FROM = 0.01  # share of the rows
+SAID_FROM = 0.01  # A smaller share of the rows is not worth a notice.
 
 
 class EpochRows(NamedTuple):
-    """An epoch's rows. left_out: those of no whole step.
-    repeated: those that two ranks train on.
+    """Rows of an epoch that are not trained on exactly once.
+
+    Attributes:
+        left_out: Number of rows that do not fill a step.
+        repeated: Number of rows that two ranks train on.
     """
 
     left_out: int
@@ -24,7 +27,7 @@ class EpochRows(NamedTuple):
 
 
 class StepSize(NamedTuple):
-    """A rank's rows in a batch, and the batches of a step."""
+    """The rows in a rank's batch, and the batches in a step."""
 
     batch: int
     batches: int
@@ -35,8 +38,10 @@ class StepSize(NamedTuple):
 
 
 def epoch_of(rows: int, ranks: int, step: StepSize) -> EpochRows:
-    """What of so many rows is left out, or trained on twice: `DistributedSampler` fills the ranks'
-    last round with the first rows, and only whole steps are trained.
+    """Return how many rows of an epoch are left out, or trained on twice.
+
+    `DistributedSampler` fills up the ranks' last rows with the first ones. Then only whole steps
+    are trained.
     """
     of_rank = -(-rows // ranks)
     rest = of_rank // step.batch // step.batches * step.rows
@@ -46,8 +51,9 @@ def epoch_of(rows: int, ranks: int, step: StepSize) -> EpochRows:
 
 
 def notices(config: LlmConfig, rows: int) -> list[Message]:
-    """What a person should know of the last rows of each epoch;
-    nothing where `max_steps` ends it before.
+    """Return the notices about the last rows of each epoch.
+
+    There are none if `max_steps` ends the epoch before these rows.
     """
     step = StepSize(config.batch_size, config.gradient_accumulation_steps)
     found = epoch_of(rows, config.world_size, step)
@@ -61,7 +67,8 @@ def notices(config: LlmConfig, rows: int) -> list[Message]:
             Message(
                 "llm.rows-repeated",
                 f"{found.repeated} of {rows} rows are trained on twice in each epoch: the"
-                f" {config.world_size} ranks take as many rows each, and the rows do not divide",
+                f" {config.world_size} ranks take the same number of rows, and {rows} rows do not"
+                " divide evenly",
                 key="gpus",
                 rows=rows,
                 repeated=found.repeated,
@@ -76,7 +83,7 @@ def _left_out(config: LlmConfig, rows: int, left_out: int, step: StepSize) -> Me
     hint = f"; `{remedy}` trains on all but 1 % or fewer" if remedy else ""
     return Message(
         "llm.rows-of-no-step",
-        f"{left_out} of {rows} rows are not trained on in each epoch: they fill no whole step "
+        f"{left_out} of {rows} rows are not trained on in each epoch: they do not fill a step "
         f"(batch_size x gpus x gradient_accumulation_steps = {config.rows_of_a_step}){hint}",
         key="batch_size",
         rows=rows,
@@ -87,10 +94,10 @@ def _left_out(config: LlmConfig, rows: int, left_out: int, step: StepSize) -> Me
 
 
 def _remedy(config: LlmConfig, rows: int, step: StepSize) -> str | None:
-    """The overrides of the nearest step that trains on the rows, of half to twice its size;
-    None if there is none.
+    """Return overrides for the nearest step size that trains on (almost) all rows.
 
-    A batch is not made larger, as memory bounds it.
+    The size may be half to twice the present one. The batch does not grow, because it may not fit
+    in memory. Returns None if there is no such step size.
     """
     is_of_global = config.global_batch_size is not None and config.batch_size_asked == GLOBAL
     found = list[StepSize]()
@@ -122,5 +129,5 @@ def _remedy(config: LlmConfig, rows: int, step: StepSize) -> str | None:
 
 
 def _distance(rows: int, wanted: int) -> float:
-    """How many times larger or smaller a step is than another."""
+    """Return by what factor a step is larger or smaller than another."""
     return max(rows / wanted, wanted / rows)

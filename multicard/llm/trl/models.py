@@ -348,8 +348,9 @@ def adapter_config(model: nn.Module, config: LlmConfig) -> LoraConfig | None:
                 "llm.folder-layers",
                 f"method={config.method.name}: adapts {', '.join(names)}, but the model"
                 f" has {', '.join(model_names)}; choose from them with"
-                f" `method.lora_attn_modules=[{offered_names}]` and `method.apply_lora_to_mlp=false`,"
-                " or use `method.lora_attn_modules=all-linear` or `method=full`",
+                f" `method.lora_attn_modules=[{offered_names}]` and"
+                " `method.apply_lora_to_mlp=false`, or use"
+                " `method.lora_attn_modules=all-linear` or `method=full`",
                 key="method",
                 value=config.method.name,
                 asked=names,
