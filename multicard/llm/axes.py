@@ -11,7 +11,7 @@ from multicard.llm import methods
 from multicard.messages import Refusal, install
 
 
-def check(config: LlmConfig) -> None:
+def check_axes(config: LlmConfig) -> None:
     """Refuse (ValueError) values that the engine lacks, or would silently interpret otherwise."""
     if config.formats.are_mixed:
         _check_mixed(config)

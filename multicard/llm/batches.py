@@ -58,12 +58,12 @@ class PackedBatch(dict[str, Any]):
         copies the mask, S x S booleans. CPU ranks have the same mask, but the row numbers are
         counted, as what would be copied to a device.
         """
-        moved = sum(self[name].nbytes for name in ("tokens", "labels", "input_pos"))
+        copied_bytes = sum(self[name].nbytes for name in ("tokens", "labels", "input_pos"))
         mask = self.get("mask")
         if mask is None:  # The rows are separated by their positions instead.
-            return moved
-        dense = isinstance(mask, torch.Tensor) and device_type == "cuda"
-        return moved + (mask.nbytes if dense else self["tokens"].nbytes)
+            return copied_bytes
+        copies_mask = isinstance(mask, torch.Tensor) and device_type == "cuda"
+        return copied_bytes + (mask.nbytes if copies_mask else self["tokens"].nbytes)
 
 
 def count(batch: Batch, pad_id: int, device_type: str, copies: int = 1) -> tuple[int, ...]:
@@ -91,7 +91,7 @@ def count(batch: Batch, pad_id: int, device_type: str, copies: int = 1) -> tuple
     )
 
 
-def mapped(batch: Batch, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
+def map_tensors(batch: Batch, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
     """Return a new batch with each tensor changed. Recipes remove entries from a batch."""
     if isinstance(batch, tuple):
         return tuple(map(change, batch))
@@ -101,7 +101,7 @@ def mapped(batch: Batch, change: Callable[[torch.Tensor], torch.Tensor]) -> Batc
     }
 
 
-def half(batch: Batch) -> Batch | None:
+def half_batch(batch: Batch) -> Batch | None:
     """Return half of the rows (B, S), or half of the pairs, or None for a single one.
 
     B pairs are B chosen rows followed by B rejected rows (2B, S).
@@ -118,15 +118,17 @@ def half(batch: Batch) -> Batch | None:
     return parts if size else None
 
 
-def stacked(sequences: Sequences) -> dict[str, torch.Tensor]:
+def stack_sequences(sequences: Sequences) -> dict[str, torch.Tensor]:
     """Stack packed sequences to tokens, labels and input_pos (B, S), without a mask."""
     return {
-        name: torch.stack([each[name] for each in sequences])
+        name: torch.stack([sequence[name] for sequence in sequences])
         for name in ("tokens", "labels", "input_pos")
     }
 
 
-def counted(collate: Callable[[Sequences], dict[str, Any]]) -> Callable[[Sequences], PackedBatch]:
+def with_counts(
+    collate: Callable[[Sequences], dict[str, Any]],
+) -> Callable[[Sequences], PackedBatch]:
     """Return torchtune's `collate`, extended so that it counts the rows."""
 
     def collate_counted(sequences: Sequences) -> PackedBatch:
@@ -162,7 +164,7 @@ def half_mask(mask: Any, size: int) -> Any:
     return part
 
 
-def evened(collate: Collate, chunks: int, pad_id: int) -> Collate:
+def with_even_chunks(collate: Collate, chunks: int, pad_id: int) -> Collate:
     """Return torchtune's `collate`, extended so that it pads to exactly `chunks` chunks.
 
     It pads tokens and labels (B, S).
@@ -171,9 +173,11 @@ def evened(collate: Collate, chunks: int, pad_id: int) -> Collate:
     def collate_evened(rows: Sequence[Any]) -> dict[str, torch.Tensor]:
         batch = collate(rows)
         length = batch["tokens"].shape[1]
-        more = (0, least_length(length, chunks) - length)
+        added = (0, least_length(length, chunks) - length)
         values = {"tokens": pad_id, "labels": CROSS_ENTROPY_IGNORE_IDX}
-        return batch | {name: pad(batch[name], more, value=value) for name, value in values.items()}
+        return batch | {
+            name: pad(batch[name], added, value=value) for name, value in values.items()
+        }
 
     return collate_evened
 

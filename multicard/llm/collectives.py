@@ -33,18 +33,18 @@ class ReceivedBytes:
         """Start again from zero."""
         self.bytes.update(dict.fromkeys(KINDS, 0))
 
-    def counted(self) -> dict[str, int]:
+    def rounded_counts(self) -> dict[str, int]:
         """Return the rounded counts by kind of collective."""
         return {kind: round(count) for kind, count in self.bytes.items()}
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Count nothing within this context."""
-        before = dict(self.bytes)
+        bytes_before = dict(self.bytes)
         try:
             yield
         finally:
-            self.bytes.update(before)
+            self.bytes.update(bytes_before)
 
     def watch(self, model: torch.nn.Module) -> None:
         """Count the bytes that FSDP gathers and scatters for `model`, or that DDP reduces.
@@ -56,12 +56,12 @@ class ReceivedBytes:
             parameter.nbytes for parameter in model.parameters() if parameter.requires_grad
         )
 
-        def reduced(ddp: DistributedDataParallel, *_: Any) -> None:
+        def count_reduced(ddp: DistributedDataParallel, *_: Any) -> None:
             if ddp.require_backward_grad_sync and torch.is_grad_enabled():
                 counts["all_reduce"] += ring_all_reduce_bytes(gradients, dist.get_world_size())
 
         if isinstance(model, DistributedDataParallel):
-            model.register_forward_pre_hook(reduced)
+            model.register_forward_pre_hook(count_reduced)
 
         class Gather(DefaultAllGather):
             def __call__(
@@ -69,10 +69,10 @@ class ReceivedBytes:
                 output_tensor: torch.Tensor,
                 input_tensor: torch.Tensor,
                 *rest: Any,
-                **more: Any,
+                **keywords: Any,
             ) -> Any:
                 counts["all_gather"] += output_tensor.nbytes - input_tensor.nbytes
-                return super().__call__(output_tensor, input_tensor, *rest, **more)
+                return super().__call__(output_tensor, input_tensor, *rest, **keywords)
 
         class Scatter(DefaultReduceScatter):
             def __call__(
@@ -80,23 +80,23 @@ class ReceivedBytes:
                 output_tensor: torch.Tensor,
                 input_tensor: torch.Tensor,
                 *rest: Any,
-                **more: Any,
+                **keywords: Any,
             ) -> Any:
                 counts["reduce_scatter"] += input_tensor.nbytes - output_tensor.nbytes
-                return super().__call__(output_tensor, input_tensor, *rest, **more)
+                return super().__call__(output_tensor, input_tensor, *rest, **keywords)
 
-        _exchange_by(model, Gather(), Scatter())
+        _set_collectives(model, Gather(), Scatter())
 
     @contextmanager
     def all_reduces(self) -> Iterator[None]:
         """Count the all-reduces that the recipe itself calls (token counts, losses, rewards)."""
-        real = dist.all_reduce
+        all_reduce = dist.all_reduce
 
-        def counting(tensor: torch.Tensor, *rest: Any, **more: Any) -> Any:
+        def counting_all_reduce(tensor: torch.Tensor, *rest: Any, **keywords: Any) -> Any:
             self.bytes["all_reduce"] += ring_all_reduce_bytes(tensor.nbytes, dist.get_world_size())
-            return real(tensor, *rest, **more)
+            return all_reduce(tensor, *rest, **keywords)
 
-        with mock.patch.object(dist, "all_reduce", counting):
+        with mock.patch.object(dist, "all_reduce", counting_all_reduce):
             yield
 
 
@@ -134,14 +134,14 @@ def without_exchange(model: torch.nn.Module) -> Iterator[None]:
         with model.no_sync():
             yield
         return
-    _exchange_by(model, OwnShards(), NoGradients())
+    _set_collectives(model, OwnShards(), NoGradients())
     try:
         yield
     finally:
-        _exchange_by(model, DefaultAllGather(), DefaultReduceScatter())
+        _set_collectives(model, DefaultAllGather(), DefaultReduceScatter())
 
 
-def _exchange_by(
+def _set_collectives(
     model: torch.nn.Module, gather: DefaultAllGather, scatter: DefaultReduceScatter
 ) -> None:
     for module in model.modules():

@@ -17,7 +17,7 @@ from torchtune.data import CROSS_ENTROPY_IGNORE_IDX
 
 from multicard.config.llm import Engine, LlmConfig
 from multicard.llm.after_tuning import train_on
-from multicard.llm.batches import Batch, mapped
+from multicard.llm.batches import Batch, map_tensors
 from multicard.llm.step_probe import Probe
 from multicard.llm.tuning_engine import TuningEngine
 from multicard.measure import memory, timing
@@ -25,7 +25,7 @@ from multicard.messages import Message
 from multicard.ranks.failures import compile_explained
 
 # Shares of the first rows' length. At the second length, torch compiles for all lengths.
-LENGTHS = (1.0, 0.75)
+LENGTH_SHARES = (1.0, 0.75)
 RECOMPILE_LIMIT = 64
 
 
@@ -44,12 +44,12 @@ def compile_now(engine: TuningEngine, probe: Probe) -> float:
     """
     device = probe.rank.device
     started_s = timing.clock_s()
-    asked = probe.config.compile
+    compile_option = probe.config.compile
     generators = [device] if device.type == "cuda" else []
     with (
-        compile_explained(asked),
-        limited(probe.config),
-        unchanged(engine),
+        compile_explained(compile_option),
+        limit_recompiles(probe.config),
+        without_updates(engine),
         torch.random.fork_rng(generators),
     ):
         train_on(engine, probe, iter(first_batches(engine, probe)))
@@ -69,32 +69,32 @@ def first_batches(engine: TuningEngine, probe: Probe) -> list[Batch]:
     loader = engine.batches.loader
     rows = [loader.dataset[index % len(loader.dataset)] for index in range(config.batch_size)]
     if config.packed and config.engine is Engine.torchtune:
-        return [probe.to_device(mapped(loader.collate_fn(rows), lambda values: values))]
+        return [probe.to_device(map_tensors(loader.collate_fn(rows), lambda values: values))]
     if config.packed:  # transformers' layers have a mask if a sequence holds several rows.
         batch = loader.collate_fn(rows)
-        return [probe.to_device(of_rows(batch, count)) for count in (2, 1)]
+        return [probe.to_device(split_into_rows(batch, count)) for count in (2, 1)]
 
-    def cut(share: float) -> Batch:
-        return mapped(
+    def shortened(share: float) -> Batch:
+        return map_tensors(
             loader.collate_fn(rows),
             lambda values: values[:, : round(share * values.shape[1])].clone(),
         )
 
     if config.engine is Engine.torchtune:
-        return [probe.to_device(cut(share)) for share in LENGTHS]
+        return [probe.to_device(shortened(share)) for share in LENGTH_SHARES]
     # transformers' layers have a mask if a batch is padded, and none if all its rows have the same
     # length.
-    forms = [True, False] if probe.pairs or config.batch_size > 1 else [False]
+    padding_options = [True, False] if probe.pairs or config.batch_size > 1 else [False]
     return [
-        probe.to_device(filled(cut(share), probe.pad_id, padded))
-        for padded, share in product(forms, LENGTHS)
+        probe.to_device(pad_or_fill(shortened(share), probe.pad_id, is_padded))
+        for is_padded, share in product(padding_options, LENGTH_SHARES)
     ]
 
 
-def filled(batch: Batch, pad_id: int, padded: bool) -> Batch:
+def pad_or_fill(batch: Batch, pad_id: int, is_padded: bool) -> Batch:
     """Return the batch with its last row padded, or with all padding replaced by tokens."""
     tokens, labels = batch if isinstance(batch, tuple) else (batch["tokens"], batch["labels"])
-    if padded:
+    if is_padded:
         tokens[-1, -2:] = pad_id
         labels[-1, -2:] = CROSS_ENTROPY_IGNORE_IDX
     else:
@@ -102,23 +102,23 @@ def filled(batch: Batch, pad_id: int, padded: bool) -> Batch:
     return batch
 
 
-def of_rows(batch: Batch, count: int) -> Batch:
+def split_into_rows(batch: Batch, count: int) -> Batch:
     """Return the packed batch as if each sequence (B, S) held `count` rows of equal length."""
     positions = batch["input_pos"]
     length = -(-positions.shape[1] // count)
     rows = torch.arange(positions.shape[1]) % length
-    return mapped(
+    return map_tensors(
         batch | {"input_pos": rows.expand_as(positions).contiguous()}, lambda values: values
     )
 
 
-def graphs(probe: Probe) -> int:
+def count_graphs(probe: Probe) -> int:
     """Return how many graphs this process has compiled so far, or 0 if nothing is compiled."""
     return counters["stats"]["unique_graphs"] if compiles(probe) else 0
 
 
 @contextmanager
-def limited(config: LlmConfig) -> Iterator[None]:
+def limit_recompiles(config: LlmConfig) -> Iterator[None]:
     """Let torch compile a layer as often as rows and masks need it.
 
     Beyond RECOMPILE_LIMIT, torch would silently go on uncompiled. This raises an error instead.
@@ -133,21 +133,21 @@ def limited(config: LlmConfig) -> Iterator[None]:
         ):
             yield
     except FailOnRecompileLimitHit as error:
-        said = Message(
+        message = Message(
             "llm.recompile-limit",
             f"compile=true: torch compiled a layer {RECOMPILE_LIMIT} times, and would go on"
             " uncompiled; use `compile=false`",
             key="compile",
             limit=RECOMPILE_LIMIT,
         )
-        raise RuntimeError(said) from error
+        raise RuntimeError(message) from error
 
 
 @contextmanager
-def unchanged(engine: TuningEngine) -> Iterator[None]:
+def without_updates(engine: TuningEngine) -> Iterator[None]:
     """Keep weights and learning rate unchanged while the engine takes steps."""
     with ExitStack() as stack:
-        for stepping in (*engine.optimizers, engine.scheduler):
-            if stepping is not None:
-                stack.enter_context(mock.patch.object(stepping, "step", lambda *_, **__: None))
+        for stepper in (*engine.optimizers, engine.scheduler):
+            if stepper is not None:
+                stack.enter_context(mock.patch.object(stepper, "step", lambda *_, **__: None))
         yield

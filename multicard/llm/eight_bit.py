@@ -27,46 +27,46 @@ class AdamW8bit(bitsandbytes.optim.AdamW8bit):  # pyright: ignore[reportPrivateI
     ) -> None:
         super().__init__(parameters, lr=lr, weight_decay=weight_decay, is_paged=is_paged)
         # For each DTensor, this rank's shard. bitsandbytes stores the states by the shard.
-        self._parts: dict[torch.Tensor, torch.Tensor] = {}
+        self._shards: dict[torch.Tensor, torch.Tensor] = {}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        whole = [group["params"] for group in self.param_groups]
+        whole_parameters = [group["params"] for group in self.param_groups]
         for group in self.param_groups:
-            group["params"] = [self._part(parameter) for parameter in group["params"]]
+            group["params"] = [self._local_shard(parameter) for parameter in group["params"]]
         try:
             return super().step(closure)
         finally:
-            for group, parameters in zip(self.param_groups, whole, strict=True):
+            for group, parameters in zip(self.param_groups, whole_parameters, strict=True):
                 group["params"] = parameters
-            for part in self._parts.values():
-                part.grad = None
+            for shard in self._shards.values():
+                shard.grad = None
 
-    def _part(self, parameter: torch.Tensor) -> torch.Tensor:
+    def _local_shard(self, parameter: torch.Tensor) -> torch.Tensor:
         """Return this rank's shard of a parameter, with its shard of the gradient.
 
         The shard shares the memory of the DTensor.
         """
         if not isinstance(parameter, DTensor):
             return parameter
-        own = parameter.to_local().detach()
-        part = self._parts.setdefault(parameter, own)
-        if part.data_ptr() != own.data_ptr():
-            part.data = own
+        current_shard = parameter.to_local().detach()
+        shard = self._shards.setdefault(parameter, current_shard)
+        if shard.data_ptr() != current_shard.data_ptr():
+            shard.data = current_shard
         gradient = parameter.grad
         # A rank may have no row of a small weight.
-        if isinstance(gradient, DTensor) and own.numel():
-            part.grad = gradient.to_local()
-        return part
+        if isinstance(gradient, DTensor) and current_shard.numel():
+            shard.grad = gradient.to_local()
+        return shard
 
 
-def share(optimizer: torch.optim.Optimizer) -> float | None:
+def share_in_8_bits(optimizer: torch.optim.Optimizer) -> float | None:
     """Return the share of the updated values whose states have 8 bits.
 
     Returns None before the first step.
     """
     sizes = {True: 0, False: 0}
     for state in optimizer.state.values():
-        first = state["state1"]
-        sizes[first.dtype is torch.uint8] += first.numel()
+        first_state = state["state1"]
+        sizes[first_state.dtype is torch.uint8] += first_state.numel()
     return sizes[True] / sum(sizes.values()) if any(sizes.values()) else None

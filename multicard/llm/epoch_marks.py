@@ -43,8 +43,8 @@ class EpochMarks:
     @property
     def tokens_of_last_step(self) -> int:
         """Number of non-padding tokens in the step that has just ended."""
-        place = COUNTS.index("non_padding")
-        return sum(counts[place] for counts in self.counts[-self.per_step :])
+        index = COUNTS.index("non_padding")
+        return sum(counts[index] for counts in self.counts[-self.per_step :])
 
     def lasted_s(self, ended_s: float) -> float:
         """Return the seconds from the first request to the end of the epoch."""
@@ -69,13 +69,13 @@ class EpochMarks:
             "step_s": np.diff(marks).reshape(-1, per_step).sum(axis=1),
             "data_s": waits.reshape(-1, per_step).sum(axis=1),
         }
-        for place, name in enumerate(COUNTS):
-            columns[name] = counts[:, place]
+        for index, name in enumerate(COUNTS):
+            columns[name] = counts[:, index]
         for name in (*LOGGED, "lr"):
-            columns[name.replace("/", "_")] = np.array(self._logged(name, steps))
+            columns[name.replace("/", "_")] = np.array(self._logged_figures(name, steps))
         return columns
 
-    def _logged(self, name: str, steps: int) -> Sequence[float]:
+    def _logged_figures(self, name: str, steps: int) -> Sequence[float]:
         """Return a logged figure of each step, or NaN on ranks that log nothing."""
         if not self.logged:
             return [np.nan] * steps

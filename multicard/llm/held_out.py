@@ -20,7 +20,7 @@ from torchtune.data import CROSS_ENTROPY_IGNORE_IDX, padded_collate_dpo, padded_
 
 from multicard.llm.collectives import ReceivedBytes
 from multicard.llm.labelled_rows import LabelledRows
-from multicard.llm.no_trace import tried
+from multicard.llm.no_trace import without_trace
 from multicard.ranks.process import Rank
 from multicard.records import held_out, run_folder
 from multicard.records.held_out import INT4_LOSS, LOSS
@@ -133,7 +133,7 @@ class Evaluator:
 
     def _scores(self) -> torch.Tensor:
         scores = self.empty_scores()
-        with self.traffic.paused(), tried(self.engine.model):
+        with self.traffic.paused(), without_trace(self.engine.model):
             for indices in self.batches:
                 self.score_batch(scores, indices)
             self.exchange(scores)

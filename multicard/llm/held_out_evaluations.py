@@ -27,10 +27,10 @@ class HeldOutEvaluations:
 
     def is_due(self, step: int) -> bool:
         """Return True if `eval_steps` asks for the held-out loss after this step."""
-        every = self.config.eval_steps
-        return self.evaluator is not None and every is not None and step % every == 0
+        interval = self.config.eval_steps
+        return self.evaluator is not None and interval is not None and step % interval == 0
 
-    def evaluate(self, step: int, since_s: float, say: Callable[[bool], None]) -> None:
+    def evaluate(self, step: int, since_s: float, post_progress: Callable[[bool], None]) -> None:
         """Measure the held-out loss after step `step` of the run, unless it is already known.
 
         All ranks must call this together.
@@ -42,14 +42,16 @@ class HeldOutEvaluations:
         if self.evaluator is None or self._last_step == step:
             return
         began_s = timing.clock_s()
-        say(True)
+        post_progress(True)
         self.last = self.evaluator.evaluate(self.report.folder)
         self._last_step = step
-        say(False)
+        post_progress(False)
         ended_s = timing.clock_s()
         lasted_s = ended_s - began_s
         self.lasted_s += lasted_s
-        self.report.evaluation(self.evaluator.content, self.last, step, lasted_s, ended_s - since_s)
+        self.report.add_evaluation(
+            self.evaluator.content, self.last, step, lasted_s, ended_s - since_s
+        )
 
     @property
     def is_at_target(self) -> bool:

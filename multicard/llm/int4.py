@@ -23,7 +23,7 @@ from multicard.llm.method_options import QatConfig
 
 BITS = 4
 # Number of weights that are quantised together. Meanwhile there are several float32 copies of them.
-AT_ONCE = 1 << 22
+WEIGHTS_AT_ONCE = 1 << 22
 GROUPS = (256, 128, 64, 32)  # Possible group sizes. The first is the default of method=qat.
 
 
@@ -68,19 +68,19 @@ def computing(layers: Sequence[nn.Linear], groupsize: int) -> Iterator[list[Exce
 def _forward(
     layer: nn.Linear, groupsize: int, failures: list[Exception], inputs: torch.Tensor
 ) -> torch.Tensor:
-    def quantised() -> torch.Tensor:
+    def compute_quantised() -> torch.Tensor:
         weight = weights(layer.weight, groupsize).to(inputs.dtype)
         return nn.functional.linear(activations(inputs), weight, layer.bias)
 
     return unless_failed(
-        failures, quantised, lambda: nn.functional.linear(inputs, layer.weight, layer.bias)
+        failures, compute_quantised, lambda: nn.functional.linear(inputs, layer.weight, layer.bias)
     )
 
 
 def unless_failed(
     failures: list[Exception],
-    quantised: Callable[[], torch.Tensor],
-    plain: Callable[[], torch.Tensor],
+    compute_quantised: Callable[[], torch.Tensor],
+    compute_plain: Callable[[], torch.Tensor],
 ) -> torch.Tensor:
     """Return the result of `quantised`, or of `plain` once there is a failure.
 
@@ -88,13 +88,13 @@ def unless_failed(
     """
     if not failures:
         try:
-            return quantised()
+            return compute_quantised()
         except Exception as error:  # Memory or torchao may fail. The model was trained anyway.
-            note(failures, error)
-    return plain()
+            store_failure(failures, error)
+    return compute_plain()
 
 
-def note(failures: list[Exception], error: Exception) -> None:
+def store_failure(failures: list[Exception], error: Exception) -> None:
     """Write a failure to the rank's log, and store it without its traceback.
 
     A traceback would keep tensors in memory.
@@ -109,24 +109,35 @@ def weights(weight: torch.Tensor, groupsize: int) -> torch.Tensor:
     Groups lie within rows, so a few rows at a time are quantised. This takes little memory in
     addition to the result.
     """
-    rows = max(1, AT_ONCE // weight.shape[1])
-    if len(weight) <= rows:
-        return _quantised(weight, groupsize)
-    made = torch.empty_like(weight)
-    for own, part in zip(made.split(rows), weight.split(rows), strict=True):
-        own.copy_(_quantised(part, groupsize))
-    return made
+    row_count = max(1, WEIGHTS_AT_ONCE // weight.shape[1])
+    if len(weight) <= row_count:
+        return _round_to_int4(weight, groupsize)
+    rounded = torch.empty_like(weight)
+    for rounded_rows, weight_rows in zip(
+        rounded.split(row_count), weight.split(row_count), strict=True
+    ):
+        rounded_rows.copy_(_round_to_int4(weight_rows, groupsize))
+    return rounded
 
 
-def _quantised(weight: torch.Tensor, groupsize: int) -> torch.Tensor:
+def _round_to_int4(weight: torch.Tensor, groupsize: int) -> torch.Tensor:
     from torchao.quantization.quant_primitives import dequantize_affine
     from torchao.quantization.utils import group_quantize_tensor_symmetric
 
-    whole, scales, zeros = group_quantize_tensor_symmetric(weight, BITS, groupsize, torch.float32)
-    least = -(2 ** (BITS - 1))
-    most = 2 ** (BITS - 1) - 1
+    integers, scales, zeros = group_quantize_tensor_symmetric(
+        weight, BITS, groupsize, torch.float32
+    )
+    lowest = -(2 ** (BITS - 1))
+    highest = 2 ** (BITS - 1) - 1
     return dequantize_affine(
-        whole, (1, groupsize), scales, zeros, torch.int8, least, most, output_dtype=weight.dtype
+        integers,
+        (1, groupsize),
+        scales,
+        zeros,
+        torch.int8,
+        lowest,
+        highest,
+        output_dtype=weight.dtype,
     )
 
 

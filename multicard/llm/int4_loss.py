@@ -19,7 +19,7 @@ from torch.distributed.fsdp import FSDPModule
 from multicard.config.llm import LlmConfig
 from multicard.llm import int4, int4_missing
 from multicard.llm.held_out import Evaluator
-from multicard.llm.no_trace import tried
+from multicard.llm.no_trace import without_trace
 from multicard.llm.tuning_report import TuningReport
 from multicard.measure import timing
 from multicard.ranks.process import max_over_ranks
@@ -45,14 +45,14 @@ def measure(evaluator: Evaluator, config: LlmConfig, report: TuningReport) -> No
     failures: list[Exception] = []
     groupsize = int4.groupsize(config, evaluator.engine.model)
     if groupsize is not None:
-        evaluator.content.in_int4 = _scored(evaluator, groupsize, failures, report.folder)
+        evaluator.content.in_int4 = _score_in_int4(evaluator, groupsize, failures, report.folder)
     if failures:
         evaluator.content.int4_problem = int4_missing.problem(failures[0], evaluator.rank.rank)
     report.content.scoring_in_int4 = False
     report.write()
 
 
-def _scored(
+def _score_in_int4(
     evaluator: Evaluator, groupsize: int, failures: list[Exception], folder: Path
 ) -> InInt4Loss | None:
     """Score all rows in int4. Return None on every rank if one of them fails.
@@ -64,17 +64,17 @@ def _scored(
     began_s = timing.clock_s()
     scores = evaluator.empty_scores()
     model = evaluator.engine.model
-    with evaluator.traffic.paused(), tried(model), counted(model) as calls:
+    with evaluator.traffic.paused(), without_trace(model), counting_calls(model) as calls:
         try:
-            with evaluator.engine.in_int4(groupsize) as found:
-                for places in evaluator.batches:
-                    evaluator.score_batch(scores, places)
-            failures += found
+            with evaluator.engine.in_int4(groupsize) as layer_failures:
+                for indices in evaluator.batches:
+                    evaluator.score_batch(scores, indices)
+            failures += layer_failures
         # Several libraries may raise. The run itself was measured.
         except Exception as error:
             if calls.begun > calls.ended and _is_sharded(model):
                 raise
-            int4.note(failures, error)
+            int4.store_failure(failures, error)
         while _is_sharded(model) and calls.ended < len(evaluator.batches):
             evaluator.score_batch(scores, [])
         if max_over_ranks(evaluator.rank, int(bool(failures))):
@@ -91,19 +91,19 @@ def _is_sharded(model: nn.Module) -> bool:
 
 
 @contextmanager
-def counted(model: nn.Module) -> Iterator[Calls]:
+def counting_calls(model: nn.Module) -> Iterator[Calls]:
     """Count the model's calls within this context."""
     calls = Calls()
 
-    def begins(*_: object) -> None:
+    def count_begun(*_: object) -> None:
         calls.begun += 1
 
-    def ends(*_: object) -> None:
+    def count_ended(*_: object) -> None:
         calls.ended += 1
 
     hooks = [
-        model.register_forward_pre_hook(begins, prepend=True),
-        model.register_forward_hook(ends),
+        model.register_forward_pre_hook(count_begun, prepend=True),
+        model.register_forward_hook(count_ended),
     ]
     try:
         yield calls

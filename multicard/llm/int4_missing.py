@@ -14,8 +14,8 @@ from multicard.records.rank_files import LlmReport
 def problem(error: Exception | Failure, rank: int) -> str:
     """Return in one line why the held-out rows have no loss in int4."""
     reason = error.message if isinstance(error, Failure) else in_a_line(error)
-    said = f"no loss in int4: rank {rank} could not score the held-out rows in int4 ({reason})"
-    return str(Message("llm.int4-failed", said, rank=rank, reason=reason))
+    sentence = f"no loss in int4: rank {rank} could not score the held-out rows in int4 ({reason})"
+    return str(Message("llm.int4-failed", sentence, rank=rank, reason=reason))
 
 
 def explains(folder: Path, failure: Failure) -> bool:
@@ -25,10 +25,10 @@ def explains(folder: Path, failure: Failure) -> bool:
     always be made from the run folder alone.
     """
     reports = [report for report in rank_files.read(folder) if isinstance(report, LlmReport)]
-    own = next((report for report in reports if report.rank == failure.rank), None)
-    if own is None or not own.scoring_in_int4 or own.held_out is None:
+    failed_report = next((report for report in reports if report.rank == failure.rank), None)
+    if failed_report is None or not failed_report.scoring_in_int4 or failed_report.held_out is None:
         return False
-    own.held_out.int4_problem = problem(failure, own.rank)
-    own.scoring_in_int4 = False
-    rank_files.write(folder, own)
+    failed_report.held_out.int4_problem = problem(failure, failed_report.rank)
+    failed_report.scoring_in_int4 = False
+    rank_files.write(folder, failed_report)
     return True

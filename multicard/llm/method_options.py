@@ -61,17 +61,17 @@ class LoraConfig(MethodConfig):
                 key="method.lora_dropout",
                 value=self.lora_dropout,
             )
-        named = self.lora_attn_modules
-        if isinstance(named, str):  # PEFT's "all-linear", or one layer without brackets.
-            self.lora_attn_modules = [named]
+        layer_names = self.lora_attn_modules
+        if isinstance(layer_names, str):  # PEFT's "all-linear", or one layer without brackets.
+            self.lora_attn_modules = [layer_names]
         elif (
-            not isinstance(named, list)
-            or not named
-            or not all(isinstance(name, str) for name in named)
+            not isinstance(layer_names, list)
+            or not layer_names
+            or not all(isinstance(name, str) for name in layer_names)
         ):
             raise Refusal(
                 "llm.no-adapted-layers",
-                f"method.lora_attn_modules={named}: name one or more layers, for example"
+                f"method.lora_attn_modules={layer_names}: name one or more layers, for example"
                 f" `method.lora_attn_modules=[{ATTENTION[0]}]` or"
                 f" `method.lora_attn_modules={ALL_LINEAR}`",
                 key="method.lora_attn_modules",

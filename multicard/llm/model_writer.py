@@ -52,7 +52,7 @@ class WeightFile:
         header: dict[str, Any] = {"__metadata__": {"format": "pt", **(metadata or {})}}
         end = 0
         for name, part in parts.items():
-            for stored_name, (dtype, shape) in part.stored(name).items():
+            for stored_name, (dtype, shape) in part.tensor_entries(name).items():
                 start = end
                 end += prod(shape) * dtype.itemsize
                 header[stored_name] = {
@@ -66,7 +66,7 @@ class WeightFile:
         self._file.write(len(text).to_bytes(8, "little") + text)
 
     def add_part(self, name: str, part: TensorPart, whole: torch.Tensor) -> None:
-        for tensor in part.written(name, whole).values():
+        for tensor in part.tensors_to_write(name, whole).values():
             self.add(tensor)
 
     def add(self, whole: torch.Tensor) -> None:
@@ -78,7 +78,7 @@ class WeightFile:
 
 
 def _stored_bytes(part: TensorPart) -> int:
-    return sum(prod(shape) * dtype.itemsize for dtype, shape in part.stored("").values())
+    return sum(prod(shape) * dtype.itemsize for dtype, shape in part.tensor_entries("").values())
 
 
 def write_weights(
@@ -143,7 +143,7 @@ def write_trained(
     try:
         trained = get_trained()
         if config.save is TuningSave.int4:
-            trained = replace(trained, parts=int4_file.parts(trained))
+            trained = replace(trained, parts=int4_file.quantised_parts(trained))
         base = base_parts(trained, config, cfg, rank)
         contents = {place: trained.parts} | (
             {folder / kept_model.BASE: base} if base is not None else {}

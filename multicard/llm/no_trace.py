@@ -9,11 +9,11 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 
 # Types of a module's attributes that cannot be changed in place.
-PLAIN = (bool, int, float, str, tuple, torch.dtype, type(None))
+IMMUTABLE_TYPES = (bool, int, float, str, tuple, torch.dtype, type(None))
 
 
 @contextmanager
-def tried(model: nn.Module) -> Iterator[None]:
+def without_trace(model: nn.Module) -> Iterator[None]:
     """Call a model within this context without dropout, gradients or recompilation.
 
     Afterwards, the model is as it was before. Layers of bitsandbytes stay in training mode, in
@@ -22,8 +22,8 @@ def tried(model: nn.Module) -> Iterator[None]:
     """
     modules = list(model.modules())
     modes = [module.training for module in modules]
-    plain = [
-        {name: value for name, value in vars(module).items() if isinstance(value, PLAIN)}
+    attributes_before = [
+        {name: value for name, value in vars(module).items() if isinstance(value, IMMUTABLE_TYPES)}
         for module in modules
     ]
     buffers = []
@@ -51,8 +51,8 @@ def tried(model: nn.Module) -> Iterator[None]:
             for module, name, buffer, values in buffers:
                 buffer.copy_(values)
                 module._buffers[name] = buffer
-        for module, before, training in zip(modules, plain, modes, strict=True):
-            vars(module).update(before | {"training": training})
+        for module, attributes, training in zip(modules, attributes_before, modes, strict=True):
+            vars(module).update(attributes | {"training": training})
 
 
 def _end_forward(module: FSDPModule) -> None:

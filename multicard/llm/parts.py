@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 
 WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")  # Parts of the names of parameters.
 # Types and shapes of the tensors in a file, by their names.
-Stored = dict[str, tuple[torch.dtype, tuple[int, ...]]]
+TensorEntries = dict[str, tuple[torch.dtype, tuple[int, ...]]]
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,11 @@ class TensorPart:
         gathered = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
         return self.form(gathered).cpu()
 
-    def stored(self, name: str) -> Stored:
+    def tensor_entries(self, name: str) -> TensorEntries:
         """Return the types and shapes of the tensors in the file, in their order."""
         return {name: (self.tensor.dtype, tuple(self.tensor.shape))}
 
-    def written(self, name: str, whole: torch.Tensor) -> dict[str, torch.Tensor]:
+    def tensors_to_write(self, name: str, whole: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the tensors in the file, computed from the whole tensor."""
         return {name: whole}
 
@@ -64,7 +64,7 @@ class TrainedParts:
     groupsize: int | None = None
 
 
-def own_name(name: str) -> str:
+def unwrapped_name(name: str) -> str:
     """Return the name of a parameter without the names of wrappers around its modules."""
     for wrapper in WRAPPERS:
         name = name.replace(wrapper, "")

@@ -92,7 +92,7 @@ def refuse(config: LlmConfig) -> None:
     """Refuse an engine, a method or a template that does not fit the other options."""
     engines.check_engine(config)
     methods.check_options(config)
-    axes.check(config)
+    axes.check_axes(config)
     templates.check(config)
 
 
@@ -139,7 +139,7 @@ def prepare(config: LlmConfig) -> Inputs:
             raise _rows_below_a_step(config, loaded, needed)
         token_ranks = train_tokenizer(config, loaded)
         vocabulary = model_vocabulary(config, len(token_ranks or []))
-        quantised.check(config)
+        quantised.check_unquantised(config)
         models.check_weights(config.model, vocabulary)
         are_trained = [] if loaded.held_out is None else loaded.held_out.are_trained(rows or ())
         _LATEST_INPUTS.clear()

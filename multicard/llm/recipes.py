@@ -20,7 +20,7 @@ from torchtune.modules import attention_utils
 from multicard.config.llm import LlmConfig
 from multicard.llm import batches, int4, labelled_rows, methods, models
 from multicard.llm.method_options import LoraConfig
-from multicard.llm.parts import TensorPart, TrainedParts, own_name
+from multicard.llm.parts import TensorPart, TrainedParts, unwrapped_name
 from multicard.llm.step_probe import MeasuredBatches, Probe
 from multicard.messages import Message, Refusal
 from multicard.records.schema_parts import TextRows
@@ -51,11 +51,11 @@ def measured_recipe(
             *sampler, loader = result if isinstance(result, tuple) else (result,)
             loader.pin_memory = probe.config.pin_memory  # Only read once the loader is iterated.
             if probe.config.packed:
-                loader.collate_fn = batches.counted(loader.collate_fn)
+                loader.collate_fn = batches.with_counts(loader.collate_fn)
             elif "output" in probe.config.custom_sharded_layers and (
                 chunks := self._model.num_output_chunks
             ):
-                loader.collate_fn = batches.evened(
+                loader.collate_fn = batches.with_even_chunks(
                     loader.collate_fn, chunks, self._tokenizer.pad_id
                 )
             record_rows(loader, probe, self._tokenizer.pad_id)
@@ -221,7 +221,7 @@ def trained_parts(model: torch.nn.Module, config: LlmConfig) -> TrainedParts:
 
     The rows of a head are in transformers' order.
     """
-    parameters_by_name = {own_name(name): tensor for name, tensor in model.named_parameters()}
+    parameters_by_name = {unwrapped_name(name): tensor for name, tensor in model.named_parameters()}
     tied = config.model.tied
     if not methods.chosen(config).adapters:
         parts = {
@@ -229,7 +229,7 @@ def trained_parts(model: torch.nn.Module, config: LlmConfig) -> TrainedParts:
             for name, tensor in parameters_by_name.items()
         }
         linear_names = {
-            own_name(name)
+            unwrapped_name(name)
             for name, part in model.named_modules()
             if isinstance(part, torch.nn.Linear)
         }

@@ -13,7 +13,7 @@ from typing import Any
 from multicard.config.base import ProfileName
 from multicard.config.llm import Engine, LlmConfig
 from multicard.llm import methods
-from multicard.llm.batches import COUNTS, Batch, count, mapped
+from multicard.llm.batches import COUNTS, Batch, count, map_tensors
 from multicard.llm.epoch_marks import LOGGED, EpochMarks
 from multicard.llm.held_out_evaluations import HeldOutEvaluations
 from multicard.llm.tuning_report import TuningReport
@@ -134,7 +134,7 @@ class Probe:
             return batch
         if self.ranges is not None:
             self.ranges.open("h2d")
-        return mapped(batch, lambda tensor: tensor.to(self.rank.device, non_blocking=True))
+        return map_tensors(batch, lambda tensor: tensor.to(self.rank.device, non_blocking=True))
 
     def log(self, payload: Mapping[str, Any]) -> None:
         """Store the figures of a step, which the recipe logs on rank 0.
@@ -155,7 +155,7 @@ class Probe:
         self.report.counters.read()
         self.window.open()
         self.started_s = timing.clock_s()
-        self.report.started(self.started_s)
+        self.report.mark_start(self.started_s)
         self._post_progress()
 
     def end_epoch(self) -> None:
@@ -182,7 +182,7 @@ class Probe:
         since_start_s = ended_s - self.started_s + held_out.lasted_s
         if held_out.evaluator is not None:
             self.report.counters.read()
-        self.report.epoch(columns, epoch.lasted_s(ended_s), since_start_s)
+        self.report.add_epoch(columns, epoch.lasted_s(ended_s), since_start_s)
         last_figures = epoch.logged[-1] if epoch.logged else {}
         self.epoch = EpochMarks(epoch.per_step)
         diverged = not all(

@@ -8,26 +8,26 @@ from multicard.config.llm import LlmConfig, Sharding
 from multicard.llm import methods, models
 from multicard.records.rank_files import ModelSizes
 
-BYTES = {"fp32": 4, "bf16": 2}  # Bytes of a number.
+BYTES_OF_FORMAT = {"fp32": 4, "bf16": 2}  # Bytes of a number.
 NF4_BYTES = 0.5 + 1 / 64  # Bytes of a weight, with its share of its block's 8-bit scale.
 CAST_BYTES = 4.0  # Autocast writes a weight in bf16 for a pass, and then reads it.
 
 
-def of_decoder(config: LlmConfig, vocabulary: int) -> ModelSizes:
+def sizes_of_decoder(config: LlmConfig, vocabulary: int) -> ModelSizes:
     """Return the sizes of a decoder, computed from its configuration."""
     model = config.model
-    layer = sum(rows * columns for rows, columns in models.linears(model).values())
+    linear_weights = sum(rows * columns for rows, columns in models.linears(model).values())
     output = vocabulary * model.embed_dim
     biases = model.num_kv_heads * model.head_dim * 2 + model.embed_dim
     norms = 2 * model.embed_dim
-    own = layer + norms + (biases if models.family(model).qkv_bias else 0)
+    layer_parameters = linear_weights + norms + (biases if models.family(model).qkv_bias else 0)
     embeddings = output if model.tied else 2 * output
     return ModelSizes(
         layers=model.num_layers,
-        weights=model.num_layers * layer + output,
+        weights=model.num_layers * linear_weights + output,
         output=output,
         width=model.num_layers * model.embed_dim,
-        parameters=model.num_layers * own + model.embed_dim + embeddings,
+        parameters=model.num_layers * layer_parameters + model.embed_dim + embeddings,
         adapters=methods.adapter_parameters(config, vocabulary),
     )
 
@@ -72,13 +72,13 @@ def passes(config: LlmConfig) -> int:
 
 def weight_bytes(config: LlmConfig) -> float:
     """Return the bytes of a stored weight."""
-    return NF4_BYTES if methods.chosen(config).nf4 else BYTES[config.formats.weights]
+    return NF4_BYTES if methods.chosen(config).nf4 else BYTES_OF_FORMAT[config.formats.weights]
 
 
 def read_bytes(config: LlmConfig, sizes: ModelSizes) -> float:
     """Return the bytes of weights that the products of a step read: all weights in each pass."""
-    a_weight = weight_bytes(config) + (CAST_BYTES if config.formats.are_mixed else 0.0)
-    return config.gradient_accumulation_steps * passes(config) * sizes.weights * a_weight
+    bytes_of_weight = weight_bytes(config) + (CAST_BYTES if config.formats.are_mixed else 0.0)
+    return config.gradient_accumulation_steps * passes(config) * sizes.weights * bytes_of_weight
 
 
 def update_bytes(config: LlmConfig, sizes: ModelSizes) -> float:
@@ -88,11 +88,11 @@ def update_bytes(config: LlmConfig, sizes: ModelSizes) -> float:
     states, and writes the weight and the states. If weights are sharded, it only does so for the
     rank's shard.
     """
-    held = BYTES[config.formats.weights]
-    state = 1 if config.optimizer.has_8_bits else held
+    number_bytes = BYTES_OF_FORMAT[config.formats.weights]
+    state_bytes = 1 if config.optimizer.has_8_bits else number_bytes
     shards = config.world_size if config.distributed and config.sharding is not Sharding.ddp else 1
-    gradients = 2 * held * config.gradient_accumulation_steps
-    return sizes.trained * (gradients + (3 * held + 4 * state) / shards)
+    gradients = 2 * number_bytes * config.gradient_accumulation_steps
+    return sizes.trained * (gradients + (3 * number_bytes + 4 * state_bytes) / shards)
 
 
 def exchanged_bytes(config: LlmConfig, sizes: ModelSizes) -> float:
@@ -104,11 +104,15 @@ def exchanged_bytes(config: LlmConfig, sizes: ModelSizes) -> float:
     ranks = config.world_size
     if ranks == 1:
         return 0.0
-    held = BYTES[config.formats.weights]
-    gradients = sizes.trained * held * (ranks - 1) / ranks
+    number_bytes = BYTES_OF_FORMAT[config.formats.weights]
+    gradients = sizes.trained * number_bytes * (ranks - 1) / ranks
     if config.sharding is Sharding.ddp:
         return 2 * gradients
-    gathered = BYTES[config.formats.products] if config.formats.are_mixed else weight_bytes(config)
+    gathered_bytes = (
+        BYTES_OF_FORMAT[config.formats.products]
+        if config.formats.are_mixed
+        else weight_bytes(config)
+    )
     gathers = 2 + methods.chosen(config).reference_passes
-    weights = gathers * sizes.parameters * gathered * (ranks - 1) / ranks
+    weights = gathers * sizes.parameters * gathered_bytes * (ranks - 1) / ranks
     return config.gradient_accumulation_steps * (weights + gradients)

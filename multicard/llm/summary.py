@@ -331,5 +331,5 @@ def _flops_per_token(
 def _sizes(config: LlmConfig, rank: LlmReport) -> ModelSizes | None:
     """Return the sizes of the tuned model, or None if its matrix products are not counted."""
     if not isinstance(config.model, HfConfig):
-        return step_work.of_decoder(config, rank.vocabulary)
+        return step_work.sizes_of_decoder(config, rank.vocabulary)
     return rank.sizes

@@ -91,22 +91,22 @@ def tune(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> No
             probe.probing = make_gate(probe)
         elif torchtune_config.held_out_file(folder).exists():
             probe.held_out.evaluator = held_out_evaluator(engine, probe, cfg, traffic)
-        report.built(engine.check_built() | {"vocabulary": cfg["model"]["vocab_size"]})
+        report.add_model(engine.check_built() | {"vocabulary": cfg["model"]["vocab_size"]})
         if compiling.compiles(probe):
             report.content.compile_s = compiling.compile_now(engine, probe)
         traffic.watch(engine.model)
         if rank.world_size > 1:
             dist.barrier()
         traffic.clear()
-        graphs_before = compiling.graphs(probe)
-        with compiling.limited(config):
+        graphs_before = compiling.count_graphs(probe)
+        with compiling.limit_recompiles(config):
             has_completed = train(engine, probe)
         report.content.late_graphs = (
-            compiling.graphs(probe) - graphs_before if compiling.compiles(probe) else None
+            compiling.count_graphs(probe) - graphs_before if compiling.compiles(probe) else None
         )
-        report.content.communication_bytes = traffic.counted()
+        report.content.communication_bytes = traffic.rounded_counts()
         report.content.eight_bit_share = eight_bit_share(engine, config)
-        report.peak()
+        report.update_peak()
         if probe.probing is not None:
             report.content.probe = probe.probing.result()
         report.content.profile = probe.window.close() or report.content.profile
@@ -206,7 +206,7 @@ def eight_bit_share(engine: TuningEngine, config: LlmConfig) -> float | None:
     from multicard.llm import eight_bit  # It needs bitsandbytes, which the extra `trl` installs.
 
     (optimizer,) = engine.optimizers
-    return eight_bit.share(optimizer)
+    return eight_bit.share_in_8_bits(optimizer)
 
 
 def make_gate(probe: Probe) -> Gate:

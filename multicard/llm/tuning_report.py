@@ -28,21 +28,27 @@ class TuningReport(RankReportWriter[LlmReport]):
         }
         super().__init__(LlmReport, rank, folder, flags)
 
-    def built(self, figures: dict[str, Any]) -> None:
+    def add_model(self, figures: dict[str, Any]) -> None:
         """Add figures of the built model and the peak memory of the setup.
 
         The peak is then reset for the training.
         """
-        setup = memory.peak_memory_bytes(self.rank.device)
-        self.add({**figures, "setup_peak_memory_bytes": setup, "peak_memory_bytes": setup})
+        setup_peak_bytes = memory.peak_memory_bytes(self.rank.device)
+        self.add(
+            {
+                **figures,
+                "setup_peak_memory_bytes": setup_peak_bytes,
+                "peak_memory_bytes": setup_peak_bytes,
+            }
+        )
         memory.reset_peak_memory(self.rank.device)
 
-    def started(self, started_s: float) -> None:
+    def mark_start(self, started_s: float) -> None:
         """Record the start of the training, `started_s` on the machine's clock."""
         self.content.started_s = started_s
         self.write()
 
-    def epoch(self, per_step: dict[str, np.ndarray], epoch_s: float, ended_s: float) -> None:
+    def add_epoch(self, per_step: dict[str, np.ndarray], epoch_s: float, ended_s: float) -> None:
         """Add an epoch that took `epoch_s` and ended `ended_s` after the start of training."""
         content = self.content
         epoch = len(self.content.epochs)
@@ -52,13 +58,13 @@ class TuningReport(RankReportWriter[LlmReport]):
         before_s = content.epochs[-1].ended_s if epoch else 0.0
         content.spans_s.append((began_s + before_s, began_s + ended_s))
         content.epochs.append(CountedEpoch(epoch, epoch_s, ended_s, steps=count))
-        self.peak()
+        self.update_peak()
         self.write()
 
-    def evaluation(
+    def add_evaluation(
         self,
         content: HeldOut,
-        evaluated: EvaluationResult,
+        result: EvaluationResult,
         step: int,
         evaluate_s: float,
         ended_s: float,
@@ -71,13 +77,15 @@ class TuningReport(RankReportWriter[LlmReport]):
         """
         if self.content.held_out is None:
             self.content.held_out = content
-        figures = [value if value is None or isfinite(value) else None for value in evaluated]
+        figures = [value if value is None or isfinite(value) else None for value in result]
         epoch = len(self.content.epochs)
         self.content.held_out.evaluations.append(
             Evaluation(epoch, step, evaluate_s, ended_s, *figures)
         )
 
-    def peak(self) -> None:
+    def update_peak(self) -> None:
         """Update the peak memory since the model was built."""
-        self.content.train_peak_memory_bytes = now = memory.peak_memory_bytes(self.rank.device)
-        self.content.peak_memory_bytes = max(now, self.content.setup_peak_memory_bytes or 0)
+        self.content.train_peak_memory_bytes = peak_bytes = memory.peak_memory_bytes(
+            self.rank.device
+        )
+        self.content.peak_memory_bytes = max(peak_bytes, self.content.setup_peak_memory_bytes or 0)

@@ -28,97 +28,104 @@ from multicard.records.schema import LlmRecord
 THIRD = 1 / 3
 DIAGNOSE = "diagnose=true"
 # These limits do not disturb the finding: the median step leaves out slow and stalled steps.
-SLOW = {limits.SLOW_STEPS.code, limits.STALLED.code}
+UNDISTURBING = {limits.SLOW_STEPS.code, limits.STALLED.code}
 PACKED_TO = (2048, 1024, 512, 256)  # Lengths in tokens to propose for packing.
 PACKED_UNSEEN = 512  # The proposed length if the rows are not counted yet.
-FULL = 0.9  # Share of a GPU's memory that a larger step may use.
+USABLE_MEMORY = 0.9  # Share of a GPU's memory that a larger step may use.
 LEAST_ACTIVATIONS = 0.05  # At least this share of a peak is assumed to grow with the batch.
-MOST_TIMES = 64  # An advice makes a batch at most this many times as large.
-TIMES_UNKNOWN = 2.0  # The same if the memory of the GPU is not known.
+MOST_GROWTH = 64  # An advice makes a batch at most this many times as large.
+GROWTH_UNKNOWN = 2.0  # The same if the memory of the GPU is not known.
 LEAST_STEPS = 5  # An epoch must still have this many steps to measure.
 
 
 def explain(config: LlmConfig, placement: Placement, record: LlmRecord) -> None:
     """Add to a record what its GPU waits for, if products take less than a third of a step."""
-    found = record.arithmetic
-    if found is None or not _may_be_said(record) or found.share >= THIRD:
+    arithmetic = record.arithmetic
+    if arithmetic is None or not _is_reliable(record) or arithmetic.share >= THIRD:
         return
-    found.cause = _cause(config, record, found)
-    found.tries = _tries(config, placement, record, found)
-    finding = _finding(record, found)
-    found.finding = str(finding)
-    advice = ", then ".join(f"`{words}`" for words in found.tries)
+    arithmetic.cause = _cause(config, record, arithmetic)
+    arithmetic.tries = _tries(config, placement, record, arithmetic)
+    finding = _finding(record, arithmetic)
+    arithmetic.finding = str(finding)
+    advice = ", then ".join(f"`{words}`" for words in arithmetic.tries)
     sentence = f"{finding}. To try next: {advice}" if advice else str(finding)
-    found.sentence = str(
+    arithmetic.sentence = str(
         Message(
             "diagnosis.little-arithmetic",
             sentence,
-            cause=found.cause,
-            share=found.share,
-            tokens=found.tokens,
+            cause=arithmetic.cause,
+            share=arithmetic.share,
+            tokens=arithmetic.tokens,
             mfu=record.mfu,
             mfu_non_padding=record.mfu_non_padding,
-            tries=found.tries,
+            tries=arithmetic.tries,
         )
     )
 
 
-def _may_be_said(record: LlmRecord) -> bool:
+def _is_reliable(record: LlmRecord) -> bool:
     """Return False if a diagnosis knows more, or if the times are not typical of the setting."""
     forbidding = limits.forbidding(limits.of(record), Forbids.rate, Forbids.verdict)
-    disturbed = {limit.code for limit in forbidding} - SLOW
+    disturbed = {limit.code for limit in forbidding} - UNDISTURBING
     return record.diagnosis is None and not disturbed and record.status in ("ok", "diverged")
 
 
-def _cause(config: LlmConfig, record: LlmRecord, found: Arithmetic) -> str:
+def _cause(config: LlmConfig, record: LlmRecord, arithmetic: Arithmetic) -> str:
     """Return what takes the rest of a step, as far as a single run shows it."""
     step_s = record.iteration_s.median if record.iteration_s is not None else None
     if step_s and (record.data_s or 0.0) > THIRD * step_s:
         return "input"
     method = methods.chosen(config)
     converts = method.nf4 or method.fake_quantised or config.attention is Attention.eager
-    if config.world_size > 1 or converts or found.moved_share is None:
+    if config.world_size > 1 or converts or arithmetic.moved_share is None:
         return "unknown"
-    return "memory" if found.share + found.moved_share >= THIRD else "host"
+    return "memory" if arithmetic.share + arithmetic.moved_share >= THIRD else "host"
 
 
-def _finding(record: LlmRecord, found: Arithmetic) -> Message:
+def _finding(record: LlmRecord, arithmetic: Arithmetic) -> Message:
     """Return the cause with its figures: the MFU of all tokens and of non-padding tokens."""
     mfu = "" if record.mfu is None else f", MFU {record.mfu:.1%}"
     if mfu and record.mfu_non_padding is not None:
         mfu += f", without padding {record.mfu_non_padding:.1%}"
-    takes = (
-        f"at its peak rate, products take {found.share:.0%} of a step of {found.tokens:,.0f}"
-        f" tokens{mfu}"
+    share_of_step = (
+        f"at its peak rate, products take {arithmetic.share:.0%} of a step of"
+        f" {arithmetic.tokens:,.0f} tokens{mfu}"
     )
-    moved = "" if found.moved_share is None else f", and moving weights {found.moved_share:.0%}"
-    says = {
-        "host": f"the GPU seems to wait for the host: {takes}",
-        "memory": f"each step reads and writes all weights for few tokens: {takes}{moved}",
-        "input": f"the GPU waits for batches: {takes}",
+    share_of_moving = (
+        ""
+        if arithmetic.moved_share is None
+        else f", and moving weights {arithmetic.moved_share:.0%}"
+    )
+    sentences = {
+        "host": f"the GPU seems to wait for the host: {share_of_step}",
+        "memory": (
+            "each step reads and writes all weights for few tokens:"
+            f" {share_of_step}{share_of_moving}"
+        ),
+        "input": f"the GPU waits for batches: {share_of_step}",
         "unknown": (
-            f"the GPU computes little: {takes}. It is not known whether it waits for the host, for"
-            " other GPUs, or for kernels other than products"
+            f"the GPU computes little: {share_of_step}. It is not known whether it waits for the"
+            " host, for other GPUs, or for kernels other than products"
         ),
     }
-    cause = str(found.cause)
-    return Message("diagnosis.gpu-waits", says[cause], cause=cause, share=found.share)
+    cause = str(arithmetic.cause)
+    return Message("diagnosis.gpu-waits", sentences[cause], cause=cause, share=arithmetic.share)
 
 
 # ---- what to try next
 
 
 def _tries(
-    config: LlmConfig, placement: Placement, record: LlmRecord, found: Arithmetic
+    config: LlmConfig, placement: Placement, record: LlmRecord, arithmetic: Arithmetic
 ) -> list[str]:
     """Return overrides that would change this configuration and are accepted, the best first."""
     tries = list[str]()
-    if found.cause == "unknown":
+    if arithmetic.cause == "unknown":
         tries.append(DIAGNOSE)
-    more = _times_as_many(config, record)
+    growth = _possible_growth(config, record)
     for words in (
-        _packing(config, record, more * found.tokens),
-        _batch(config, record, found, more),
+        _packing_overrides(config, record, growth * arithmetic.tokens),
+        _batch_override(config, record, arithmetic, growth),
     ):
         if words is not None:
             tries.append(words)
@@ -150,7 +157,7 @@ def _typed(config: LlmConfig, key: str, value: str) -> object:
     return Attention(value) if key == "attention" else int(value)
 
 
-def _times_as_many(config: LlmConfig, record: LlmRecord) -> float:
+def _possible_growth(config: LlmConfig, record: LlmRecord) -> float:
     """Return how many times as many tokens a step could have within the GPU's memory.
 
     The peak of this run is taken as weights plus activations of its tokens. Gradients and
@@ -160,12 +167,12 @@ def _times_as_many(config: LlmConfig, record: LlmRecord) -> float:
     gpu = known(record.hardware or "")
     peak = record.peak_memory_bytes
     if gpu is None or peak is None or not peak.max:
-        return TIMES_UNKNOWN
+        return GROWTH_UNKNOWN
     setup = None if peak.setup is UNSET else peak.setup
-    held = setup or (record.parameters or 0) * step_work.weight_bytes(config)
-    growing = max(peak.max - held, LEAST_ACTIVATIONS * peak.max)
-    room = FULL * gpu.memory_bytes - (peak.max - growing)
-    return min(max(room / growing, 1.0), MOST_TIMES)
+    weights_bytes = setup or (record.parameters or 0) * step_work.weight_bytes(config)
+    growing_bytes = max(peak.max - weights_bytes, LEAST_ACTIVATIONS * peak.max)
+    room_bytes = USABLE_MEMORY * gpu.memory_bytes - (peak.max - growing_bytes)
+    return min(max(room_bytes / growing_bytes, 1.0), MOST_GROWTH)
 
 
 def _rows(record: LlmRecord) -> int | None:
@@ -174,7 +181,7 @@ def _rows(record: LlmRecord) -> int | None:
     return None if rows is None or rows.read is None else rows.read - (rows.left_out or 0)
 
 
-def _packing(config: LlmConfig, record: LlmRecord, most_tokens: float) -> str | None:
+def _packing_overrides(config: LlmConfig, record: LlmRecord, most_tokens: float) -> str | None:
     """Return the overrides that pack rows to the greatest length that memory holds.
 
     Enough steps must be left to measure. Returns None if rows are already packed, or if no length
@@ -188,19 +195,19 @@ def _packing(config: LlmConfig, record: LlmRecord, most_tokens: float) -> str | 
     tokens = record.tokens.non_padding if record.tokens is not None else None
     if config.packed or methods.chosen(config).pairs or not rows or not trained or not tokens:
         return None
-    of_an_epoch = rows * tokens / trained
-    accumulated = config.gradient_accumulation_steps
-    for length in _lengths(config):
-        batch = min(config.batch_size, int(most_tokens / accumulated / length))
-        sequences = batch * config.world_size * accumulated
-        if batch >= 1 and of_an_epoch / length >= sequences * (config.skip_steps + LEAST_STEPS):
-            return packing(config, length) + (
+    epoch_tokens = rows * tokens / trained
+    accumulation_steps = config.gradient_accumulation_steps
+    for length in _packed_lengths(config):
+        batch = min(config.batch_size, int(most_tokens / accumulation_steps / length))
+        sequences = batch * config.world_size * accumulation_steps
+        if batch >= 1 and epoch_tokens / length >= sequences * (config.skip_steps + LEAST_STEPS):
+            return packing_overrides(config, length) + (
                 f" batch_size={batch}" if batch < config.batch_size else ""
             )
     return None
 
 
-def _lengths(config: LlmConfig) -> Iterator[int]:
+def _packed_lengths(config: LlmConfig) -> Iterator[int]:
     """Yield lengths for packing: the configured one, or those that the model accepts."""
     if config.max_seq_len is not None:
         yield config.max_seq_len
@@ -210,7 +217,7 @@ def _lengths(config: LlmConfig) -> Iterator[int]:
     yield from (length for length in PACKED_TO if length <= limit)
 
 
-def packing(config: LlmConfig, length: int | None = None) -> str:
+def packing_overrides(config: LlmConfig, length: int | None = None) -> str:
     """Return the overrides that pack rows, with the length unless it is configured."""
     if config.max_seq_len is not None:
         return "packed=true"
@@ -218,7 +225,9 @@ def packing(config: LlmConfig, length: int | None = None) -> str:
     return f"packed=true max_seq_len={length or min(PACKED_UNSEEN, limit)}"
 
 
-def _batch(config: LlmConfig, record: LlmRecord, found: Arithmetic, most: float) -> str | None:
+def _batch_override(
+    config: LlmConfig, record: LlmRecord, arithmetic: Arithmetic, most_growth: float
+) -> str | None:
     """Return the override for a larger batch.
 
     Its products should take a third of a step, as far as memory and rows allow. Returns None if
@@ -226,12 +235,12 @@ def _batch(config: LlmConfig, record: LlmRecord, found: Arithmetic, most: float)
     """
     if config.global_batch_size is not None:
         return None
-    wanted = THIRD / max(found.share, 1e-6)
-    times = 1
+    needed_growth = THIRD / max(arithmetic.share, 1e-6)
+    growth = 1
     rows = _rows(record) if not config.packed else (record.text_rows and record.text_rows.sequences)
     steps = config.skip_steps + LEAST_STEPS
-    while times < wanted and 2 * times <= most:
-        if rows and rows < 2 * times * config.rows_of_a_step * steps:
+    while growth < needed_growth and 2 * growth <= most_growth:
+        if rows and rows < 2 * growth * config.rows_of_a_step * steps:
             break
-        times *= 2
-    return f"batch_size={times * config.batch_size}" if times > 1 else None
+        growth *= 2
+    return f"batch_size={growth * config.batch_size}" if growth > 1 else None

@@ -29,7 +29,7 @@ def advise(config: LlmConfig, placement: Placement, bound: str) -> str:
     method = methods.chosen(config)
     compiles = on_cuda and methods.compiles(config) and not config.compile
     packs = not config.packed and not method.pairs
-    packing = waiting.packing(config)
+    packing = waiting.packing_overrides(config)
     options = {
         "input": [(packing, packs)],
         "copy": [("pin_memory=true", not config.pin_memory)],

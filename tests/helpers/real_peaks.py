@@ -35,7 +35,7 @@ from multicard.estimate.memory.facts import ImageFacts, TextFacts
 from multicard.estimate.memory.simulate import crossing_channels, simulate
 from multicard.estimate.memory.tracker import Tracker
 from multicard.llm import int4, methods, recipes, torchtune_config
-from multicard.llm.no_trace import tried
+from multicard.llm.no_trace import without_trace
 from multicard.llm.torchtune_engine import TorchtuneEngine
 from multicard.ranks.process import Rank
 from multicard.records.progress import Board
@@ -237,10 +237,10 @@ def evaluate(config: LlmConfig, rank: Any, folder: Path, peaks: Peaks) -> None:
         tokens, labels = plain if isinstance(plain, tuple) else (plain["tokens"], plain["labels"])
         groupsize = int4.groupsize(config, engine.model)
         peaks.start()
-        with tried(engine.model):
+        with without_trace(engine.model):
             engine.row_losses(tokens, labels)
         if groupsize is not None:
-            with tried(engine.model), engine.in_int4(groupsize):
+            with without_trace(engine.model), engine.in_int4(groupsize):
                 engine.row_losses(tokens, labels)
 
     by_trl = config.engine is Engine.trl

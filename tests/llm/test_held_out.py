@@ -97,7 +97,7 @@ def test_bytes_of_an_evaluation_are_none_of_the_trainings(tmp_path: Path):
     scored.engine.row_losses = exchanging
     scored.traffic.bytes["all_gather"] = 7
     scored.evaluate(tmp_path)
-    assert scored.traffic.counted()["all_gather"] == 7
+    assert scored.traffic.rounded_counts()["all_gather"] == 7
 
 
 def report(rank: int, slower_s: float, losses: list[float | None]) -> LlmReport:

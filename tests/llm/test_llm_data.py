@@ -12,7 +12,7 @@ from torchtune.data import CROSS_ENTROPY_IGNORE_IDX as IGNORED
 
 from multicard.config.placement import Placement
 from multicard.llm import batches, labelled_rows, models, summary
-from multicard.llm.batches import COUNTS, PackedBatch, count, counted, half_mask
+from multicard.llm.batches import COUNTS, PackedBatch, count, half_mask, with_counts
 from multicard.llm.data import pairs, row_sources
 from multicard.llm.data import tokenizer as tokens
 from multicard.llm.data.templates import TEMPLATES, examples
@@ -173,7 +173,9 @@ def test_the_embedded_tokenizer_is_byte_level_repeatable_and_gives_text_back(tmp
 
 def test_sequences_are_padded_to_as_many_chunks_as_the_loss_takes():
     rows = torch.arange(1, 42)
-    batch = batches.evened(lambda _: {"tokens": rows[None], "labels": rows[None]}, 8, pad_id=0)([])
+    batch = batches.with_even_chunks(
+        lambda _: {"tokens": rows[None], "labels": rows[None]}, 8, pad_id=0
+    )([])
     assert batch["tokens"].tolist() == [[*range(1, 42), 0, 0]] and batch["labels"][
         0, 41:
     ].tolist() == [-100, -100]
@@ -389,7 +391,7 @@ def packed(mask: Any = None) -> PackedBatch:
     # token 0 is real
     rows = [{"tokens": [0] * size, "labels": [1] * size} for pack in PACKS for size in pack]
     sequences = list(PackedDataset(rows, max_seq_len=LENGTH))  # pyright: ignore[reportArgumentType]
-    batch = counted(padded_collate_packed)(sequences)  # pyright: ignore[reportArgumentType]
+    batch = with_counts(padded_collate_packed)(sequences)  # pyright: ignore[reportArgumentType]
     if mask is not None:
         batch["mask"] = mask
     return batch

@@ -1,6 +1,6 @@
 """Check a built model before it is tuned, and refuse models that would not be tuned as configured.
 
-The checks that run the model do so within `tried`, which leaves the model unchanged.
+The checks that run the model do so within `without_trace`, which leaves the model unchanged.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from torchao.quantization.qat.linear import Int8DynActInt4WeightQATLinear
 from multicard.config.llm import Kernels, LlmConfig
 from multicard.config.llm_models import HfConfig
 from multicard.llm import methods
-from multicard.llm.no_trace import tried
+from multicard.llm.no_trace import without_trace
 from multicard.llm.trl.models import linears, refuse_unreadable
 from multicard.llm.trl.text_part import text_parameters
 from multicard.messages import Refusal
@@ -84,7 +84,7 @@ def check_rows(model: Any, config: LlmConfig) -> None:
     ]
     assert isinstance(config.model, HfConfig)
     path = config.model.path
-    with tried(model), refuse_unreadable(config.model, "TRL"):
+    with without_trace(model), refuse_unreadable(config.model, "TRL"):
         own_logits, *changed_logits = (
             model(input_ids=row_tokens, **options).logits[0].float()
             for row_tokens in (tokens, *changed_tokens)

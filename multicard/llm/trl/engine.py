@@ -39,7 +39,7 @@ from multicard.config.llm_models import HfConfig
 from multicard.llm import batches, eight_bit, int4, methods, recipes, torchtune_config
 from multicard.llm.batches import Batch
 from multicard.llm.epoch_marks import LOGGED
-from multicard.llm.parts import TensorPart, TrainedParts, own_name
+from multicard.llm.parts import TensorPart, TrainedParts, unwrapped_name
 from multicard.llm.step_probe import MeasuredBatches, Probe
 from multicard.llm.trl import checks, models, sizes, text_part
 from multicard.messages import Message
@@ -93,7 +93,7 @@ def build_loader(probe: Probe, cfg: DictConfig) -> DataLoader[Any]:
         config.batch_size,
         # Seed 0 is the seed of torchtune's recipes.
         sampler=DistributedSampler(rows, rank.world_size, rank.rank, shuffle=True, seed=0),
-        collate_fn=batches.counted(batches.stacked) if config.packed else pad_batch,
+        collate_fn=batches.with_counts(batches.stack_sequences) if config.packed else pad_batch,
         drop_last=True,
         pin_memory=config.pin_memory and rank.device.type == "cuda",
     )
@@ -416,7 +416,7 @@ def trained_parts(model: Any, config: LlmConfig) -> TrainedParts:
     """Return what was trained, by the names of PEFT and transformers."""
     reader = text_part.reader_of(model.config).__name__
     tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
-    parameters_by_name = {own_name(name): tensor for name, tensor in model.named_parameters()}
+    parameters_by_name = {unwrapped_name(name): tensor for name, tensor in model.named_parameters()}
     if not methods.chosen(config).adapters:
         linear_names = [
             name for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)
