@@ -211,7 +211,7 @@ def _non_finite_losses(
     are several ranks, only their common loss is known, and the rank is None.
     """
     columns = ("loss", "rewards_chosen", "rewards_rejected") if pairs else ("loss",)
-    count, first = formulas.not_finite(
+    count, first = formulas.count_non_finite(
         logged, np.all([np.isfinite(logged[column]) for column in columns], axis=0)
     )
     if first is None:

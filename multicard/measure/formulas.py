@@ -31,11 +31,11 @@ def step_times_s(
     seconds = np.zeros((int(rank.max()) + 1, int(epoch.max()) + 1, per_epoch))
     seconds[rank, epoch, step] = step_s
     ends_s = seconds.cumsum(axis=2).max(axis=0)
-    number = epoch.astype(int) * per_epoch + step
-    return np.diff(ends_s, axis=1, prepend=0.0).ravel()[: number.max() + 1]
+    step_number = epoch.astype(int) * per_epoch + step
+    return np.diff(ends_s, axis=1, prepend=0.0).ravel()[: step_number.max() + 1]
 
 
-def stalled(steps_s: np.ndarray, steps_per_epoch: int) -> np.ndarray:
+def flag_stalled_steps(steps_s: np.ndarray, steps_per_epoch: int) -> np.ndarray:
     """Return flags of the stalled steps (steps,): a process was stopped, or the machine slept.
 
     A stalled step is longer than the median step by 10 s and by 20 medians. The first step of an
@@ -53,7 +53,7 @@ def stalled(steps_s: np.ndarray, steps_per_epoch: int) -> np.ndarray:
     return flags & (flags.sum() <= MOST_STALLS)
 
 
-def slow(
+def find_slow_steps(
     steps_s: np.ndarray, counted: np.ndarray, steps_per_epoch: int, work: np.ndarray | None = None
 ) -> list[int]:
     """Return the steps, from 0, that took more than three times the median step.
@@ -67,15 +67,15 @@ def slow(
         counted: Flags of the steps that statistics count (steps,).
         work: Work of each step (steps,), such as tokens, or None if all steps have the same work.
     """
-    judged = counted & (np.arange(len(steps_s)) % steps_per_epoch > 0)
-    if not judged.any():
+    judged_steps = counted & (np.arange(len(steps_s)) % steps_per_epoch > 0)
+    if not judged_steps.any():
         return []
-    is_slow = judged.copy()
+    is_slow = judged_steps.copy()
     for costs in (steps_s,) if work is None else (steps_s, steps_s / np.maximum(work, 1)):
-        most = SLOW_MEDIANS * float(np.median(costs[judged]))
-        if float(np.percentile(costs[judged], 95)) <= most:
+        limit = SLOW_MEDIANS * float(np.median(costs[judged_steps]))
+        if float(np.percentile(costs[judged_steps], 95)) <= limit:
             return []
-        is_slow &= costs > most
+        is_slow &= costs > limit
     return np.flatnonzero(is_slow).tolist()
 
 
@@ -92,7 +92,7 @@ def statistics(
     Args:
         samples_s: Seconds of all steps, as in `step_times_s`.
         warmup: Number of warm-up steps at the start, or flags of the warm-up steps (steps,).
-        stalls: Flags of stalled steps, as in `stalled`. They are left out too.
+        stalls: Flags of stalled steps, as in `flag_stalled_steps`. They are left out too.
     """
     is_warm = np.arange(len(samples_s)) < warmup if isinstance(warmup, int) else warmup
     is_stalled = np.zeros_like(is_warm) if stalls is None else stalls & ~is_warm
@@ -168,7 +168,7 @@ def on_further_gpus(batches: Mapping[int, int], gpus: int) -> FurtherGpus:
     return FurtherGpus(samples, replicas)
 
 
-def not_finite(
+def count_non_finite(
     table: Mapping[str, np.ndarray], finite: np.ndarray
 ) -> tuple[int, tuple[int, int, int] | None]:
     """Return the number of losses that are not finite, and where the run diverged, if it did.
@@ -183,10 +183,10 @@ def not_finite(
     """
     epoch, step, rank = (table[name] for name in ("epoch", "step", "rank"))
     starts = []
-    for number in np.unique(rank):
-        rows = np.flatnonzero(rank == number)
+    for rank_number in np.unique(rank):
+        rows = np.flatnonzero(rank == rank_number)
         rows = rows[np.lexsort((step[rows], epoch[rows]))]
         finite_rows = np.flatnonzero(finite[rows])
         trailing = rows[finite_rows[-1] + 1 :] if len(finite_rows) else rows
-        starts += [(int(epoch[row]), int(step[row]), int(number)) for row in trailing[:1]]
+        starts += [(int(epoch[row]), int(step[row]), int(rank_number)) for row in trailing[:1]]
     return int((~finite).sum()), min(starts, default=None)

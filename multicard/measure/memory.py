@@ -71,11 +71,11 @@ def available_memory_bytes() -> int:
     import psutil
 
     # Without a limit, version 1 of control groups has a number that exceeds all memory.
-    limits = _cgroup_files("memory.limit_in_bytes", "memory.max")
+    limit_texts = _cgroup_files("memory.limit_in_bytes", "memory.max")
     return min(
         [
             psutil.virtual_memory().available,
-            *(int(text) for text in limits if text.strip().isdecimal()),
+            *(int(text) for text in limit_texts if text.strip().isdecimal()),
         ]
     )
 
@@ -112,7 +112,7 @@ def free_shared_memory_bytes() -> int | None:
 
 SHARED_MEMORY = Path("/dev/shm")  # Loaders' workers, and caches, store data here.
 CGROUPS = Path("/sys/fs/cgroup")
-OWN_CGROUPS = Path("/proc/self/cgroup")
+PROCESS_CGROUPS = Path("/proc/self/cgroup")
 
 
 def oom_kills() -> int | None:
@@ -135,7 +135,7 @@ def _cgroup_files(name_of_version_1: str, name_of_version_2: str) -> Iterator[st
     """Yield a memory controller's file of this process's control group, and of its parents."""
     with suppress(OSError):
         # A line is "0::/path" in version 2, and "4:memory:/path" in version 1.
-        for line in OWN_CGROUPS.read_text().splitlines():
+        for line in PROCESS_CGROUPS.read_text().splitlines():
             _, controllers, path = line.split(":", 2)
             root, name = (
                 (CGROUPS / "memory", name_of_version_1)
@@ -161,14 +161,12 @@ def peak_memory_bytes(device: "torch.device") -> int:
 
         peak = torch.cuda.max_memory_allocated(device)
         if "torch._inductor.cudagraph_trees" in sys.modules:
-            peak += held_by_graphs_bytes(
-                torch.cuda.memory_snapshot(include_traces=False), device.index
-            )
+            peak += graph_pool_bytes(torch.cuda.memory_snapshot(include_traces=False), device.index)
         return peak
     return peak_resident_bytes()
 
 
-def held_by_graphs_bytes(segments: list[dict[str, Any]], device: int | None) -> int:
+def graph_pool_bytes(segments: list[dict[str, Any]], device: int | None) -> int:
     """Return the memory in the pools of CUDA graphs that does not count as allocated.
 
     When a graph is replayed, it writes to this memory, but torch's counters do not change.
@@ -178,9 +176,9 @@ def held_by_graphs_bytes(segments: list[dict[str, Any]], device: int | None) -> 
         device: Index of the device.
     """
     pools = [
-        s
-        for s in segments
-        if s["device"] == (device or 0) and tuple(s["segment_pool_id"]) != (0, 0)
+        segment
+        for segment in segments
+        if segment["device"] == (device or 0) and tuple(segment["segment_pool_id"]) != (0, 0)
     ]
     return sum(segment["total_size"] - segment["allocated_size"] for segment in pools)
 

@@ -42,8 +42,8 @@ LEAST_FREEDOM = 1.0
 PRIOR_DEGREES = 1
 PRIOR_LIMIT = 1.5
 # If runs agree better than this share of the usual standard deviation, it is chance or rounding.
-RESOLVED = 0.02
-TINY = 1e-12  # Replaces a variance of 0, which has no logarithm.
+RESOLVED_SHARE = 0.02
+LEAST_VARIANCE = 1e-12  # Replaces a variance of 0, which has no logarithm.
 TRIGAMMA_STEPS = 50  # At most this many Newton iterations. About 5 suffice.
 # The runs of a setting: each run's value, and the value's variance due to the run's steps.
 Values = Sequence[tuple[float, float]]
@@ -95,7 +95,7 @@ class Noise:
     """
 
     prior: Spread
-    alike: bool = False
+    has_equal_variances: bool = False
 
     @classmethod
     def of_kind(cls, prior_sd: float) -> "Noise":
@@ -108,25 +108,25 @@ class Noise:
         repeated = [runs for runs in settings if len(runs) > 1]
         if not repeated:
             return cls.of_kind(prior_sd)
-        least = (RESOLVED * prior_sd) ** 2
-        variances = np.array([max(_variance(runs), least) for runs in repeated])
+        least_variance = (RESOLVED_SHARE * prior_sd) ** 2
+        variances = np.array([max(_variance(runs), least_variance) for runs in repeated])
         degrees = np.array([len(runs) - 1 for runs in repeated])
         repetitions = int(degrees.sum())
-        scatter = [float(np.mean([variance for _, variance in runs])) for runs in repeated]
-        within = float(np.dot(degrees, scatter)) / repetitions
+        step_variances = [float(np.mean([variance for _, variance in runs])) for runs in repeated]
+        within = float(np.dot(degrees, step_variances)) / repetitions
         if len(repeated) < LEAST_SETTINGS:
             squares = float(np.dot(degrees, variances))
             freedom = repetitions + (
                 0 if _refutes(squares, repetitions, prior_sd) else PRIOR_DEGREES
             )
-            level = _drawn(squares, repetitions, prior_sd)
-            return cls(Spread(level, freedom, repetitions, within), alike=True)
-        freedom, level = fitted(variances, degrees)
-        level = _drawn(level * repetitions, repetitions, prior_sd)
+            level = _drawn_variance(squares, repetitions, prior_sd)
+            return cls(Spread(level, freedom, repetitions, within), has_equal_variances=True)
+        freedom, level = fit_prior(variances, degrees)
+        level = _drawn_variance(level * repetitions, repetitions, prior_sd)
         return cls(Spread(level, min(freedom, float(repetitions)), repetitions, within))
 
     @property
-    def usual(self) -> Spread:
+    def unrepeated_spread(self) -> Spread:
         """The spread of a setting that was not repeated."""
         return replace(self.prior, freedom=max(self.prior.freedom, LEAST_FREEDOM))
 
@@ -134,17 +134,21 @@ class Noise:
         """Return the spread of a setting, from its runs and from the other settings."""
         prior = self.prior
         degrees = len(runs) - 1
-        if degrees < 1 or self.alike:
-            return self.usual
-        own = _variance(runs)
-        moderated = (prior.freedom * prior.variance + degrees * own) / (prior.freedom + degrees)
+        if degrees < 1 or self.has_equal_variances:
+            return self.unrepeated_spread
+        setting_variance = _variance(runs)
+        moderated = (prior.freedom * prior.variance + degrees * setting_variance) / (
+            prior.freedom + degrees
+        )
         freedom = prior.freedom + degrees
         if prior.repetitions:
             freedom = min(freedom, max(float(prior.repetitions), PRIOR_FREEDOM))
-        return Spread(max(moderated, own), freedom, max(prior.repetitions, degrees), prior.within)
+        return Spread(
+            max(moderated, setting_variance), freedom, max(prior.repetitions, degrees), prior.within
+        )
 
 
-def fitted(variances: np.ndarray, degrees: np.ndarray) -> tuple[float, float]:
+def fit_prior(variances: np.ndarray, degrees: np.ndarray) -> tuple[float, float]:
     """Fit a prior to variances, and return its degrees of freedom d0 and its level s0².
 
     d0 may be infinite.
@@ -157,14 +161,16 @@ def fitted(variances: np.ndarray, degrees: np.ndarray) -> tuple[float, float]:
     """
     from scipy.special import digamma, polygamma
 
-    half = degrees / 2
-    centred = np.log(np.maximum(variances, TINY)) - digamma(half) + np.log(half)
+    half_degrees = degrees / 2
+    centred = (
+        np.log(np.maximum(variances, LEAST_VARIANCE)) - digamma(half_degrees) + np.log(half_degrees)
+    )
     mean = float(centred.mean())
-    beyond = float(centred.var(ddof=1)) - float(polygamma(1, half).mean())
+    excess = float(centred.var(ddof=1)) - float(polygamma(1, half_degrees).mean())
     # The variances differ no more than equal ones would. The pooled one is then the best estimate.
-    if beyond <= 0:
+    if excess <= 0:
         return math.inf, float(np.average(variances, weights=degrees))
-    half_freedom = inverse_trigamma(beyond)
+    half_freedom = inverse_trigamma(excess)
     level = math.exp(mean + float(digamma(half_freedom)) - math.log(half_freedom))
     return 2 * half_freedom, level
 
@@ -196,7 +202,7 @@ def _refutes(squares: float, degrees: int, prior_sd: float) -> bool:
     return squares > degrees * (PRIOR_LIMIT * prior_sd) ** 2
 
 
-def _drawn(squares: float, degrees: int, prior_sd: float) -> float:
+def _drawn_variance(squares: float, degrees: int, prior_sd: float) -> float:
     """Return the pooled variance of few settings, drawn towards that of the machine's kind.
 
     If the settings refute the kind's variance, theirs is not drawn. Otherwise, up to 12 % of the

@@ -40,8 +40,8 @@ def combined(terms: Sequence[Term]) -> Term:
     if not total:
         return Term(0.0, min(term.degrees for term in terms))
     # This is 0 if all degrees of freedom are infinite.
-    uncertain = math.fsum(term.variance**2 / term.degrees for term in terms)
-    return Term(total, total**2 / uncertain if uncertain else math.inf)
+    uncertainty = math.fsum(term.variance**2 / term.degrees for term in terms)
+    return Term(total, total**2 / uncertainty if uncertainty else math.inf)
 
 
 @cache
@@ -108,7 +108,7 @@ class Ratio:
         """Return the relative difference that this comparison detects with probability POWER."""
         if self.error is None or not self.repeated:
             return None
-        return math.expm1(min(_noncentral(self.degrees) * self.error, MOST_LOG))
+        return math.expm1(min(_noncentrality(self.degrees) * self.error, MOST_LOG))
 
 
 def of_values(a: Sequence[float], b: Sequence[float], spreads: tuple[Spread, Spread]) -> Ratio:
@@ -162,7 +162,7 @@ def terms_between(spreads: tuple[Spread, Spread], count_a: int, count_b: int) ->
     return [Term(a.variance / count_a, a.degrees), Term(b.variance / count_b, b.degrees)]
 
 
-def _noncentral(degrees: float) -> float:
+def _noncentrality(degrees: float) -> float:
     """Return the noncentrality at which Student's t exceeds its quantile with probability POWER."""
     from scipy.special import nctdtrinc
 

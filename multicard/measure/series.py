@@ -58,12 +58,12 @@ class MeanStep:
 
 def mean_step(samples_s: np.ndarray) -> MeanStep:
     """Return the mean of steps (n,) in seconds, in their order and at least one, by batch means."""
-    warmup_steps = warm_up(samples_s)
-    rest = samples_s[warmup_steps:]
-    mean_s = float(rest.mean())
-    count = len(rest)
+    warmup_steps = count_warm_up_steps(samples_s)
+    measured_s = samples_s[warmup_steps:]
+    mean_s = float(measured_s.mean())
+    count = len(measured_s)
     size = max(1, count // BATCHES)
-    batches = rest[count % size :].reshape(-1, size).mean(axis=1)
+    batches = measured_s[count % size :].reshape(-1, size).mean(axis=1)
     term = mean_variance(batches)
     half_width = None
     if term is not None and term.degrees >= 1:
@@ -71,7 +71,7 @@ def mean_step(samples_s: np.ndarray) -> MeanStep:
     return MeanStep(mean_s, count, warmup_steps, half_width)
 
 
-def warm_up(samples: np.ndarray) -> int:
+def count_warm_up_steps(samples: np.ndarray) -> int:
     """Return how many samples at the start of (n,) are warm-up, by MSER-5, at most a quarter.
 
     MSER cuts where the standard error of the mean of the remaining samples is least, if these were
@@ -82,10 +82,10 @@ def warm_up(samples: np.ndarray) -> int:
     size = MSER_BATCH if len(samples) >= MSER_LEAST else 1
     means = samples[: len(samples) // size * size].reshape(-1, size).mean(axis=1)
     centred = means - means.mean()  # Centring improves the precision of the squares.
-    left = np.arange(len(means), 0, -1)
-    totals = [np.cumsum(part[::-1])[::-1] for part in (centred, np.square(centred))]
-    squares = totals[1] - np.square(totals[0]) / left
-    error = squares / np.square(left)
+    remaining = np.arange(len(means), 0, -1)
+    totals = [np.cumsum(values[::-1])[::-1] for values in (centred, np.square(centred))]
+    squares = totals[1] - np.square(totals[0]) / remaining
+    error = squares / np.square(remaining)
     return size * int(np.argmin(error[: len(means) // 4 + 1]))
 
 
@@ -119,8 +119,8 @@ def _first_order(covariance: np.ndarray, count: int) -> tuple[float, float]:
 
     The series is taken as a first-order process.
     """
-    biased = float(covariance[1] / covariance[0])
-    correlation = min(max((count * biased + 1) / (count - 4), 0.0), 0.99)
+    biased_correlation = float(covariance[1] / covariance[0])
+    correlation = min(max((count * biased_correlation + 1) / (count - 4), 0.0), 0.99)
     inflation = min((1 + correlation) / (1 - correlation), count / 1.01)
     return float(covariance[0]) / (1 - inflation / count) * inflation / count, count / inflation
 
@@ -134,8 +134,8 @@ def _initial_monotone(covariance: np.ndarray, count: int) -> tuple[float, float]
     variance = float(covariance[0]) / count
     for _ in range(BIAS_ROUNDS):
         pairs = np.minimum.accumulate((unbiased + variance).reshape(-1, 2).sum(axis=1))
-        own = float(unbiased[0]) + variance
-        variance = min(max(2 * float(pairs[pairs > 0].sum()) - own, own) / count, own / 1.01)
+        lag_0 = float(unbiased[0]) + variance
+        variance = min(max(2 * float(pairs[pairs > 0].sum()) - lag_0, lag_0) / count, lag_0 / 1.01)
     return variance, (float(unbiased[0]) + variance) / variance
 
 
@@ -163,8 +163,8 @@ class StopRule:
     def __init__(self, error: float, seconds: float, steps_per_epoch: int) -> None:
         self.error = error
         self.seconds = seconds
-        self._one_step = steps_per_epoch == 1
-        self._first = True
+        self._has_single_steps = steps_per_epoch == 1
+        self._is_first_step = True
         self._series: list[float] = []
         self._trained_s = self._series_s = 0.0
         self.fastest_s = math.inf  # The fastest step so far.
@@ -174,13 +174,13 @@ class StopRule:
         mean_step(np.arange(1.0, LEAST_STEPS))
 
     def start_epoch(self) -> None:
-        self._first = True
+        self._is_first_step = True
 
     def add(self, step_s: float) -> None:
-        if self._one_step or not self._first:
+        if self._has_single_steps or not self._is_first_step:
             self._series.append(step_s)
             self._series_s += step_s
-        self._first = False
+        self._is_first_step = False
         self._trained_s += step_s
         self.fastest_s = min(self.fastest_s, step_s)
 
@@ -192,14 +192,14 @@ class StopRule:
         """
         steps, trained_s = self._look_at
         count = len(self._series)
-        late = self._trained_s + ahead * self._series_s / max(1, count) >= self.seconds
-        if late or (count >= steps and self._trained_s >= trained_s):
+        is_late = self._trained_s + ahead * self._series_s / max(1, count) >= self.seconds
+        if is_late or (count >= steps and self._trained_s >= trained_s):
             self._look_at = math.ceil(GROWTH * count), self._trained_s + APART_S
             half_width = (
                 mean_step(np.array(self._series)).half_width if count >= LEAST_STEPS else None
             )
-            known = half_width is not None and half_width <= self.error
-            if known and (self._seemed_known or late):
+            is_known = half_width is not None and half_width <= self.error
+            if is_known and (self._seemed_known or is_late):
                 return "error"
-            self._seemed_known = known
-        return "seconds" if late else None
+            self._seemed_known = is_known
+        return "seconds" if is_late else None

@@ -33,8 +33,8 @@ def pause(seconds: float) -> None:
 
 def in_hours(seconds: float) -> str:
     """Format a duration as hours, minutes and seconds, such as "1:02:03"."""
-    whole = round(seconds)
-    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+    whole_seconds = round(seconds)
+    return f"{whole_seconds // 3600}:{whole_seconds // 60 % 60:02d}:{whole_seconds % 60:02d}"
 
 
 def process_started_s() -> float:
@@ -103,10 +103,10 @@ class Laps:
         self._device = device
         self._lead = lead
         self._cuda = device.type == "cuda"
-        self._point: Callable[[], Any] = self._event if self._cuda else time.perf_counter
-        self._unused: list[Any] = []
+        self._mark: Callable[[], Any] = self._event if self._cuda else time.perf_counter
+        self._unused_events: list[Any] = []
         self._ends: list[tuple[int, Any]] = []
-        self._last = self._point()
+        self._last = self._mark()
 
     @property
     def pending(self) -> int:
@@ -116,14 +116,14 @@ class Laps:
     def start(self) -> None:
         """Begin anew, and drop the pending laps."""
         for _, end in self._ends:
-            self._reuse(end)
-        self._reuse(self._last)
+            self._recycle(end)
+        self._recycle(self._last)
         self._ends = []
-        self._last = self._point()
+        self._last = self._mark()
 
     def end(self, label: int = 0) -> None:
         """Credit the time since the last call to `label`."""
-        self._ends.append((label, self._point()))
+        self._ends.append((label, self._mark()))
         if self._cuda and self._lead is not None and self.pending >= self._lead:
             (
                 self._ends[-1 - self._lead][1] if self.pending > self._lead else self._last
@@ -144,7 +144,7 @@ class Laps:
             laps.append(
                 (label, self._last.elapsed_time(end) / 1e3 if self._cuda else end - self._last)
             )
-            self._reuse(self._last)
+            self._recycle(self._last)
             self._last = end
         del self._ends[: len(laps)]
         return laps
@@ -152,13 +152,17 @@ class Laps:
     def _event(self) -> Any:
         import torch
 
-        event = self._unused.pop() if self._unused else torch.cuda.Event(enable_timing=True)
+        event = (
+            self._unused_events.pop()
+            if self._unused_events
+            else torch.cuda.Event(enable_timing=True)
+        )
         event.record()
         return event
 
-    def _reuse(self, point: Any) -> None:
+    def _recycle(self, point: Any) -> None:
         if self._cuda:
-            self._unused.append(point)
+            self._unused_events.append(point)
 
 
 class Ranges:
@@ -175,7 +179,7 @@ class Ranges:
         self.recording = False
         self._nvtx = cuda.nvtx if nvtx or device.type == "cuda" else None
         self._record_function = profiler.record_function
-        self._pushed = False
+        self._is_pushed = False
         self._recorded: Any = None
 
     def open(self, name: str) -> None:
@@ -183,7 +187,7 @@ class Ranges:
         self.close()
         if self._nvtx is not None:
             self._nvtx.range_push(name)
-            self._pushed = True
+            self._is_pushed = True
         if self.recording:
             self._recorded = self._record_function(name)
             self._recorded.__enter__()
@@ -192,9 +196,9 @@ class Ranges:
         if self._recorded is not None:
             self._recorded.__exit__(None, None, None)
             self._recorded = None
-        if self._nvtx is not None and self._pushed:
+        if self._nvtx is not None and self._is_pushed:
             self._nvtx.range_pop()
-            self._pushed = False
+            self._is_pushed = False
 
 
 class StepTimer:
@@ -213,7 +217,7 @@ class StepTimer:
         self._device = device
         self._ranges = ranges
         self._laps = Laps(device)
-        self._now = DATA
+        self._phase = DATA
         self._started_s = self.paused_s = 0.0
 
     def start(self) -> None:
@@ -224,9 +228,9 @@ class StepTimer:
         self._started_s = clock_s()
 
     def begin(self, phase: int) -> None:
-        ended = self._now
+        ended_phase = self._phase
         self._enter(phase)
-        self._laps.end(ended)
+        self._laps.end(ended_phase)
 
     def leave_out(self, paused_s: float) -> None:
         """Leave the time since the last call out of all steps, because the run paused.
@@ -234,11 +238,11 @@ class StepTimer:
         The pause took `paused_s` seconds of the host's clock.
         """
         self.paused_s += paused_s
-        self._enter(self._now)
+        self._enter(self._phase)
         self._laps.end(PAUSED)
 
     def _enter(self, phase: int) -> None:
-        self._now = phase
+        self._phase = phase
         if self._ranges is not None:
             self._ranges.open(PHASES[phase])
 
@@ -269,6 +273,6 @@ def phase_table(laps: Sequence[tuple[int, float]]) -> np.ndarray:
     step = np.cumsum(ends_step) - ends_step  # Number of steps that ended before this lap.
     table = np.zeros((int(ends_step.sum()), len(PHASES)))
     # Laps after the end of the last step belong to no step.
-    counted = (step < len(table)) & (phase < len(PHASES))
-    np.add.at(table, (step[counted], phase[counted]), laps_s[counted])
+    is_counted = (step < len(table)) & (phase < len(PHASES))
+    np.add.at(table, (step[is_counted], phase[is_counted]), laps_s[is_counted])
     return table

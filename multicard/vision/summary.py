@@ -119,7 +119,7 @@ def _judged(table: dict[str, np.ndarray]) -> tuple[int, Divergence | None]:
     """The losses that are not finite; a rank without a batch in a round has none there."""
     has_loss = table["samples"] > 0
     known = {name: column[has_loss] for name, column in table.items()}
-    count, first = formulas.not_finite(known, np.isfinite(known["loss"]))
+    count, first = formulas.count_non_finite(known, np.isfinite(known["loss"]))
     return count, None if first is None else Divergence(*first)
 
 

@@ -40,7 +40,7 @@ def test_a_run_diverged_where_its_last_losses_are_not_finite(by_rank: Any, count
     order = np.random.default_rng(0).permutation(loss.size)  # rows come in any order
     table = {"rank": rank, "epoch": number // 2, "step": number % 2, "loss": loss}
     table = {name: column.ravel()[order] for name, column in table.items()}
-    assert formulas.not_finite(table, np.isfinite(table["loss"])) == (count, place)
+    assert formulas.count_non_finite(table, np.isfinite(table["loss"])) == (count, place)
 
 
 def test_infinite_rewards_are_a_divergence_of_dpo():
