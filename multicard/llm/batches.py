@@ -147,8 +147,8 @@ def padding(sequence: dict[str, torch.Tensor]) -> int:
 
     Their positions continue the last row's, whereas the positions of a row begin at 0.
     """
-    last = int(sequence["seq_lens"][-1])
-    return last if int(sequence["input_pos"][-last]) > 0 else 0
+    last_length = int(sequence["seq_lens"][-1])
+    return last_length if int(sequence["input_pos"][-last_length]) > 0 else 0
 
 
 def half_mask(mask: Any, size: int) -> Any:

@@ -39,6 +39,6 @@ class DrawnWeight:
     def __getitem__(self, _: Any) -> torch.Tensor:
         return self.to_transformers_order(self.weight.generate())
 
-    def to_transformers_order(self, whole: torch.Tensor) -> torch.Tensor:
+    def to_transformers_order(self, whole_tensor: torch.Tensor) -> torch.Tensor:
         """Return the weight in transformers' order. It was generated in torchtune's order."""
-        return models.permute_heads(self.name, whole, self.config.model)
+        return models.permute_heads(self.name, whole_tensor, self.config.model)

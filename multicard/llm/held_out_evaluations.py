@@ -13,7 +13,7 @@ class HeldOutEvaluations:
 
     Attributes:
         evaluator: Scores the rows. None if no rows are held out.
-        last: The result of the last evaluation.
+        last_result: The result of the last evaluation.
         lasted_s: The time of all evaluations so far, which the clock of the steps leaves out.
     """
 
@@ -21,7 +21,7 @@ class HeldOutEvaluations:
         self.config = config
         self.report = report
         self.evaluator: Evaluator | None = None
-        self.last: EvaluationResult | None = None
+        self.last_result: EvaluationResult | None = None
         self.lasted_s = 0.0
         self._last_step = 0
 
@@ -43,14 +43,14 @@ class HeldOutEvaluations:
             return
         began_s = timing.clock_s()
         post_progress(True)
-        self.last = self.evaluator.evaluate(self.report.folder)
+        self.last_result = self.evaluator.evaluate(self.report.folder)
         self._last_step = step
         post_progress(False)
         ended_s = timing.clock_s()
         lasted_s = ended_s - began_s
         self.lasted_s += lasted_s
         self.report.add_evaluation(
-            self.evaluator.content, self.last, step, lasted_s, ended_s - since_s
+            self.evaluator.content, self.last_result, step, lasted_s, ended_s - since_s
         )
 
     @property
@@ -59,10 +59,10 @@ class HeldOutEvaluations:
         target = self.config.target_loss
         return (
             self.config.stop_at_target
-            and self.last is not None
-            and self.last.loss <= (target or 0.0)
+            and self.last_result is not None
+            and self.last_result.loss <= (target or 0.0)
         )
 
     @property
     def has_diverged(self) -> bool:
-        return self.last is not None and not self.last.is_finite
+        return self.last_result is not None and not self.last_result.is_finite

@@ -35,9 +35,11 @@ class QuantisedPart(TensorPart):
             f"{prefix}_weight_zero_point": (torch.int8, groups),
         }
 
-    def tensors_to_write(self, name: str, whole: torch.Tensor) -> dict[str, torch.Tensor]:
-        rows = max(1, WEIGHTS_AT_ONCE // whole.shape[1])
-        pieces = [_flatten(name, _quantise(part, self.groupsize))[0] for part in whole.split(rows)]
+    def tensors_to_write(self, name: str, whole_tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+        rows = max(1, WEIGHTS_AT_ONCE // whole_tensor.shape[1])
+        pieces = [
+            _flatten(name, _quantise(part, self.groupsize))[0] for part in whole_tensor.split(rows)
+        ]
         return {
             key: torch.cat([piece[key] for piece in pieces]) for key in self.tensor_entries(name)
         }

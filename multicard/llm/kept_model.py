@@ -54,7 +54,7 @@ class TunedModelInfo(msgspec.Struct, frozen=True):
     tied: bool = False
 
 
-def read_info(place: Path) -> TunedModelInfo:
+def read_info(model_folder: Path) -> TunedModelInfo:
     """Return the description of the weights in a folder.
 
     Raises:
@@ -62,28 +62,32 @@ def read_info(place: Path) -> TunedModelInfo:
     """
     weights = {"adapter": ADAPTER_WEIGHTS, "model": WEIGHTS, "int4": WEIGHTS}
     try:
-        info = msgspec.json.decode((place / kept.TUNED_MODEL).read_bytes(), type=TunedModelInfo)
-        (place / weights[info.form]).stat()
+        info = msgspec.json.decode(
+            (model_folder / kept.TUNED_MODEL).read_bytes(), type=TunedModelInfo
+        )
+        (model_folder / weights[info.form]).stat()
     except (OSError, KeyError, msgspec.MsgspecError) as error:
-        raise _unreadable(place, error) from None
+        raise _unreadable(model_folder, error) from None
     return info
 
 
-def _unreadable(place: Path, error: Exception) -> Refusal:
+def _unreadable(model_folder: Path, error: Exception) -> Refusal:
     reason = (str(error).splitlines() or [type(error).__name__])[0]
     sentence = (
-        f"{place}: the model cannot be read ({reason}); train it again by `rerun=true` in its"
-        " command"
+        f"{model_folder}: the model cannot be read ({reason}); train it again by `rerun=true` in"
+        " its command"
     )
-    return Refusal("save.unreadable-model", sentence, key="save", folder=str(place), reason=reason)
+    return Refusal(
+        "save.unreadable-model", sentence, key="save", folder=str(model_folder), reason=reason
+    )
 
 
-def base_folder(place: Path, info: TunedModelInfo) -> str:
+def base_folder(model_folder: Path, info: TunedModelInfo) -> str:
     """Return the folder of an adapter's base model."""
-    return str((place.parent / BASE).absolute()) if info.base is None else info.base
+    return str((model_folder.parent / BASE).absolute()) if info.base is None else info.base
 
 
-def load(place: Path) -> "nn.Module":
+def load(model_folder: Path) -> "nn.Module":
     """Load the tuned model, with its `tokenizer`, for evaluation.
 
     It is on the CPU; in NF4, it is on the GPU if there is one. Adapters are loaded on their base
@@ -92,15 +96,15 @@ def load(place: Path) -> "nn.Module":
     Raises:
         Refusal: The folder is not complete, or a library is not installed.
     """
-    info = read_info(place)
+    info = read_info(model_folder)
     try:
         import peft.tuners.lora.torchao
         import torch
         import transformers
     except ImportError as error:
-        sentence = f"{place}: loading it needs {error.name}; run `{install('trl')}`"
+        sentence = f"{model_folder}: loading it needs {error.name}; run `{install('trl')}`"
         raise Refusal(
-            "save.no-library", sentence, folder=str(place), missing=[error.name]
+            "save.no-library", sentence, folder=str(model_folder), missing=[error.name]
         ) from None
     reader = getattr(transformers, info.reader)
     dtype = getattr(torch, info.dtype)
@@ -110,14 +114,16 @@ def load(place: Path) -> "nn.Module":
     try:
         if info.form == "adapter":
             peft.tuners.lora.torchao.is_torchao_available = lambda: False  # pyright: ignore[reportPrivateImportUsage]
-            base = reader.from_pretrained(base_folder(place, info), **options)
+            base = reader.from_pretrained(base_folder(model_folder, info), **options)
             # Without autocast_adapter_dtype=False, PEFT would convert adapters to float32.
-            model = peft.PeftModel.from_pretrained(base, str(place), autocast_adapter_dtype=False)
+            model = peft.PeftModel.from_pretrained(
+                base, str(model_folder), autocast_adapter_dtype=False
+            )
         else:
-            model = reader.from_pretrained(place, **options)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(place)
+            model = reader.from_pretrained(model_folder, **options)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(model_folder)
     except Exception as error:  # Several libraries may raise.
-        raise _unreadable(place, error) from None
+        raise _unreadable(model_folder, error) from None
     if info.groupsize is not None:
         from torchao.quantization.linear_quant_modules import Int8DynActInt4WeightQuantizer
 
@@ -139,23 +145,25 @@ def _nf4_options(info: TunedModelInfo) -> dict[str, Any]:
 
 def lines_to_load(folder: Path) -> list[str]:
     """Return lines of Python that load a run's tuned model and tokenizer without multicard."""
-    place = kept.place_of(folder).absolute()
-    info = read_info(place)
+    model_folder = kept.place_of(folder).absolute()
+    info = read_info(model_folder)
     options = f'dtype="{info.dtype}"'
-    tokenizer = f"tokenizer = transformers.AutoTokenizer.from_pretrained({str(place)!r})"
+    tokenizer = f"tokenizer = transformers.AutoTokenizer.from_pretrained({str(model_folder)!r})"
     if info.form != "adapter":
-        model = f"model = transformers.{info.reader}.from_pretrained({str(place)!r}, {options})"
+        model = (
+            f"model = transformers.{info.reader}.from_pretrained({str(model_folder)!r}, {options})"
+        )
         return ["import transformers", model, *_quantising_lines(info), tokenizer]
     lines = [f"{PEFT_LINES[0]}, transformers", PEFT_LINES[1]]
     if info.nf4:
         values = ", ".join(f"{name}={value!r}" for name, value in _nf4_options(info).items())
         lines.append(f"nf4 = transformers.BitsAndBytesConfig({values})")
         options += ", quantization_config=nf4"
-    base = base_folder(place, info)
+    base = base_folder(model_folder, info)
     return [
         *lines,
         f"base = transformers.{info.reader}.from_pretrained({base!r}, {options})",
-        f"model = peft.PeftModel.from_pretrained(base, {str(place)!r})",
+        f"model = peft.PeftModel.from_pretrained(base, {str(model_folder)!r})",
         tokenizer,
     ]
 

@@ -47,42 +47,42 @@ QWEN_PATTERN = (
 )
 
 
-def write(config: LlmConfig, inputs: Path, place: Path) -> None:
+def write(config: LlmConfig, inputs: Path, target: Path) -> None:
     """Write the run's tokenizer, its chat template, and further named templates.
 
     Args:
         inputs: Folder of the run's inputs, which holds the embedded tokenizer.
-        place: An existing folder.
+        target: An existing folder.
     """
     if isinstance(config.model, HfConfig):
         folder = Path(str(config.model.path)).expanduser()
         matching = chain.from_iterable(folder.glob(pattern) for pattern in COPIED)
         for path in {path for path in matching if path.is_file()}:
-            shutil.copyfile(path, place / path.name)
-        _name_class(folder, place)
+            shutil.copyfile(path, target / path.name)
+        _name_class(folder, target)
     else:
         numbers = special_numbers(config, inputs)
         if isinstance(config.tokenizer, Qwen25TokenizerConfig):
             tokenizer = _qwen_tokenizer(config.tokenizer, numbers)
         else:
             tokenizer = _tokenizer_of_ranks(_read_ranks(config, inputs), numbers)
-        tokenizer.save(str(place / FILE))
-        (place / SETTINGS).write_text(json.dumps(_tokenizer_settings(config), indent=2) + "\n")
+        tokenizer.save(str(target / FILE))
+        (target / SETTINGS).write_text(json.dumps(_tokenizer_settings(config), indent=2) + "\n")
     configured_template = getattr(config.dataset, "chat_template", None)
     if isinstance(config.dataset, ChatConfig) and (
         configured_template or not isinstance(config.model, HfConfig)
     ):
         template = chat.template(config)
-        (place / "chat_template.jinja").write_text(template.source, "utf-8")
-        _write_named_templates(template.others, place)
+        (target / "chat_template.jinja").write_text(template.source, "utf-8")
+        _write_named_templates(template.others, target)
     elif isinstance(config.model, HfConfig):
         template_folder = Path(str(config.model.path)).expanduser() / chat.ADDITIONAL
         _write_named_templates(
-            {path.stem: path.read_text("utf-8") for path in template_folder.glob("*.jinja")}, place
+            {path.stem: path.read_text("utf-8") for path in template_folder.glob("*.jinja")}, target
         )
 
 
-def _name_class(folder: Path, place: Path) -> None:
+def _name_class(folder: Path, target: Path) -> None:
     """Name the class of a folder's tokenizer in the saved settings.
 
     transformers would otherwise look for it in config.json, which adapters do not have.
@@ -90,19 +90,19 @@ def _name_class(folder: Path, place: Path) -> None:
     name = type(of_folder(str(folder))).__name__
     # transformers 4 only knows this class by its older name.
     name = "PreTrainedTokenizerFast" if name == "TokenizersBackend" else name
-    stored = place / SETTINGS
-    settings = json.loads(stored.read_text("utf-8")) if stored.is_file() else {}
+    settings_path = target / SETTINGS
+    settings = json.loads(settings_path.read_text("utf-8")) if settings_path.is_file() else {}
     if str(settings.get("tokenizer_class")).removesuffix("Fast") != name.removesuffix("Fast"):
-        stored.write_text(
+        settings_path.write_text(
             json.dumps(settings | {"tokenizer_class": name}, indent=2) + "\n", "utf-8"
         )
 
 
-def _write_named_templates(templates: Mapping[str, str], place: Path) -> None:
+def _write_named_templates(templates: Mapping[str, str], target: Path) -> None:
     """Write templates in addition to the default one, in transformers' layout."""
     for name, source in templates.items():
-        (place / chat.ADDITIONAL).mkdir(exist_ok=True)
-        (place / chat.ADDITIONAL / f"{name}.jinja").write_text(source, "utf-8")
+        (target / chat.ADDITIONAL).mkdir(exist_ok=True)
+        (target / chat.ADDITIONAL / f"{name}.jinja").write_text(source, "utf-8")
 
 
 def special_numbers(config: LlmConfig, inputs: Path) -> dict[str, int]:

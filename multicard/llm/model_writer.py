@@ -65,12 +65,12 @@ class WeightFile:
         self._file = path.open("wb")
         self._file.write(len(text).to_bytes(8, "little") + text)
 
-    def add_part(self, name: str, part: TensorPart, whole: torch.Tensor) -> None:
-        for tensor in part.tensors_to_write(name, whole).values():
+    def add_part(self, name: str, part: TensorPart, whole_tensor: torch.Tensor) -> None:
+        for tensor in part.tensors_to_write(name, whole_tensor).values():
             self.add(tensor)
 
-    def add(self, whole: torch.Tensor) -> None:
-        content: Any = whole.contiguous().flatten().view(torch.uint8).numpy()
+    def add(self, whole_tensor: torch.Tensor) -> None:
+        content: Any = whole_tensor.contiguous().flatten().view(torch.uint8).numpy()
         self._file.write(content)
 
     def close(self) -> None:
@@ -100,11 +100,11 @@ def write_weights(
         except Exception as error:
             failure = error
     for name, part in parts.items():
-        whole = None  # Free this tensor before the next one is gathered.
+        whole_tensor = None  # Free this tensor before the next one is gathered.
         try:
-            whole = part.whole()
+            whole_tensor = part.gather()
             if file is not None and failure is None:
-                file.add_part(name, part, whole)
+                file.add_part(name, part, whole_tensor)
         except Exception as error:
             failure = failure or error.with_traceback(None)  # A traceback would keep the tensor.
     try:
@@ -135,7 +135,7 @@ def write_trained(
         folder: The run folder.
     """
     started_s = timing.clock_s()
-    place = folder / config.save
+    saved_folder = folder / config.save
     is_writer = rank.rank == 0
     contents: dict[Path, dict[str, TensorPart]] = {}
     trained: TrainedParts | None = None
@@ -145,7 +145,7 @@ def write_trained(
         if config.save is TuningSave.int4:
             trained = replace(trained, parts=int4_file.quantised_parts(trained))
         base = base_parts(trained, config, cfg, rank)
-        contents = {place: trained.parts} | (
+        contents = {saved_folder: trained.parts} | (
             {folder / kept_model.BASE: base} if base is not None else {}
         )
         if is_writer:
@@ -159,7 +159,7 @@ def write_trained(
         for target, parts in contents.items():
             try:
                 _write_folder(
-                    target, parts, trained, config, cfg, is_writer, is_base=target != place
+                    target, parts, trained, config, cfg, is_writer, is_base=target != saved_folder
                 )
             except Exception as error:
                 failure = failure or error
@@ -167,7 +167,7 @@ def write_trained(
     form = str(config.save)
     if failure is not None or trained is None:
         if is_writer:
-            for target in (place, folder / kept_model.BASE):
+            for target in (saved_folder, folder / kept_model.BASE):
                 shutil.rmtree(target, ignore_errors=True)
                 shutil.rmtree(_unfinished(target), ignore_errors=True)
         reason = kept.reason_of(failure or RuntimeError())
@@ -175,7 +175,7 @@ def write_trained(
         problem = Message("save.failed-tuned", sentence, key="save", form=form, reason=reason)
         return SavedModel(form=form, save_s=save_s, problem=str(problem))
     size_bytes = sum(map(_stored_bytes, trained.parts.values()))
-    return SavedModel(form=form, folder=place.name, bytes=size_bytes, save_s=save_s)
+    return SavedModel(form=form, folder=saved_folder.name, bytes=size_bytes, save_s=save_s)
 
 
 def base_parts(
@@ -282,9 +282,9 @@ def tuned_model_info(trained: TrainedParts, config: LlmConfig) -> TunedModelInfo
     )
 
 
-def adapter_config(trained: TrainedParts, config: LlmConfig, place: Path) -> dict[str, Any]:
+def adapter_config(trained: TrainedParts, config: LlmConfig, saved_folder: Path) -> dict[str, Any]:
     """Return PEFT's configuration of the adapters, which names their base model."""
-    base = kept_model.base_folder(place.absolute(), tuned_model_info(trained, config))
+    base = kept_model.base_folder(saved_folder.absolute(), tuned_model_info(trained, config))
     return {**(trained.adapter or {}), "base_model_name_or_path": base, "inference_mode": True}
 
 

@@ -23,20 +23,21 @@ class TensorPart:
     """
 
     tensor: torch.Tensor
-    form: Callable[[torch.Tensor], torch.Tensor] = lambda whole: whole
+    form: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor
 
-    def whole(self) -> torch.Tensor:
+    def gather(self) -> torch.Tensor:
+        """Return the whole tensor on the CPU, in the form of the file. All ranks must call this."""
         tensor = self.tensor.detach()
-        gathered = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-        return self.form(gathered).cpu()
+        whole_tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        return self.form(whole_tensor).cpu()
 
     def tensor_entries(self, name: str) -> TensorEntries:
         """Return the types and shapes of the tensors in the file, in their order."""
         return {name: (self.tensor.dtype, tuple(self.tensor.shape))}
 
-    def tensors_to_write(self, name: str, whole: torch.Tensor) -> dict[str, torch.Tensor]:
+    def tensors_to_write(self, name: str, whole_tensor: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the tensors in the file, computed from the whole tensor."""
-        return {name: whole}
+        return {name: whole_tensor}
 
 
 @dataclass(frozen=True)

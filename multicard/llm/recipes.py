@@ -259,4 +259,6 @@ def trained_parts(model: torch.nn.Module, config: LlmConfig) -> TrainedParts:
 
 
 def _part(name: str, tensor: torch.Tensor, config: LlmConfig) -> TensorPart:
-    return TensorPart(tensor, lambda whole: models.permute_heads(name, whole, config.model))
+    return TensorPart(
+        tensor, lambda whole_tensor: models.permute_heads(name, whole_tensor, config.model)
+    )

@@ -184,17 +184,20 @@ def fill_shards(
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]
     }
 
-    def fill_parameter(name: str, whole: torch.Tensor) -> None:
+    def fill_parameter(name: str, whole_weight: torch.Tensor) -> None:
         parameter = tensors_by_name.get(name)
         if parameter is None:  # Only one of two tied weights is a parameter.
             return
-        check_shape(name, whole.shape, parameter.shape)
+        check_shape(name, whole_weight.shape, parameter.shape)
         if isinstance(parameter, DTensor):
-            whole = distribute_tensor(
-                whole.to(device), parameter.device_mesh, parameter.placements, src_data_rank=None
+            whole_weight = distribute_tensor(
+                whole_weight.to(device),
+                parameter.device_mesh,
+                parameter.placements,
+                src_data_rank=None,
             )
         with torch.no_grad():
-            parameter.copy_(whole)
+            parameter.copy_(whole_weight)
 
     if config.model.folder is not None:
         read_weights(config.model, DTYPES[config.formats.weights], fill_parameter)
@@ -213,18 +216,20 @@ def transformers_name(name: str) -> str:
 
 
 def read_weights(
-    model: DecoderConfig, dtype: torch.dtype, place: Callable[[str, torch.Tensor], None]
+    model: DecoderConfig, dtype: torch.dtype, receive: Callable[[str, torch.Tensor], None]
 ) -> None:
-    """Pass each weight of a folder to `place`, with its name in the model, one after another.
+    """Pass each weight of a folder to `receive`, with its name in the model, one after another.
 
     transformers converts the weights while it reads them into a model on "meta". The weights are
     taken from it before it stores them. Its loading threads are turned off, so that only one weight
     is in memory.
     """
 
-    def take_weight(_: Any, name: str, whole: torch.Tensor, loading_info: Any, __: Any) -> None:
+    def take_weight(
+        _: Any, name: str, whole_weight: torch.Tensor, loading_info: Any, __: Any
+    ) -> None:
         loading_info.missing_keys.discard(name)
-        place(name, whole)
+        receive(name, whole_weight)
 
     without_threads = mock.patch.dict(os.environ, HF_DEACTIVATE_ASYNC_LOAD="1")
     with (
@@ -443,8 +448,10 @@ def _replace_output(
     output: Any = model.get_output_embeddings()
 
     def quantised_output() -> Any:
-        whole = output.weight.full_tensor() if isinstance(output.weight, DTensor) else output.weight
-        return SimpleNamespace(weight=quantise_weight(whole), bias=output.bias)
+        whole_weight = (
+            output.weight.full_tensor() if isinstance(output.weight, DTensor) else output.weight
+        )
+        return SimpleNamespace(weight=quantise_weight(whole_weight), bias=output.bias)
 
     def quantise_result(_: nn.Module, __: Any, result: Any) -> None:
         result.last_hidden_state = quantise_activations(result.last_hidden_state)
@@ -472,9 +479,9 @@ def in_int4(model: Any, groupsize: int) -> Iterator[list[Exception]]:
             yield failures
             return
 
-        def quantise_weight(whole: Tensor) -> Tensor:
+        def quantise_weight(whole_weight: Tensor) -> Tensor:
             return int4.unless_failed(
-                failures, lambda: int4.weights(whole, groupsize), lambda: whole
+                failures, lambda: int4.weights(whole_weight, groupsize), lambda: whole_weight
             )
 
         def quantise_activations(inputs: Tensor) -> Tensor:

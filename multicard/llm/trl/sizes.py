@@ -28,7 +28,7 @@ def of_model(model: Any) -> ModelSizes | None:
     adapters = sum(
         parameter.numel() for name, parameter in parameters_by_id.values() if "lora_" in name
     )
-    others = sum(
+    other_parameters = sum(
         parameter.numel() for name, parameter in parameters_by_id.values() if "lora_" not in name
     )
     output = model.get_output_embeddings()
@@ -37,7 +37,7 @@ def of_model(model: Any) -> ModelSizes | None:
         weights=linear_weights(parts),
         output=0 if output is None else output.weight.numel(),
         width=attention_width(sizes),
-        parameters=others + hidden_parameters(parts.values()),
+        parameters=other_parameters + hidden_parameters(parts.values()),
         adapters=adapters or None,
     )
 
