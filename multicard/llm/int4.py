@@ -39,7 +39,10 @@ def groupsize(config: LlmConfig, model: nn.Module) -> int | None:
     if isinstance(config.method, QatConfig):
         return config.method.groupsize
     widths = [linear.in_features for linear in linears(model)]
-    return next((size for size in GROUPS if all(width % size == 0 for width in widths)), None)
+    for size in GROUPS:
+        if all(width % size == 0 for width in widths):
+            return size
+    return None
 
 
 def linears(model: nn.Module) -> list[nn.Linear]:

@@ -24,8 +24,11 @@ def explains(folder: Path, failure: Failure) -> bool:
     The run was then measured. The reason is written to the rank's report, so that the record can
     always be made from the run folder alone.
     """
-    reports = [report for report in rank_files.read(folder) if isinstance(report, LlmReport)]
-    failed_report = next((report for report in reports if report.rank == failure.rank), None)
+    failed_report = None
+    for report in rank_files.read(folder):
+        if isinstance(report, LlmReport) and report.rank == failure.rank:
+            failed_report = report
+            break
     if failed_report is None or not failed_report.scoring_in_int4 or failed_report.held_out is None:
         return False
     failed_report.held_out.int4_problem = problem(failure, failed_report.rank)

@@ -76,7 +76,9 @@ class LabelledRows(Dataset[dict[str, Any]]):
         self.read = len(rows)
         self.cut = 0
         unlabelled = set()
-        for number in np.flatnonzero(most_tokens(rows._data) > limit).tolist() if limit else ():
+        # Only these rows can be cut, so that the others need not be tokenized.
+        long_rows = np.flatnonzero(most_tokens(rows._data) > limit).tolist() if limit else []
+        for number in long_rows:
             row = rows[number]
             answers = labels(row)
             is_cut = False
@@ -394,9 +396,9 @@ class ChatPairs(Dataset[dict[str, Any]]):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         row = {}
-        stored = self._data[index]
+        stored_row = self._data[index]
         for name in pairs_of_rows.CHOICES:  # Held-out rows have further columns.
-            encoded = chat_tokens(self._tokenizer, {"pieces": stored[name]})
+            encoded = chat_tokens(self._tokenizer, {"pieces": stored_row[name]})
             labels = np.where(encoded["mask"], CROSS_ENTROPY_IGNORE_IDX, encoded["tokens"])
             row |= {f"{name}_input_ids": encoded["tokens"], f"{name}_labels": labels.tolist()}
         return row

@@ -125,19 +125,17 @@ def check_nf4(config: LlmConfig) -> None:
             key="recipe",
         )
     shapes = models.linears(model)
-    linears_without_adapter = (
-        []
-        if models.family(model).quantizes_all
-        else [name for name in shapes if name not in adapted_linears(method)]
-    )
+    linears_without_adapter = []
+    if not models.family(model).quantizes_all:
+        with_adapter = adapted_linears(method)
+        linears_without_adapter = [name for name in shapes if name not in with_adapter]
     if linears_without_adapter:
-        lacking_overrides = {
-            f"lora_attn_modules=[{','.join(ATTENTION)}]": not {*ATTENTION} <= {*method.attention}
-        }
-        lacking_overrides["apply_lora_to_mlp=true"] = not method.apply_lora_to_mlp
-        remedy = " ".join(
-            f"method.{word}" for word, is_lacking in lacking_overrides.items() if is_lacking
-        )
+        overrides = []
+        if not {*ATTENTION} <= {*method.attention}:
+            overrides.append(f"method.lora_attn_modules=[{','.join(ATTENTION)}]")
+        if not method.apply_lora_to_mlp:
+            overrides.append("method.apply_lora_to_mlp=true")
+        remedy = " ".join(overrides)
         raise Refusal(
             "llm.nf4-without-adapters",
             f"method=qlora: torchtune only quantises linears of model={model.name} that have an"

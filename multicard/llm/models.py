@@ -128,9 +128,8 @@ def tensors(model: DecoderConfig, vocabulary: int) -> dict[str, Shape]:
             shapes[f"layers.{layer}.{name}.weight"] = shape
             if has_bias and name in ("attn.q_proj", "attn.k_proj", "attn.v_proj"):
                 shapes[f"layers.{layer}.{name}.bias"] = shape[:1]
-        shapes[f"layers.{layer}.sa_norm.scale"] = shapes[f"layers.{layer}.mlp_norm.scale"] = (
-            width,
-        )
+        shapes[f"layers.{layer}.sa_norm.scale"] = (width,)
+        shapes[f"layers.{layer}.mlp_norm.scale"] = (width,)
     shapes["norm.scale"] = (width,)
     if not model.tied:
         shapes["output.weight"] = (vocabulary, width)
@@ -178,11 +177,11 @@ def flops(
     return trained + 3 * attention + reference_passes * (2 * weights + attention)
 
 
-def stored_shapes(place: str, key: str) -> dict[str, Shape]:
+def stored_shapes(folder_name: str, key: str) -> dict[str, Shape]:
     """Return the shapes of the tensors in a folder's safetensors files, from the files' headers.
 
     Args:
-        place: Path of the folder.
+        folder_name: Path of the folder.
         key: The configuration key that names the folder.
 
     Raises:
@@ -190,25 +189,31 @@ def stored_shapes(place: str, key: str) -> dict[str, Shape]:
     """
     from safetensors import SafetensorError, safe_open
 
-    folder = Path(place).expanduser()
+    folder = Path(folder_name).expanduser()
     remedy = "give a folder with *.safetensors and config.json, or `model.weights=random`"
     if not folder.is_dir():
         raise Refusal(
-            "llm.weights-absent", f"{key}={place}: no such folder; {remedy}", key=key, value=place
+            "llm.weights-absent",
+            f"{key}={folder_name}: no such folder; {remedy}",
+            key=key,
+            value=folder_name,
         )
     files = sorted(folder.glob("*.safetensors"))
     shapes = dict[str, Shape]()
     if not files and any(folder.glob("*.bin")):
         raise Refusal(
             "llm.weights-pickled",
-            f"{key}={place}: its weights are pickled, and reading a pickle can run any program; "
-            "save them as safetensors (model.save_pretrained)",
+            f"{key}={folder_name}: its weights are pickled, and reading a pickle can run any"
+            " program; save them as safetensors (model.save_pretrained)",
             key=key,
-            value=place,
+            value=folder_name,
         )
     if not files:
         raise Refusal(
-            "llm.no-weights", f"{key}={place}: holds no weights; {remedy}", key=key, value=place
+            "llm.no-weights",
+            f"{key}={folder_name}: holds no weights; {remedy}",
+            key=key,
+            value=folder_name,
         )
     for path in files:
         try:
@@ -217,10 +222,10 @@ def stored_shapes(place: str, key: str) -> dict[str, Shape]:
         except SafetensorError:
             raise Refusal(
                 "llm.weights-cut-off",
-                f"{key}={place}: {path.name} is cut off, or not a safetensors file; download it"
-                " again",
+                f"{key}={folder_name}: {path.name} is cut off, or not a safetensors file; download"
+                " it again",
                 key=key,
-                value=place,
+                value=folder_name,
                 file=path.name,
             ) from None
     return shapes
@@ -286,7 +291,7 @@ def _check_configuration(model: DecoderConfig, vocabulary: int) -> None:
     folder = Path(model.weights).expanduser()
     try:
         values = json.loads((folder / "config.json").read_text())
-        stored = _stored_facts(values)
+        stored_facts = _stored_facts(values)
     except (OSError, ValueError, AttributeError):
         raise Refusal(
             "llm.weights-no-config",
@@ -295,15 +300,15 @@ def _check_configuration(model: DecoderConfig, vocabulary: int) -> None:
             value=model.weights,
         ) from None
     for name, value in expected_facts(model, vocabulary).items():
-        if stored[name] != value:
+        if stored_facts[name] != value:
             raise Refusal(
                 "llm.weights-of-another-model",
-                f"{key}={model.weights}: config.json says {name} {stored[name]}, but"
+                f"{key}={model.weights}: config.json says {name} {stored_facts[name]}, but"
                 f" model={model.name} needs {value}; choose the model that fits, or another folder",
                 key=key,
                 value=model.weights,
                 name=name,
-                stored=stored[name],
+                stored=stored_facts[name],
                 expected=value,
                 model=model.name,
             )
@@ -384,8 +389,8 @@ def hugging_face_config(model: DecoderConfig, vocabulary: int) -> dict[str, Any]
     """Return transformers' configuration of the same decoder."""
     facts = expected_facts(model, vocabulary)
     rope = {name: facts.pop(name) for name in ROPE_DEFAULTS}
-    known = {name: value for name, value in rope.items() if value is not None}
-    return facts | {"rope_parameters": known, "max_position_embeddings": model.max_seq_len}
+    known_rope = {name: value for name, value in rope.items() if value is not None}
+    return facts | {"rope_parameters": known_rope, "max_position_embeddings": model.max_seq_len}
 
 
 HUGGING_FACE_NAMES = {

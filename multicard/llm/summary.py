@@ -107,8 +107,9 @@ def summarise(
         h2d=int(table["h2d_bytes"].sum()) if table else 0, source=source
     )
     record.communication_bytes = _communication(ranks)
-    for name in FIELDS_FROM_RANK_0 if ranks else ():
-        setattr(record, name, getattr(ranks[0], name))
+    if ranks:
+        for name in FIELDS_FROM_RANK_0:
+            setattr(record, name, getattr(ranks[0], name))
     record.flops_per_token, record.mfu = _flops_and_mfu(record, config, ranks, table)
     record.mfu_non_padding = _mfu_non_padding(record, config, ranks, table)
     record.arithmetic = _arithmetic(record, config, ranks, table)
@@ -135,7 +136,8 @@ def held_out(ranks: Sequence[LlmReport], ended_epochs: int) -> HeldOut | None:
                 msgspec.structs.replace(rank_evaluations[0], evaluate_s=longest_s, ended_s=ended_s)
             )
     contents = [rank.held_out for rank in ranks if rank.held_out is not None]
-    problem = next((content.int4_problem for content in contents if content.int4_problem), None)
+    problems = [content.int4_problem for content in contents if content.int4_problem]
+    problem = problems[0] if problems else None
     in_int4 = None if problem else contents[0].in_int4
     return msgspec.structs.replace(
         contents[0], evaluations=merged_evaluations, in_int4=in_int4, int4_problem=problem
@@ -211,12 +213,12 @@ def _non_finite_losses(
     are several ranks, only their common loss is known, and the rank is None.
     """
     columns = ("loss", "rewards_chosen", "rewards_rejected") if pairs else ("loss",)
-    count, first = formulas.count_non_finite(
+    count, first_place = formulas.count_non_finite(
         logged, np.all([np.isfinite(logged[column]) for column in columns], axis=0)
     )
-    if first is None:
+    if first_place is None:
         return count, None
-    epoch, step, rank = first
+    epoch, step, rank = first_place
     return count, Divergence(epoch, step, None if ranks > 1 else rank)
 
 

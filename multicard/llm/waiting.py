@@ -44,7 +44,7 @@ def explain(config: LlmConfig, placement: Placement, record: LlmRecord) -> None:
     if arithmetic is None or not _is_reliable(record) or arithmetic.share >= THIRD:
         return
     arithmetic.cause = _cause(config, record, arithmetic)
-    arithmetic.tries = _tries(config, placement, record, arithmetic)
+    arithmetic.tries = _overrides_to_try(config, placement, record, arithmetic)
     finding = _finding(record, arithmetic)
     arithmetic.finding = str(finding)
     advice = ", then ".join(f"`{words}`" for words in arithmetic.tries)
@@ -115,34 +115,37 @@ def _finding(record: LlmRecord, arithmetic: Arithmetic) -> Message:
 # ---- what to try next
 
 
-def _tries(
+def _overrides_to_try(
     config: LlmConfig, placement: Placement, record: LlmRecord, arithmetic: Arithmetic
 ) -> list[str]:
     """Return overrides that would change this configuration and are accepted, the best first."""
-    tries = list[str]()
+    overrides = list[str]()
     if arithmetic.cause == "unknown":
-        tries.append(DIAGNOSE)
+        overrides.append(DIAGNOSE)
     growth = _possible_growth(config, record)
     for words in (
         _packing_overrides(config, record, growth * arithmetic.tokens),
         _batch_override(config, record, arithmetic, growth),
     ):
         if words is not None:
-            tries.append(words)
+            overrides.append(words)
     if config.attention is Attention.eager:
-        tries.append("attention=auto")
+        overrides.append("attention=auto")
     if not config.compile:
-        tries.append("compile=true")
-    return [words for words in tries if words == DIAGNOSE or takes(config, placement, words)]
+        overrides.append("compile=true")
+    return [
+        words for words in overrides if words == DIAGNOSE or is_accepted(config, placement, words)
+    ]
 
 
-def takes(config: LlmConfig, placement: Placement, words: str) -> bool:
+def is_accepted(config: LlmConfig, placement: Placement, words: str) -> bool:
     """Return True if this machine accepts the configuration with these overrides."""
-    values = {key: value for key, _, value in (word.partition("=") for word in words.split())}
     with suppress(ValueError):
-        changed = replace(
-            config, **{key: _typed(config, key, value) for key, value in values.items()}
-        )
+        values = {}
+        for word in words.split():
+            key, _, value = word.partition("=")
+            values[key] = _typed(config, key, value)
+        changed = replace(config, **values)
         preflight.refuse(changed)
         axes.fits(changed, placement)
         if changed.compile:

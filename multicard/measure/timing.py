@@ -125,9 +125,8 @@ class Laps:
         """Credit the time since the last call to `label`."""
         self._ends.append((label, self._mark()))
         if self._cuda and self._lead is not None and self.pending >= self._lead:
-            (
-                self._ends[-1 - self._lead][1] if self.pending > self._lead else self._last
-            ).synchronize()
+            event = self._ends[-1 - self._lead][1] if self.pending > self._lead else self._last
+            event.synchronize()
 
     def known(self, wait: bool = False) -> list[tuple[int, float]]:
         """Return the laps since the last call that the device has passed, as (label, seconds).
@@ -265,10 +264,8 @@ def phase_table(laps: Sequence[tuple[int, float]]) -> np.ndarray:
 
     A lap of OPTIMIZER ends its step. PAUSED laps are left out.
     """
-    phase, laps_s = (
-        np.array([phase for phase, _ in laps], int),
-        np.array([lap_s for _, lap_s in laps], float),
-    )
+    phase = np.array([phase for phase, _ in laps], int)
+    laps_s = np.array([lap_s for _, lap_s in laps], float)
     ends_step = phase == OPTIMIZER
     step = np.cumsum(ends_step) - ends_step  # Number of steps that ended before this lap.
     table = np.zeros((int(ends_step.sum()), len(PHASES)))

@@ -375,11 +375,11 @@ def built_figures(model: torch.nn.Module, config: LlmConfig) -> dict[str, Any]:
         parameter.device.type == "cpu" for parameter in model.parameters()
     )
     fsdp_sharding = Sharding.fsdp_offload if is_on_host else Sharding.fsdp
-    wrapper_types = {fsdp_sharding: FSDPModule, Sharding.ddp: DistributedDataParallel}
-    wrapper = next(
-        (name for name, wrapper_type in wrapper_types.items() if isinstance(model, wrapper_type)),
-        None,
-    )
+    wrapper = None
+    if isinstance(model, FSDPModule):
+        wrapper = fsdp_sharding
+    elif isinstance(model, DistributedDataParallel):
+        wrapper = Sharding.ddp
     configured_sharding = config.sharding if config.world_size > 1 else None
     if wrapper is not configured_sharding:
         message = Message(
