@@ -99,9 +99,9 @@ def profile_steps(
 def named_phases(engine: TuningEngine, probe: Probe, ranges: Ranges) -> Iterator[None]:
     """Mark the engine's phases for a profiler.
 
-    The phases are data (the engine waits for a batch), h2d (it copies the batch), forward (it calls
-    the model and computes the loss), backward (until the optimizer, with clipping and the counts of
-    tokens) and optimizer.
+    In `data`, the engine waits for a batch, and in `h2d`, it copies the batch. `forward` calls the
+    model and computes the loss. `backward` also has clipping and the counts of tokens. `optimizer`
+    is the last phase.
     """
     batch_to_device = torchtune.utils.batch_to_device
     backward = torch.Tensor.backward

@@ -37,7 +37,7 @@ class HeldOutEvaluations:
 
         Args:
             since_s: The start of the training on the machine's clock, plus the time of all pauses.
-            say: Called with True at the start of the evaluation, and with False at its end.
+            post_progress: Called with True when the evaluation starts, and with False when it ends.
         """
         if self.evaluator is None or self._last_step == step:
             return

@@ -85,9 +85,9 @@ def unless_failed(
     compute_quantised: Callable[[], torch.Tensor],
     compute_plain: Callable[[], torch.Tensor],
 ) -> torch.Tensor:
-    """Return the result of `quantised`, or of `plain` once there is a failure.
+    """Return the result of `compute_quantised`, or of `compute_plain` after a failure.
 
-    A failure of `quantised` is added to `failures`.
+    A failure of `compute_quantised` is added to `failures`.
     """
     if not failures:
         try:

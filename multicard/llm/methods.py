@@ -25,7 +25,7 @@ from multicard.llm.method_options import (
 )
 from multicard.messages import Refusal
 
-NF4_BLOCK = 64 * 256  # In torchao's NF4, so many weights share both levels of scales.
+NF4_BLOCK = 64 * 256  # This number of weights shares both levels of torchao's scales.
 
 
 @dataclass(frozen=True)

@@ -130,7 +130,7 @@ def write_trained(
     valid.
 
     Args:
-        named: Returns what the engine trained.
+        get_trained: Returns what the engine trained.
         cfg: torchtune's configuration of the run.
         folder: The run folder.
     """

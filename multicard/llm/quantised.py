@@ -14,7 +14,7 @@ from multicard.messages import Refusal
 
 QUANTISATION_KEYS = ("quantization_config", "compression_config")  # Keys of config.json.
 # safetensors' types of quantised weights. Masks and positions may also have them, so only the
-# tensors with names in PACKED are checked.
+# tensors with names in WEIGHT_SUFFIXES are checked.
 QUANTISED_TYPES = ("U8", "I8", "F8", "F4", "I4", "U4", "I32", "F6")
 WEIGHT_SUFFIXES = ("weight", "weight_packed", "qweight", "_blocks")
 

@@ -98,7 +98,7 @@ def update_bytes(config: LlmConfig, sizes: ModelSizes) -> float:
 def exchanged_bytes(config: LlmConfig, sizes: ModelSizes) -> float:
     """Return the bytes that a rank receives in a step with ring collectives.
 
-    For each batch, FSDP gathers the weights for the forward and the backward pass, and for those
+    For each batch, FSDP gathers the weights for the forward pass, the backward pass and the passes
     of a reference model, and scatters the sums of the gradients. DDP sums gradients once a step.
     """
     ranks = config.world_size

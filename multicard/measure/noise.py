@@ -90,8 +90,8 @@ class Noise:
 
     Attributes:
         prior: The spread of a setting without any runs.
-        alike: True if too few settings were repeated to show how their variances differ. All
-            settings then get the prior's variance.
+        has_equal_variances: True if too few settings were repeated to show how their variances
+            differ. All settings then get the prior's variance.
     """
 
     prior: Spread

@@ -144,10 +144,10 @@ class StopRule:
 
     It looks at the mean more and more rarely, because every look is another chance to be certain by
     accident. The mean is known once two looks in a row say so. In simulated probes of 60 s, a mean
-    known to 1 % was within 1 % in 95 to 99 % of the probes, for independent steps and for steps
-    with a correlation of 0.5. With few steps, of 0.2 s and a correlation of 0.9, it was 79 %. A
-    drift that a probe detects leaves the mean without an interval until the time is over. A slower
-    drift is not detected.
+    known to 1 % was within 1 % in 95 to 99 % of the probes. The steps were independent, or had a
+    correlation of 0.5. With few steps, of 0.2 s and a correlation of 0.9, it was 79 %. A drift that
+    a probe detects leaves the mean without an interval until the time is over. A slower drift is
+    not detected.
 
     The first step of an epoch, which waits for the first batch, counts as training time but not in
     the mean.

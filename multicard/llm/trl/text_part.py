@@ -64,8 +64,8 @@ def layers(model: Any) -> list[nn.Module]:
 def layer_classes(model: Any) -> list[str]:
     """Return the class names of the layers, as units for FSDP's sharding.
 
-    transformers lists the classes of all layers that such a model can have. Only those in this
-    model are returned, because accelerate rejects the others.
+    transformers lists the classes of all layers that such a model can have. Only the classes in
+    this model are returned, because accelerate rejects the others.
     """
     present_classes = {type(part).__name__ for part in model.modules()}
     return sorted(present_classes & set(model._no_split_modules or ()))
