@@ -16,8 +16,8 @@ from multicard.config.pasting import override
 from multicard.messages import Message, Refusal
 from multicard.records import part_names
 from multicard.vision.data.class_names import NUMBER, is_fraction
-from multicard.vision.data.data_parts import TABLE
-from multicard.vision.data.folder_contents import SUFFIXES, are_numbered
+from multicard.vision.data.data_parts import WRITE_A_TABLE
+from multicard.vision.data.folder_contents import IMAGE_SUFFIXES, are_numbered
 from multicard.vision.data.stored_images import Encoded
 
 WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
@@ -68,7 +68,7 @@ def why_no_classes(values: Sequence[str]) -> str | None:
         "addresses": ADDRESS.fullmatch,
         "runs of pixels": RUNS.fullmatch,
         "numbers with decimals": is_fraction,
-        "names of images": lambda value: value.lower().endswith(SUFFIXES),
+        "names of images": lambda value: value.lower().endswith(IMAGE_SUFFIXES),
         "texts": lambda value: len(value.split()) > MOST_WORDS,
     }
     for kind, is_so in kinds.items():
@@ -203,7 +203,7 @@ def require_whole_images(
             "photographs.objects",
             f"{place}: gives places of objects ({', '.join(boxes[:4])}), with"
             f" {count(several, 'image')} in several rows, and a classifier takes whole images;"
-            f" {TABLE}",
+            f" {WRITE_A_TABLE}",
             key="dataset.root",
             columns=boxes,
             images=several,
@@ -216,7 +216,7 @@ def require_whole_images(
         raise Refusal(
             "photographs.several-rows",
             f"{place}: gives {torn:,} of {len(labels_of):,} images several labels, in a row each,"
-            f" and a classifier needs one; {TABLE}",
+            f" and a classifier needs one; {WRITE_A_TABLE}",
             key="dataset.root",
             images=torn,
             of=len(labels_of),

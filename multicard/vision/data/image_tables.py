@@ -19,12 +19,12 @@ from multicard.records.part_names import PartKind
 from multicard.records.separated_text import separated_text
 from multicard.vision.data import class_names, class_values, table_images
 from multicard.vision.data.data_parts import (
-    FORMS,
-    WHOLE,
+    ALL_SAMPLES,
+    DATA_FORMS_HINT,
     DataPart,
     FoundParts,
     PartSamples,
-    order_of_tests,
+    test_order,
 )
 from multicard.vision.data.image_columns import (
     LABELS,
@@ -85,7 +85,9 @@ def table_parts(
         own_folders: where images that are given by their names alone are looked for first.
     """
     table = _columns(paths, by_split, named, to_test, own_folders)
-    parts = [part.lower() for part in table.parts] if table.parts else [WHOLE] * len(table.images)
+    parts = (
+        [part.lower() for part in table.parts] if table.parts else [ALL_SAMPLES] * len(table.images)
+    )
     found: dict[str, PartSamples] = {
         part: PartSamples([], [], [], Counter(), table.notices) for part in parts
     }
@@ -117,11 +119,11 @@ def table_parts(
     if not found:
         raise Refusal(
             "photographs.no-rows",
-            f"dataset.root={paths[0]}: has no rows; {FORMS}",
+            f"dataset.root={paths[0]}: has no rows; {DATA_FORMS_HINT}",
             key="dataset.root",
         )
     made = []
-    for name in sorted(found, key=order_of_tests):
+    for name in sorted(found, key=test_order):
         samples = found[name]
         samples.classes.extend(class_names.in_order(samples.labels, table.classes))
         part = part_names.parsed(name)
@@ -179,7 +181,7 @@ def _problem_of_row(
         )
     if isinstance(image, Path) and not image.is_file():
         return table_images.missing(image.parent, several)
-    if part not in (None, WHOLE) and part_names.parsed(part) is None:
+    if part not in (None, ALL_SAMPLES) and part_names.parsed(part) is None:
         return Message(
             "photographs.unknown-split",
             f"no known split ({part}); use train, validation or test, or name two by"

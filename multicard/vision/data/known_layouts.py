@@ -11,13 +11,18 @@ from multicard.messages import Message, Refusal
 from multicard.records import part_names
 from multicard.records.part_names import PartKind
 from multicard.vision.data.data_parts import (
-    TABLE,
-    WHOLE,
+    ALL_SAMPLES,
+    WRITE_A_TABLE,
     DataPart,
     FoundParts,
     PartSamples,
 )
-from multicard.vision.data.folder_contents import beside, class_folders, count_files, is_hidden
+from multicard.vision.data.folder_contents import (
+    count_files,
+    count_loose_files,
+    is_hidden,
+    visible_folders,
+)
 from multicard.vision.data.image_tables import LINES, table_parts
 from multicard.vision.data.label_tables import is_submission
 
@@ -42,7 +47,9 @@ def listed_parts(root: Path, whole: bool) -> FoundParts | None:
     names = _listed(root / "classes.txt") if (root / "classes.txt").is_file() else {}
     found: dict[str, PartSamples] = {}
     for number, path in paths.items():
-        part = WHOLE if not parts else {"1": "train", "0": "test"}.get(parts.get(number, ""), "")
+        part = (
+            ALL_SAMPLES if not parts else {"1": "train", "0": "test"}.get(parts.get(number, ""), "")
+        )
         if not part or number not in labels or not (root / "images" / path).is_file():
             raise Refusal(
                 "photographs.bad-list",
@@ -58,9 +65,9 @@ def listed_parts(root: Path, whole: bool) -> FoundParts | None:
         samples.labels.append(names.get(labels[number], labels[number]))
     for samples in found.values():
         samples.classes.extend(sorted({*samples.labels}))
-    ignored = beside(root)
+    ignored = count_loose_files(root)
     ignored[".txt"] -= len(LISTS) + bool(parts) + bool(names)
-    for folder in class_folders(root):
+    for folder in visible_folders(root):
         if folder.name != "images":
             ignored[f"{folder.name}/"] += count_files(folder)
     kinds = {"train": PartKind.train, "test": PartKind.test}
@@ -88,13 +95,13 @@ def _listed(path: Path) -> dict[str, str]:
 
 def without_classes(root: Path) -> Refusal | None:
     """The refusal of a folder in which images have several classes; None of any other."""
-    while len(folders := class_folders(root)) == 1:  # VOCdevkit/VOC2012
+    while len(folders := visible_folders(root)) == 1:  # VOCdevkit/VOC2012
         (root,) = folders
     if any((folder / ONE_HOT).is_file() for folder in (root, *folders)):
         return Refusal(
             "photographs.one-hot",
             f"dataset.root={root}: {ONE_HOT} gives an image any number of classes, and a classifier"
-            f" needs one; {TABLE}",
+            f" needs one; {WRITE_A_TABLE}",
             key="dataset.root",
             root=str(root),
         )
@@ -102,7 +109,7 @@ def without_classes(root: Path) -> Refusal | None:
         return Refusal(
             "photographs.boxes",
             f"dataset.root={root}: holds Annotations of objects, as Pascal VOC does, not of whole"
-            f" images; {TABLE}",
+            f" images; {WRITE_A_TABLE}",
             key="dataset.root",
             root=str(root),
         )
@@ -114,7 +121,7 @@ def refusal(root: Path) -> Refusal | None:
     None where it has neither.
     """
     tables = _tables(root)
-    for part in class_folders(root):
+    for part in visible_folders(root):
         name = part_names.parsed(part.name)
         if name is not None and name.kind is PartKind.train:
             tables += _tables(part)  # metadata.csv in train/, as of `imagefolder`
@@ -177,7 +184,7 @@ def packed(path: Path) -> Refusal | None:
     return Refusal(
         "photographs.packed",
         f"dataset.root={path}: is an archive, which is not read; unpack it and give its folder. If"
-        f" classes are in .cls files, as of WebDataset, {TABLE}",
+        f" classes are in .cls files, as of WebDataset, {WRITE_A_TABLE}",
         key="dataset.root",
         file=str(path),
     )

@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 from multicard.config.pasting import override
 from multicard.messages import Refusal
-from multicard.vision.data.data_parts import TABLE, DataPart, PartSamples
+from multicard.vision.data.data_parts import WRITE_A_TABLE, DataPart, PartSamples
 from multicard.vision.data.folder_contents import (
     are_numbered,
-    class_folders,
     holds_notes,
     is_hidden,
+    visible_folders,
 )
 from multicard.vision.data.image_columns import KEY, LABELS, OF_CLASSES
 from multicard.vision.data.image_tables import LINES, text_columns
@@ -96,7 +96,7 @@ def require_folders_are_classes(
             raise Refusal(
                 "photographs.labels-in-json",
                 f"dataset.root={root}: {path.relative_to(root).as_posix()} names these images and"
-                f" their classes, as FiftyOne writes them, and is not read; {TABLE}",
+                f" their classes, as FiftyOne writes them, and is not read; {WRITE_A_TABLE}",
                 key="dataset.root",
                 file=str(path),
             )
@@ -122,11 +122,11 @@ def _files(root: Path, images: Sequence[Path], endings: Sequence[str]) -> list[P
     ]
     found = list[Path]()
     for place in places:
-        beside = []
-        for folder in class_folders(place):
+        notes = []
+        for folder in visible_folders(place):
             if holds_notes(folder):
-                beside.extend(folder.iterdir())
-        every = [*place.iterdir(), *beside]
+                notes.extend(folder.iterdir())
+        every = [*place.iterdir(), *notes]
         for path in sorted(every, key=lambda path: ("train" not in path.stem.lower(), path.name)):
             if (
                 path.suffix.lower() in endings
@@ -237,7 +237,7 @@ def _other_classes(
     use = "" if remedy is None else f"Use `{remedy}`, or"
     kept = f"{use or 'Use'} `{as_classes}` if the folders are the classes"
     if len(folders) == 1:
-        kept = f"Use `{remedy}`" if remedy else f"Instead, {TABLE}"
+        kept = f"Use `{remedy}`" if remedy else f"Instead, {WRITE_A_TABLE}"
     columns = ", ".join(table.columns)
     return Refusal(
         "photographs.table-of-classes",

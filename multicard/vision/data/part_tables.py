@@ -13,16 +13,16 @@ from multicard.messages import Message, Refusal
 from multicard.records import part_names
 from multicard.records.part_names import PartKind, PartName
 from multicard.vision.data.class_values import other_folders
-from multicard.vision.data.data_parts import DataPart, FoundParts, PartSamples, order_of_tests
+from multicard.vision.data.data_parts import DataPart, FoundParts, PartSamples, test_order
 from multicard.vision.data.folder_contents import (
-    OUTSIDE,
+    OUTSIDE_CLASSES,
     are_numbered,
-    beside,
-    called_as_notes,
-    class_folders,
     count_files,
-    filled_names,
+    count_loose_files,
     is_hidden,
+    is_note_folder,
+    names_with_images,
+    visible_folders,
 )
 from multicard.vision.data.image_columns import KEY, NONE_NAMED, Named
 from multicard.vision.data.image_tables import column_of_classes, table_parts
@@ -42,7 +42,7 @@ def in_folders_of_parts(root: Path, named: Named = NONE_NAMED) -> FoundParts | N
     Args:
         named: `dataset.columns`.
     """
-    names = part_names.named(folder.name for folder in class_folders(root))
+    names = part_names.named(folder.name for folder in visible_folders(root))
     tables = dict[str, Path]()
     for name in names:
         found = _table_in(root / name)
@@ -51,15 +51,15 @@ def in_folders_of_parts(root: Path, named: Named = NONE_NAMED) -> FoundParts | N
     if not trains or len(trains) == len(tables):
         return None
     train = tables[trains[0]]
-    filled = filled_names(train.parent)
+    filled = names_with_images(train.parent)
     if len(filled) > 1 and not are_numbered(filled) and named.get("label") is None:
         trained, is_guess = column_of_classes(train, named)
         if not trained or is_guess or train.name not in METADATA:
             return None
         (part,) = table_parts([train], by_split=False, named=named).parts
         require_the_classes_of_folders(root, train, part.read())
-    ignored = beside(root)
-    for folder in class_folders(root):
+    ignored = count_loose_files(root)
+    for folder in visible_folders(root):
         if folder.name not in tables:
             ignored[f"{folder.name}/"] += count_files(folder)
     return _of_tables(tables, names, named, ignored, {})
@@ -114,7 +114,7 @@ def beside_folders(root: Path, named: Named = NONE_NAMED) -> FoundParts | None:
     Raises:
         Refusal: such a table cannot be read, or two are called as the same part.
     """
-    notes = [folder for folder in class_folders(root) if called_as_notes(folder)]
+    notes = [folder for folder in visible_folders(root) if is_note_folder(folder)]
     for place in (root, *notes):
         paths = _called_as_parts(place)
         if paths:
@@ -150,16 +150,16 @@ def _beside_folders(root: Path, place: Path, paths: Sequence[Path], named: Named
             files=files,
         )
     folders = defaultdict[PartKind, list[Path]](list)
-    for folder in class_folders(root):
+    for folder in visible_folders(root):
         part = part_names.parsed(folder.name)
         if part is not None:
             folders[part.kind].append(folder)
     ignored = Counter[str]()
-    for kind, count in beside(root).items():
-        if not kind.endswith(OUTSIDE):  # images there may be those of the tables
+    for kind, count in count_loose_files(root).items():
+        if not kind.endswith(OUTSIDE_CLASSES):  # images there may be those of the tables
             ignored[kind] += count
-    for folder in class_folders(root):
-        if called_as_notes(folder):
+    for folder in visible_folders(root):
+        if is_note_folder(folder):
             ignored[f"{folder.name}/"] += count_files(folder)
     for path in paths:
         ignored[path.suffix.lower() if place == root else f"{place.name}/"] -= 1
@@ -191,7 +191,7 @@ def _of_tables(
     trains = [name for name in tables if names[name].kind is PartKind.train]
     trained, _ = column_of_classes(tables[sorted(trains)[0]], named)
     parts = list[DataPart]()
-    for name in sorted(tables, key=order_of_tests):
+    for name in sorted(tables, key=test_order):
         kind = names[name].kind
         source = table_parts(
             [tables[name]],

@@ -29,7 +29,12 @@ from multicard.vision.data import (
     repeated_images,
     sample_sources,
 )
-from multicard.vision.data.data_parts import DataPart, PartSamples, train_and_tests, train_on
+from multicard.vision.data.data_parts import (
+    DataPart,
+    PartSamples,
+    train_and_tests,
+    train_on_overrides,
+)
 from multicard.vision.data.splits import DataSplits, Split, held_out
 from multicard.vision.data.stored_images import files_of
 
@@ -206,8 +211,8 @@ def _one_part_alone(samples: list[PartSamples], parts: list[str]) -> str:
         few = any(round(FIFTH * images) == 0 for images in Counter(part.labels).values())
         if len(part.classes) > 1 and not few:
             return (
-                f"`{train_on(name, None)}` trains on four fifths of {name} alone and tests on the"
-                " others"
+                f"`{train_on_overrides(name, None)}` trains on four fifths of {name} alone and"
+                " tests on the others"
             )
     return "add images of the classes that are missing"
 

@@ -13,7 +13,7 @@ from multicard.config.pasting import override
 from multicard.messages import Refusal
 from multicard.vision.data import known_layouts, part_tables
 from multicard.vision.data.class_folders import parts_of
-from multicard.vision.data.data_parts import FORMS, FoundParts, chosen_parts
+from multicard.vision.data.data_parts import DATA_FORMS_HINT, FoundParts, choose_parts
 from multicard.vision.data.folder_contents import are_numbered
 from multicard.vision.data.image_columns import KEY, NONE_NAMED, Named
 from multicard.vision.data.image_tables import table_parts
@@ -32,7 +32,7 @@ def find(root: Path, chosen: Sequence[str] | None = None, named: Named = NONE_NA
     if not root.exists():
         raise Refusal(
             "photographs.absent",
-            f"dataset.root={root}: no such file or folder; {FORMS}",
+            f"dataset.root={root}: no such file or folder; {DATA_FORMS_HINT}",
             key="dataset.root",
             root=str(root),
         )
@@ -56,11 +56,11 @@ def find(root: Path, chosen: Sequence[str] | None = None, named: Named = NONE_NA
         raise Refusal(
             "photographs.no-table",
             f"dataset.root={root}: is neither a folder nor a .csv, .tsv, .jsonl or .parquet file;"
-            f" {FORMS}",
+            f" {DATA_FORMS_HINT}",
             key="dataset.root",
             root=str(root),
         )
-    return chosen_parts(source, [*chosen], f"dataset.root={root}") if chosen else source
+    return choose_parts(source, [*chosen], f"dataset.root={root}") if chosen else source
 
 
 def _stored_in(root: Path, chosen: Sequence[str] | None, named: Named) -> FoundParts | None:

@@ -17,18 +17,18 @@ from multicard.messages import Refusal
 from multicard.records import part_names
 from multicard.records.part_names import PartKind
 from multicard.vision.data.data_parts import (
-    WHOLE,
+    ALL_SAMPLES,
     DataPart,
     FoundParts,
     PartSamples,
-    order_of_tests,
+    test_order,
 )
 from multicard.vision.data.folder_contents import (
-    beside,
-    class_folders,
     count_files,
+    count_loose_files,
     holds_images,
-    look,
+    list_folder,
+    visible_folders,
 )
 from multicard.vision.data.image_columns import NONE_NAMED, Named, label_of
 from multicard.vision.data.image_tables import PARQUET, parts_of_rows, table_parts
@@ -58,7 +58,7 @@ def stored_parts(
     """
     files = dict[str, list[Path]]()
     ignored = Counter[str]()
-    folders = class_folders(root)
+    folders = visible_folders(root)
     places = [root, *_folders_of_parts(folders)]
     for place in places:
         taken, others = _stored_files(place)
@@ -76,7 +76,9 @@ def stored_parts(
             ignored[f"{folder.name}/"] += count_files(folder)
     every = sorted(chain.from_iterable(files.values()))
     if whole:
-        return FoundParts([DataPart(WHOLE, None, partial(_read_files, every, named))], ignored)
+        return FoundParts(
+            [DataPart(ALL_SAMPLES, None, partial(_read_files, every, named))], ignored
+        )
     if not known or (len(files) == 1 and _splits_rows(every, named)):
         found = table_parts(every, any_name=any_name, named=named)
         return FoundParts(found.parts, ignored + found.ignored)
@@ -88,7 +90,7 @@ def stored_parts(
             trained.extend(files[name])
     label = label_of(trained, named) if trained else ""
     parts = []
-    for name in sorted(known, key=order_of_tests):
+    for name in sorted(known, key=test_order):
         part = part_names.parsed(name)
         assert part is not None
         to_test = None if part.kind is PartKind.train else label
@@ -130,14 +132,14 @@ def _within(
     if found is None:
         return None
     others = Counter({f"{each.name}/": count_files(each) for each in folders if each != filled[0]})
-    return replace(found, ignored=found.ignored + +others + beside(root))
+    return replace(found, ignored=found.ignored + +others + count_loose_files(root))
 
 
 def _holds_files(folder: Path, levels: int = 3) -> bool:
     """True where such files lie in a folder, or in folders in it.
     Those of images are not searched for others.
     """
-    inside = look(folder)
+    inside = list_folder(folder)
     if inside.has_images:
         return False
     for ending in (PARQUET, STREAM):
@@ -155,7 +157,7 @@ def _stored_files(folder: Path) -> tuple[list[Path], Counter[str]]:
     others = Counter(
         {
             kind: count
-            for kind, count in beside(folder).items()
+            for kind, count in count_loose_files(folder).items()
             if kind not in (PARQUET, STREAM, ".json")
         }
     )

@@ -13,11 +13,11 @@ from typing import NamedTuple
 from multicard.messages import Message
 from multicard.vision.data.data_parts import train_first
 from multicard.vision.data.folder_contents import (
-    SUFFIXES,
-    called_as_notes,
-    class_folders,
+    IMAGE_SUFFIXES,
     images_in,
     is_hidden,
+    is_note_folder,
+    visible_folders,
 )
 
 NOT_NAMED = "images that no row names"
@@ -48,13 +48,13 @@ def found(folder: Path, values: Sequence[str], own_folders: Sequence[Path] = ())
         folder: of the table. values: a row each. own_folders: which are looked into first.
     """
     images = [_path(folder, value) for value in values]
-    if called_as_notes(folder) and not any(image.is_file() for image in images):
+    if is_note_folder(folder) and not any(image.is_file() for image in images):
         folder = folder.parent
         images = [_path(folder, value) for value in values]
     several = dict[int, list[Path]]()
     missing_rows = [row for row, image in enumerate(images) if not image.is_file()]
     if missing_rows:
-        by_name = _by_name(folder, class_folders(folder) if folder.is_dir() else [])
+        by_name = _by_name(folder, visible_folders(folder) if folder.is_dir() else [])
         own = _by_name(None, own_folders)
         prefix = _prefix(folder, [values[row] for row in missing_rows], by_name)
         spellings = _Spellings()
@@ -157,7 +157,7 @@ def _by_name(folder: Path | None, folders: Sequence[Path]) -> dict[str, list[Pat
         own = [
             path
             for path in sorted(folder.iterdir())
-            if path.name.lower().endswith(SUFFIXES) and path.is_file()
+            if path.name.lower().endswith(IMAGE_SUFFIXES) and path.is_file()
         ]
     below = list[Path]()
     for each in folders:
@@ -177,7 +177,7 @@ def not_named(images: Sequence[Path]) -> int:
         if folder.is_dir():
             with os.scandir(folder) as entries:
                 count += sum(
-                    entry.name.lower().endswith(SUFFIXES)
+                    entry.name.lower().endswith(IMAGE_SUFFIXES)
                     and not is_hidden(entry.name)
                     and entry.is_file()
                     and entry.path not in named
