@@ -420,7 +420,7 @@ def read_folders(place: Path, folders: dict[str, Path], ignored: Counter[str]) -
 
 
 def no_classes_refusal(folder: Path) -> Refusal:
-    """Make the refusal of a folder without classes. It suggests the folder above if that has some."""
+    """Make the refusal of a folder without classes. Suggest the folder above if it has them."""
     has_images = list_folder(folder).has_images
     above = _data_above(folder) if has_images else None
     if above is not None:

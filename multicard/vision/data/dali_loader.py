@@ -16,7 +16,7 @@ import torch
 from multicard.config.vision import DaliConfig, LayoutName
 from multicard.vision.data import decoding
 from multicard.vision.data.batch import Batch, LoaderInput
-from multicard.vision.data.stored_images import Encoded, files_of, path_of
+from multicard.vision.data.stored_images import EncodedImage, files_of, path_of
 
 
 class Feeder:
@@ -28,7 +28,7 @@ class Feeder:
         # fed by name, else by the bytes of the images
         self.named = self.files and not files_of(source.split.images)
         # batches among which is one that could not be decoded
-        self.recent: deque[list[Encoded]] = deque(maxlen=ahead)
+        self.recent: deque[list[EncodedImage]] = deque(maxlen=ahead)
         self.bytes: deque[int] = deque()  # of the batches in the pipeline
         self._batches: Iterator[np.ndarray] | None = None
 

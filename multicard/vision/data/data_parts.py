@@ -14,7 +14,7 @@ from multicard.config.pasting import override
 from multicard.messages import Message, Refusal, page
 from multicard.records import part_names
 from multicard.records.part_names import PartKind
-from multicard.vision.data.stored_images import Encoded
+from multicard.vision.data.stored_images import EncodedImage
 
 ALL_SAMPLES = "all"  # The part's name if the samples are not divided into parts.
 # The constants below are phrases and overrides that several refusals suggest.
@@ -42,7 +42,7 @@ class PartSamples(NamedTuple):
         notices: What was assumed without being configured.
     """
 
-    images: list[Encoded]
+    images: list[EncodedImage]
     labels: list[str]
     classes: list[str]
     ignored: Counter[str]

@@ -27,9 +27,9 @@ from multicard.messages import Refusal
 from multicard.records import run_folder
 from multicard.records.json_values import as_text
 from multicard.vision.data import decoding
-from multicard.vision.data.sample_sources import folder_of
+from multicard.vision.data.sample_sources import data_folder
 from multicard.vision.data.splits import DataSplits, Split
-from multicard.vision.data.stored_images import Encoded, StoredImage, files_of, path_of
+from multicard.vision.data.stored_images import EncodedImage, StoredImage, files_of, path_of
 
 VERSION = 1  # of the format: a cache of another version is rebuilt
 CHUNK = 256  # images that are decoded ahead of the one that is written
@@ -59,7 +59,7 @@ def cached(data: DataSplits, config: ImagesConfig) -> DataSplits:
 def folder(config: ImagesConfig) -> Path:
     """The folder of the cache."""
     return Path(
-        config.cache_dir or folder_of(Path(str(config.root)).expanduser()) / ".multicard"
+        config.cache_dir or data_folder(Path(str(config.root)).expanduser()) / ".multicard"
     ).expanduser()
 
 
@@ -156,7 +156,7 @@ class SplitCache:
         and to which size resized.
         """
         digest = hashlib.sha256(f"{VERSION} {decoding.VERSION} {self.config.image_size}".encode())
-        root = folder_of(self.root)
+        root = data_folder(self.root)
         for image in self.images:
             path = path_of(image)
             row = ""
@@ -230,7 +230,7 @@ class SplitCache:
     def _decoded(self) -> Iterator[np.ndarray | Refusal]:
         """All images in order, decoded by a thread a core; a broken one as its error."""
 
-        def decode(image: Encoded) -> np.ndarray | Refusal:
+        def decode(image: EncodedImage) -> np.ndarray | Refusal:
             try:
                 return decoding.decode(image, self.config.image_size)
             except Refusal as refusal:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from multicard.messages import Refusal
-from multicard.vision.data.stored_images import Encoded
+from multicard.vision.data.stored_images import EncodedImage
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -42,7 +42,7 @@ ALPHA = {1, 2}  # values of EXTRA_SAMPLES
 WHITE_IS_ZERO = 0  # a value of PHOTOMETRIC
 
 
-def decode(encoded: Encoded, image_size: int) -> np.ndarray:
+def decode(encoded: EncodedImage, image_size: int) -> np.ndarray:
     """The photograph as uint8 (S, S, 3), of any size, mode and proportions.
     A broken file is refused by its name.
     """
@@ -86,7 +86,7 @@ def shown(image: "Image") -> "Image":
     return rgb if turn is None else rgb.transpose(Transpose[turn])
 
 
-def require_plain(encoded: Encoded) -> None:
+def require_plain(encoded: EncodedImage) -> None:
     """Refuse, by its header alone, a file that only `decode` shows as a viewer does: GIF, AVIF,
     16 bits, transparency.
 

@@ -17,7 +17,7 @@ def of_data(data: DataSplits, config: ImagesConfig) -> list[Message]:
     notices = list[Message]()
     if data.ignored:
         notices.append(_not_read(data.ignored, config))
-    alike = class_names.alike(data.class_names)
+    alike = class_names.group_similar_names(data.class_names)
     if alike:
         notices.append(_alike(alike, config))
     if config.parts != []:  # by which folders are said to be classes

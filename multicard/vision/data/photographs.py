@@ -50,7 +50,7 @@ def read(config: ImagesConfig, seed: int) -> DataSplits:
     root = Path(str(config.root)).expanduser()
     place = f"dataset.root={root}"
     try:
-        source = sample_sources.find(root, config.parts, config.columns)
+        source = sample_sources.find_parts(root, config.parts, config.columns)
         train_part, tests = train_and_tests(source, place)
         unlabelled = list[DataPart]()
         while tests and not tests[0].has_labels:
@@ -60,9 +60,9 @@ def read(config: ImagesConfig, seed: int) -> DataSplits:
         if root.is_dir() and config.parts is None and not source.tables and not by_folders:
             test_part = tests[0] if tests else None
             tables = label_tables.require_folders_are_classes(
-                root, train_part.read(), test_part, partial(part_tables.reading, root)
+                root, train_part.read(), test_part, partial(part_tables.reading_overrides, root)
             )
-            source = replace(source, notices=tuple(part_tables.tables_not_read(root, tables)))
+            source = replace(source, notices=tuple(part_tables.unread_table_notices(root, tables)))
         _require_a_test(
             taken, config, root, [*(part.name for part in unlabelled), *source.unlabelled]
         )
@@ -145,7 +145,11 @@ def _require_a_test(
     classes = train.read().classes[:10]  # shows where folders of other names were taken for classes
     above = None
     if train.kind is None:
-        above = class_folders.parts_above(root) if root.is_dir() else part_tables.folder_of(root)
+        above = (
+            class_folders.parts_above(root)
+            if root.is_dir()
+            else part_tables.folder_of_part_table(root)
+        )
     if above is not None:
         raise Refusal(
             "photographs.part-alone",

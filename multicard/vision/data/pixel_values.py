@@ -14,7 +14,7 @@ from multicard.config.vision_data import ImagesConfig
 from multicard.messages import Message
 from multicard.vision.data import decoding
 from multicard.vision.data.splits import DataSplits
-from multicard.vision.data.stored_images import Encoded
+from multicard.vision.data.stored_images import EncodedImage
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -78,20 +78,20 @@ def of_images(data: DataSplits, config: ImagesConfig) -> list[Message]:
     return notices
 
 
-def _encoded(images: np.ndarray | Sequence[Encoded]) -> Sequence[Encoded]:
+def _encoded(images: np.ndarray | Sequence[EncodedImage]) -> Sequence[EncodedImage]:
     return () if isinstance(images, np.ndarray) else images
 
 
-def _may_have_more(image: Encoded) -> bool:
+def _may_have_more(image: EncodedImage) -> bool:
     return not isinstance(image, Path) or image.suffix.lower() in MAY_HAVE_MORE
 
 
-def _evenly(images: Sequence[Encoded]) -> list[Encoded]:
+def _evenly(images: Sequence[EncodedImage]) -> list[EncodedImage]:
     step = max(1, -(-len(images) // MOST_OPENED))
     return [*images[::step]]
 
 
-def _looked_at(encoded: Encoded) -> tuple[int | None, bool] | None:
+def _looked_at(encoded: EncodedImage) -> tuple[int | None, bool] | None:
     """The largest value of an image of 16 bits (None of another), and whether it has a band that is
     not read. None of one that cannot be decoded, which is said elsewhere.
     """
@@ -129,7 +129,7 @@ def _is_cut_to_8_bits(image: "Image") -> bool:
     return image.mode in ("RGB", "RGBA", "LA") and any(";16" in str(tile) for tile in tiles)
 
 
-def further_pages(images: Iterable[Encoded]) -> int:
+def further_pages(images: Iterable[EncodedImage]) -> int:
     """How many pages of TIFFs are not read: all but the first, smaller copies and masks."""
     return sum(
         _further_pages(image)

@@ -17,7 +17,7 @@ from zlib import crc32
 
 from multicard.records.schema_parts import RepeatedImages
 from multicard.vision.data.splits import Split
-from multicard.vision.data.stored_images import Encoded, StoredImage, files_of
+from multicard.vision.data.stored_images import EncodedImage, StoredImage, files_of
 
 FIRST_BYTES = 4096  # of an image, which differ between nearly all that are not the same
 MOST_READ = 20_000  # images whose first bytes are read
@@ -62,7 +62,7 @@ def repeated(train: Split, test: Split) -> RepeatedImages | None:
     )
 
 
-def _places(images: Sequence[Encoded]) -> list[ImagePlace | None]:
+def _places(images: Sequence[EncodedImage]) -> list[ImagePlace | None]:
     """Where each image is; None of those in tables that are too large, and without bytes."""
     files = files_of(images)
     too_large = sum(file.path.stat().st_size for file in files) > MOST_TABLE_BYTES
@@ -87,12 +87,12 @@ def _lengths(column: Any) -> list[int | None]:
 
 
 def _contents(
-    images: Sequence[Encoded], places: Sequence[ImagePlace | None]
+    images: Sequence[EncodedImage], places: Sequence[ImagePlace | None]
 ) -> tuple[dict[Hashable, str], int]:
     """The digests of images that are not the only ones of their size, by where they are, and how
     many images of the data set were compared with all others.
     """
-    of_size: dict[int, dict[Hashable, Encoded]] = {}
+    of_size: dict[int, dict[Hashable, EncodedImage]] = {}
     for image, place in zip(images, places, strict=True):
         if place is not None:
             of_size.setdefault(place.size, {}).setdefault(place.where, image)
@@ -125,6 +125,6 @@ def _not_alone(digests: dict[Hashable, str]) -> list[Hashable]:
     return [where for where, digest in digests.items() if counts[digest] > 1]
 
 
-def _digest(image: Encoded, length: int = -1) -> str:
+def _digest(image: EncodedImage, length: int = -1) -> str:
     with image.open("rb") as file:
         return sha256(file.read(length)).hexdigest()

@@ -13,7 +13,7 @@ import numpy as np
 from multicard.messages import Message
 from multicard.records.schema_parts import Ignored
 from multicard.vision.data import decoding
-from multicard.vision.data.stored_images import Encoded
+from multicard.vision.data.stored_images import EncodedImage
 
 if TYPE_CHECKING:
     from torch.utils.data import DistributedSampler
@@ -25,7 +25,7 @@ class Split:
     or encoded photographs.
     """
 
-    images: np.ndarray | list[Encoded]
+    images: np.ndarray | list[EncodedImage]
     labels: np.ndarray  # (N,), int64
 
     def __len__(self) -> int:
