@@ -1,8 +1,8 @@
-"""`loader=batched`: whole batches, made on the host by threads of the rank.
+"""`loader=batched`: threads of the rank make whole batches on the host.
 
-Resizing, copying and decoding leave the interpreter lock, so the threads run beside the training
-step. The result goes into memory that is used again, page-locked where `pin_memory` says so: no
-batch pays page faults, and none is copied between processes.
+Resizing, copying and decoding release the interpreter lock, so the threads run beside the training
+step. Buffers are reused, and page-locked if `pin_memory` is set. Batches therefore cause no page
+faults, and none is copied between processes.
 """
 
 import weakref
@@ -22,19 +22,18 @@ from multicard.config.vision import BatchedConfig
 from multicard.vision.data import preprocess, splits
 from multicard.vision.data.batch import Batch, LoaderInput, Making, sent_ahead
 
-# A batch is made in pieces, whose intermediate results stay in the caches;
-# each is made by one thread
+# Each thread makes a piece of a batch, small enough for intermediate results to stay in the caches.
 PIECE_BYTES = 8 << 20
-# or a multiple: a product of matrices rounds the last rows of an odd number differently
+# Pieces hold a multiple of this: matrix products round the last rows of an odd number differently.
 PIECE_IMAGES = 8
-PIECE_FILES = 4  # photographs that are decoded: that takes longer than all else
+PIECE_FILES = 4  # Decoding photographs takes longer than everything else.
 
 
 class Buffers:
-    """Host memory for batches, each used again as soon as no tensor refers to it.
+    """Host memory for batches. Each buffer is reused as soon as no tensor refers to it.
 
-    There are as many as batches in use at the same time: nothing waits for one, and what keeps a
-    batch (the autograd graph, a copy under way, the steps of `diagnose`) keeps its memory.
+    There are as many buffers as batches in use. Nothing waits for a buffer, and whatever keeps a
+    batch keeps its memory: the autograd graph, a running copy, the steps of `diagnose`.
     """
 
     def __init__(self, size_bytes: int, pin: bool) -> None:
@@ -44,24 +43,24 @@ class Buffers:
         self.free: SimpleQueue[np.ndarray] = SimpleQueue()
 
     def take(self) -> torch.Tensor:
-        """(size_bytes,) uint8, uninitialised."""
+        """Return an uninitialised uint8 tensor of `size_bytes`."""
         try:
             buffer = self.free.get_nowait()
         except Empty:
             buffer = torch.empty(self.size_bytes, dtype=torch.uint8, pin_memory=self.pin).numpy()
             self.count += 1
-        view = buffer[:]  # held by the storage of all tensors made from it, and by nothing else
+        view = buffer[:]  # Only the storage of tensors made from the view keeps it alive.
         weakref.finalize(view, self.free.put, buffer).atexit = False
         return torch.from_numpy(view)
 
 
 class Batched:
-    """Batches in the sampler's order, made ahead of the step by `workers` threads; without workers,
-    in the rank's own thread when the step asks for them.
+    """Batches in the sampler's order, which `workers` threads make ahead of the step.
 
-    On CUDA page-locked batches are copied on the side stream while the step before them runs;
-    others are copied in the step. Of grey images whose channels are normalised alike,
-    one channel crosses.
+    Without workers, the rank's own thread makes each batch when the step asks for it. On CUDA,
+    page-locked batches are copied on the side stream while the step before them runs. Other batches
+    are copied within the step. If a grey image's channels are normalised alike, one channel
+    crosses.
     """
 
     setup_bytes = 0
@@ -97,7 +96,7 @@ class Batched:
             )
 
     def _ahead(self, parts: list[np.ndarray], pool: ThreadPoolExecutor | None) -> Iterator[Making]:
-        """The batches; `ahead` more are being made when one is handed out."""
+        """Yield the batches. While one is handed out, the next `ahead` batches are being made."""
         buffers = Buffers(self.source.batch_size * self.image_bytes, self.source.pin)
         ahead: deque[Making] = deque()
         for draws in parts:
@@ -131,7 +130,7 @@ class Batched:
         )
 
     def _fill(self, images: torch.Tensor, draws: np.ndarray) -> None:
-        """Make these images, in their place in the batch."""
+        """Make these images in their place in the batch."""
         split = self.source.split
         size = self.source.config.dataset.image_size
         self._prepared(draws, splits.gather(split, draws % len(split), size), images)
@@ -139,15 +138,13 @@ class Batched:
     def _prepared(
         self, draws: np.ndarray, stored: np.ndarray, out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Images as the model takes them, of those in the data set."""
+        """Augment, normalise and resize images of the data set as the model takes them."""
         return self.preparation(self.source.augmented(torch.from_numpy(stored), draws), out)
 
 
 @contextmanager
 def _threads(count: int) -> Iterator[ThreadPoolExecutor | None]:
-    """A pool of `count` threads, each computing on one core, which end with the context;
-    None for no threads.
-    """
+    """Yield a pool of `count` threads that each compute on one core, or None for no threads."""
     if not count:
         yield None
         return
@@ -156,16 +153,16 @@ def _threads(count: int) -> Iterator[ThreadPoolExecutor | None]:
     all_started = Barrier(count)
 
     def compute_alone() -> None:
-        torch.get_num_threads()  # the first call in a thread gives it the process's number
-        all_started.wait()  # each thread runs this once
+        torch.get_num_threads()  # The first call in a thread gives it the process's number.
+        all_started.wait()  # Makes sure that each thread runs this function once.
         torch.set_num_threads(1)
 
     try:
         for started in [pool.submit(compute_alone) for _ in range(count)]:
             started.result()
-        # the threads changed what later ones, as autograd's, get
+        # The threads also changed the number that later threads get, such as autograd's.
         torch.set_num_threads(rank_threads)
         yield pool
     finally:
-        all_started.abort()  # where not all could be started
+        all_started.abort()  # Releases waiting threads if not all could be started.
         pool.shutdown(cancel_futures=True)

@@ -1,7 +1,7 @@
-"""`loader=dali`: NVIDIA DALI decodes, resizes and normalises, on the GPU where there is one.
+"""`loader=dali`: NVIDIA DALI decodes, resizes and normalises, on the GPU if there is one.
 
-The pipeline is fed from outside, with raw images or the names of files, to keep the sampler's
-order: DALI's own reader shuffles and shards by rules of its own.
+The pipeline is fed with raw images or file names to keep the sampler's order. DALI's own reader
+would shuffle and shard by its own rules.
 """
 
 from collections import deque
@@ -20,20 +20,20 @@ from multicard.vision.data.stored_images import EncodedImage, files_of, path_of
 
 
 class Feeder:
-    """Feeds the pipeline: an iterator over the batches of an epoch, which can be started again."""
+    """Feeds the pipeline with the batches of an epoch. The iterator can be restarted."""
 
     def __init__(self, source: LoaderInput, ahead: int) -> None:
         self.source = source
         self.files = isinstance(source.split.images, list)
-        # fed by name, else by the bytes of the images
+        # Files are fed by name. Images within tables are fed as bytes.
         self.named = self.files and not files_of(source.split.images)
-        # batches among which is one that could not be decoded
+        # The latest batches. An image that DALI fails to decode is in one of them.
         self.recent: deque[list[EncodedImage]] = deque(maxlen=ahead)
-        self.bytes: deque[int] = deque()  # of the batches in the pipeline
+        self.bytes: deque[int] = deque()  # The size of each batch in the pipeline.
         self._batches: Iterator[np.ndarray] | None = None
 
     def __iter__(self) -> "Feeder":
-        # DALI restarts as soon as an epoch ends, before the sampler has the next epoch
+        # DALI restarts as soon as an epoch ends, before the sampler knows the next epoch.
         self._batches = None
         return self
 
@@ -69,11 +69,10 @@ class Feeder:
 
 
 class Dali:
-    """Batches from a DALI pipeline: (B, 3, S, S), or one channel for grey images,
-    on the GPU where there is one.
+    """Batches from a DALI pipeline, (B, 3, S, S), or one channel for grey images.
 
-    The bytes counted are those fed to it, which cross to a
-    GPU: of encoded files where DALI decodes.
+    They are on the GPU if there is one. The counted bytes are the pipeline's input, which crosses
+    to the GPU: encoded files if DALI decodes them.
     """
 
     setup_bytes = 0
@@ -83,7 +82,7 @@ class Dali:
         assert isinstance(options, DaliConfig)
         self.source = source
         self.on_gpu = source.device.type == "cuda"
-        threads = options.threads or torch.get_num_threads()  # a rank's share of the cores
+        threads = options.threads or torch.get_num_threads()  # The rank's share of the cores.
         for path in source.split.images if isinstance(source.split.images, list) else ():
             decoding.require_plain(path)
         self.feeder = Feeder(source, options.prefetch_queue_depth + 2)
@@ -93,10 +92,10 @@ class Dali:
             "threads": threads,
         }
         self.facts["decodes"] = self.feeder.files
-        self._at_end: bool | None = None  # of an epoch; None before the first
+        self._at_end: bool | None = None  # Whether an epoch has ended. None before the first.
 
     def __iter__(self) -> Iterator[Batch]:
-        if self._at_end is False:  # the user of the last batch need not have asked for one more
+        if self._at_end is False:  # The last epoch was left before its end was reached.
             while self._run() is not None:
                 pass
         if self._at_end:
@@ -111,7 +110,7 @@ class Dali:
             )
 
     def _run(self) -> tuple[Any, Any] | None:
-        """The pipeline's next outputs; None at the end of an epoch."""
+        """Return the pipeline's next outputs, or None at the end of an epoch."""
         try:
             return self.pipeline.run(
                 torch.cuda.current_stream(self.source.device) if self.on_gpu else None
@@ -123,7 +122,7 @@ class Dali:
             raise self._named(error) from None
 
     def _named(self, error: RuntimeError) -> Exception:
-        """The error with the file that could not be decoded, which DALI does not name."""
+        """Return an error that names the undecodable file, which DALI does not name."""
         for path in chain.from_iterable(self.feeder.recent):
             try:
                 decoding.decode(path, 32)
@@ -133,7 +132,7 @@ class Dali:
 
 
 def _pipeline(source: LoaderInput, feeder: Feeder, threads: int, ahead: int) -> Any:
-    nvidia: Any = import_module("nvidia.dali")  # optional
+    nvidia: Any = import_module("nvidia.dali")  # An optional dependency.
     fn = nvidia.fn
     types = nvidia.types
     config = source.config.dataset
@@ -207,7 +206,7 @@ def _pipeline(source: LoaderInput, feeder: Feeder, threads: int, ahead: int) -> 
         num_threads=threads,
         device_id=source.device.index if on_gpu else None,
         prefetch_queue_depth=ahead,
-        # the only executor that leaves alone what torch uses without a copy (TensorGPU.__dlpack__)
+        # Only this executor leaves outputs alone while torch shares them (TensorGPU.__dlpack__).
         exec_dynamic=True,
         py_num_workers=0,
     )

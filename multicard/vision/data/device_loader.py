@@ -1,5 +1,6 @@
-"""`loader=device`: the data set crosses as uint8, once where it fits,
-and is preprocessed on the device.
+"""`loader=device`: images cross to the device as uint8 and are preprocessed there.
+
+If the data set fits into the budget of memory, it crosses only once.
 """
 
 from collections.abc import Iterator
@@ -14,18 +15,21 @@ from multicard.measure import memory
 from multicard.vision.data import preprocess
 from multicard.vision.data.batch import Batch, LoaderInput, side_stream
 
-WINDOW_BYTES = 8 + 8 + 1  # top, left and flip of an image
-BUDGET_SHARE = 0.25  # of a GPU's memory before training, unless dataset.device_budget_bytes is set
+WINDOW_BYTES = 8 + 8 + 1  # The top, left and flip of one image.
+# The budget, unless `dataset.device_budget_bytes` sets it, as a share of free GPU memory.
+BUDGET_SHARE = 0.25
 
 
 class Resident:
     """Batches of uint8 images on the device.
 
-    Where all fit the budget, the set crosses before the first batch (`resident`), or a rank's shard
-    of it at the start of every epoch (`shard`); else every batch crosses as uint8 (`streamed`).
-    Gathering, resizing and normalising run on the device, on CUDA on the side stream, so that they
-    overlap with the step before. On CPU ranks nothing crosses, and the images stay where all ranks
-    of the node share them; what would cross is counted.
+    If all images fit into the budget, they cross before the first batch (`resident`). If ranks read
+    shards, each rank's shard crosses at the start of every epoch instead (`shard`). Otherwise every
+    batch crosses as uint8 (`streamed`).
+
+    Gathering, resizing and normalising run on the device. On CUDA, they use the side stream to
+    overlap with the step before. On CPU ranks nothing crosses, and all ranks of a node share the
+    images. The bytes that would cross are counted nevertheless.
     """
 
     def __init__(self, source: LoaderInput) -> None:
@@ -34,7 +38,7 @@ class Resident:
         assert isinstance(images, np.ndarray), "refused by the controller"
         self.images = images
         self.labels = source.split.labels
-        # this rank reads the same rows of a test set every time
+        # In testing, this rank reads the same rows every time.
         self.rows = (
             None if source.training else np.fromiter(source.sampler, np.int64) % len(source.split)
         )
@@ -42,8 +46,8 @@ class Resident:
         image_bytes = images[0].nbytes
         budget = source.config.dataset.device_budget_bytes
         if budget is None:
-            # of all memory in a race: its paused cells hold a part,
-            # which the final run of the winner has free again
+            # In a race, paused cells occupy memory that is free again for the winner's final run.
+            # The budget is therefore a share of all memory.
             raced = memory.device_memory(source.device.type) if pauses(source.config) else None
             budget = int(
                 BUDGET_SHARE
@@ -83,7 +87,7 @@ class Resident:
             self._send_shard(order)
         elif self.mode == "resident":
             self.order = self._send(order)
-        # what crosses for the whole epoch counts with its first batch
+        # Bytes that cross for the whole epoch count with its first batch.
         epoch_bytes = {"resident": order.nbytes, "shard": len(order) * image_bytes, "streamed": 0}[
             self.mode
         ]
@@ -102,13 +106,13 @@ class Resident:
                 epoch_bytes = label_bytes = 0
 
     def _send_shard(self, order: np.ndarray) -> None:
-        """Send this epoch's images in the order of their use; on CPU they stay where they are."""
+        """Send this epoch's images in the order of their use. On CPU, they stay in place."""
         if not self.on_cuda:
             self.raw, self.targets, self.order = map(
                 torch.from_numpy, (self.images, self.labels, order)
             )
             return
-        self.raw = self.targets = torch.empty(0)  # frees the last epoch's
+        self.raw = self.targets = torch.empty(0)  # Frees the last epoch's images and labels.
         self.raw = self._send(self.images[order])
         self.targets = self._send(self.labels[order])
         self.order = torch.arange(len(order), device=self.source.device)
@@ -116,7 +120,7 @@ class Resident:
     def _batch(
         self, part: slice, order: np.ndarray, draws: np.ndarray
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Images and labels on the device, of a part of the epoch's order."""
+        """Return images and labels on the device for a part of the epoch's order."""
         if self.mode == "streamed":
             raw, labels = (
                 self._send(values[order[part]], self.source.pin)
@@ -129,9 +133,7 @@ class Resident:
         return self._prepared(self.source.augmented(raw, draws[part])), labels
 
     def _prepared(self, raw: torch.Tensor) -> torch.Tensor:
-        """Images as the model takes them. Odd last batches go uncompiled,
-        as they do through the model.
-        """
+        """Prepare images for the model. As in the model, a smaller last batch is not compiled."""
         if not self.compiled or len(raw) != self.source.batch_size:
             return self.prepare(raw)
         nhwc = self.source.config.layout.name is LayoutName.nhwc
@@ -140,7 +142,7 @@ class Resident:
         )
 
     def warm(self) -> None:
-        """Have the code that prepares batches compiled, by a batch that is thrown away."""
+        """Compile the preparation of batches ahead of training with a batch that is thrown away."""
         if not self.compiled or len(self.labels) < self.source.batch_size:
             return
         raw = torch.zeros(self.source.batch_size, *self.images.shape[1:], dtype=torch.uint8)
@@ -154,10 +156,10 @@ class Resident:
     def _ahead(
         self, batches: Iterator[tuple[torch.Tensor, torch.Tensor]]
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Prepare each batch on the side stream, while the one before it is trained on."""
+        """Prepare each batch on the side stream while the step before it runs."""
         training = torch.cuda.current_stream(self.source.device)
         preparing = side_stream(self.source.device)
-        preparing.wait_stream(training)  # the epoch's data was sent there
+        preparing.wait_stream(training)  # The epoch's data were sent on the training stream.
 
         def prepare_next() -> tuple[tuple[torch.Tensor, torch.Tensor], Any] | None:
             with torch.cuda.stream(preparing):
@@ -169,7 +171,7 @@ class Resident:
             (images, labels), event = ready
             ready = prepare_next()
             training.wait_event(event)
-            # allocated on one stream, used on another: the memory waits for both
+            # Allocated on one stream and used on another: reuse of the memory must wait for both.
             images.record_stream(training)
             labels.record_stream(training)
             yield images, labels

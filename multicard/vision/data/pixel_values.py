@@ -1,5 +1,7 @@
-"""What decoding leaves of images whose values are not those of photographs: more than 8 bits of
-which few are used, further bands, and further pages. A sample of the images is looked at.
+"""Warn of images that lose information when they are decoded to 8-bit RGB.
+
+They have more than 8 bits of which few are used, further bands, or further pages. Bits and bands
+are checked in a sample of the images.
 """
 
 import struct
@@ -19,21 +21,21 @@ from multicard.vision.data.stored_images import EncodedImage
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-MOST_OPENED = 200  # images, evenly spaced among all
+MOST_OPENED = 200  # At most this many images are opened, evenly spaced among all.
 MAY_HAVE_MORE = (".png", ".tif", ".tiff", ".pgm", ".ppm")
 TIFF = (".tif", ".tiff")
-SUBFILE = 0xFE  # tags of TIFF
-BANDS = 0x115
-PLAIN = 42  # begins a TIFF that is no BigTIFF
+SUBFILE = 0xFE  # A tag of TIFF that says what a page is for.
+BANDS = 0x115  # A tag of TIFF: samples per pixel.
+PLAIN = 42  # The magic number of a TIFF that is not a BigTIFF.
 TAG_BYTES = 12
-REDUCED_OR_MASK = 0b101  # bits of it: a smaller copy of another page, or its mask
+REDUCED_OR_MASK = 0b101  # Bits of SUBFILE: the page is a smaller copy of another, or its mask.
 PAGES = "further pages of .tif"
 WHITE = 2**16 - 1
-ENOUGH = 2**14  # values below use a quarter of the range, or less
+ENOUGH = 2**14  # If all values are below, they use at most a quarter of the range.
 
 
 def of_images(data: DataSplits, config: ImagesConfig) -> list[Message]:
-    """That images of 16 bits use few of them, and that images have a band that is not read."""
+    """Return notices about 16-bit images that use few of their bits, and about unread bands."""
     images = [*_encoded(data.train.images), *_encoded(data.test.images)]
     opened = _evenly([image for image in images if _may_have_more(image)])
     largest = list[int]()
@@ -51,10 +53,10 @@ def of_images(data: DataSplits, config: ImagesConfig) -> list[Message]:
         notices.append(
             Message(
                 "photographs.dark",
-                f"dataset.root={config.root}: images of 16 bits have values up to"
-                f" {max(largest):,} of {WHITE:,} ({bits} bits), in {len(largest):,} looked at."
-                f" White stays {WHITE:,}: at most {levels} of 256 levels are left. Scale them to"
-                " the full range, or save them with 8 bits, if these are too few",
+                f"dataset.root={config.root}: the {len(largest):,} inspected 16-bit images have"
+                f" values up to {max(largest):,} of {WHITE:,} ({bits} bits). White stays"
+                f" {WHITE:,}, so at most {levels} of 256 levels remain. If these are too few, scale"
+                " the images to the full range, or save them with 8 bits",
                 key="dataset.root",
                 root=str(config.root),
                 most=max(largest),
@@ -67,8 +69,8 @@ def of_images(data: DataSplits, config: ImagesConfig) -> list[Message]:
         notices.append(
             Message(
                 "photographs.further-band",
-                f"dataset.root={config.root}: {bands:,} of {len(opened):,} images looked at have a"
-                " further band that is not called transparency, and is not read",
+                f"dataset.root={config.root}: {bands:,} of {len(opened):,} inspected images have a"
+                " further band that is not marked as transparency, and is not read",
                 key="dataset.root",
                 root=str(config.root),
                 images=bands,
@@ -92,8 +94,10 @@ def _evenly(images: Sequence[EncodedImage]) -> list[EncodedImage]:
 
 
 def _looked_at(encoded: EncodedImage) -> tuple[int | None, bool] | None:
-    """The largest value of an image of 16 bits (None of another), and whether it has a band that is
-    not read. None of one that cannot be decoded, which is said elsewhere.
+    """Return the largest value of a 16-bit image, and whether the image has an unread band.
+
+    The value is None for other images. Return None if the image cannot be decoded, which decoding
+    reports.
     """
     from PIL import Image
 
@@ -101,7 +105,8 @@ def _looked_at(encoded: EncodedImage) -> tuple[int | None, bool] | None:
         with encoded.open("rb") as file, Image.open(file) as image:
             band = _has_further_band(image)
             if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM"):
-                if _bits(image) < WHITE.bit_length():  # which is white then
+                # With 12 bits, for instance, decoding already takes the full 12 bits as white.
+                if _bits(image) < WHITE.bit_length():
                     return None, band
                 return int(np.asarray(image).max()), band
             if _is_cut_to_8_bits(image):
@@ -113,7 +118,7 @@ def _looked_at(encoded: EncodedImage) -> tuple[int | None, bool] | None:
 
 
 def _has_further_band(image: "Image") -> bool:
-    """True of a TIFF with more bands than are shown, or one that Pillow takes for transparency."""
+    """Tell whether a TIFF has more bands than are shown, or one that Pillow mistakes for alpha."""
     tags: Any = getattr(image, "tag_v2", {})
     return decoding.has_other_band(image) or tags.get(BANDS, 0) > len(image.getbands())
 
@@ -124,13 +129,13 @@ def _bits(image: "Image") -> int:
 
 
 def _is_cut_to_8_bits(image: "Image") -> bool:
-    """True of colour of 16 bits, of which Pillow reads the upper 8."""
+    """Tell whether Pillow reads only the upper 8 of 16 bits of a color image."""
     tiles = getattr(image, "tile", ())
     return image.mode in ("RGB", "RGBA", "LA") and any(";16" in str(tile) for tile in tiles)
 
 
 def further_pages(images: Iterable[EncodedImage]) -> int:
-    """How many pages of TIFFs are not read: all but the first, smaller copies and masks."""
+    """Count the pages of TIFFs that are not read, without smaller copies of pages and masks."""
     return sum(
         _further_pages(image)
         for image in images
@@ -150,20 +155,23 @@ def _further_pages(path: Path) -> int:
             for page in range(getattr(image, "n_frames", 1)):
                 image.seek(page)
                 tags.append(getattr(image, "tag_v2", {}).get(SUBFILE, 0))
-    except Exception:  # which decoding names
+    except Exception:  # Decoding will name the broken file.
         return 0
     return sum(not tag & REDUCED_OR_MASK for tag in tags[1:])
 
 
 def _may_have_pages(path: Path) -> bool:
-    """False of a TIFF whose first page names no next one; Pillow takes thirty times as long."""
+    """Return False if the first page of a TIFF names no next page.
+
+    Pillow takes thirty times as long to find out.
+    """
     with path.open("rb") as file:
         order = file.read(2)
         kind = file.read(2)
         first = file.read(4)
         sign = "<" if order == b"II" else ">"
         if struct.unpack(f"{sign}H", kind)[0] != PLAIN:
-            return True  # BigTIFF, or no TIFF
+            return True  # The file is a BigTIFF, or no TIFF.
         file.seek(struct.unpack(f"{sign}I", first)[0])
         (tags,) = struct.unpack(f"{sign}H", file.read(2))
         file.seek(tags * TAG_BYTES, 1)
