@@ -14,7 +14,7 @@ from multicard.observe.profiles.capture import Window
 from multicard.ranks.process import max_over_ranks
 from multicard.records.rank_files import VisionReport
 from multicard.run.rank_report import RankReportWriter
-from multicard.vision.data.batch import Batch, Input, Making, sent_ahead
+from multicard.vision.data.batch import Batch, Input, PendingBatch, copy_ahead
 from multicard.vision.data.loaders import LOADERS
 from multicard.vision.data.splits import Remaining
 from multicard.vision.loop import COUNTS, Loop
@@ -158,4 +158,4 @@ def sent_again(loaded: list[Batch], device: torch.device) -> Iterator[Batch]:
         return cycle(loaded)
     parts = [(batch.images.cpu().pin_memory(), batch.labels.cpu().pin_memory()) for batch in loaded]
     on_host = [Batch(*pair, *batch[2:4]) for pair, batch in zip(parts, loaded, strict=True)]
-    return sent_ahead((Making(batch) for batch in cycle(on_host)), device)
+    return copy_ahead((PendingBatch(batch) for batch in cycle(on_host)), device)

@@ -114,7 +114,7 @@ def side_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 @dataclass(frozen=True)
-class Making:
+class PendingBatch:
     """A batch whose memory is still being filled.
 
     Attributes:
@@ -126,13 +126,13 @@ class Making:
     pieces: list[Callable[[], None]] = field(default_factory=list)
     done: Callable[[], bool] = lambda: True
 
-    def finished(self) -> Batch:
+    def complete(self) -> Batch:
         for piece in self.pieces:
             piece()
         return self.batch
 
 
-def sent_ahead(makings: Iterator[Making], device: torch.device) -> Iterator[Batch]:
+def copy_ahead(pending_batches: Iterator[PendingBatch], device: torch.device) -> Iterator[Batch]:
     """Copy page-locked batches to the device, each while the step before it runs.
 
     The host waits for no copy: users of a batch call `Batch.wait`. Two batches are on the device at
@@ -142,15 +142,17 @@ def sent_ahead(makings: Iterator[Making], device: torch.device) -> Iterator[Batc
     side = side_stream(device)
     copying: deque[tuple[Any, Batch]] = deque()  # Keeps host memory alive until it was copied.
 
-    def place(making: Making | None) -> tuple[Making, torch.Tensor, torch.Tensor, Any] | None:
+    def place(
+        pending: PendingBatch | None,
+    ) -> tuple[PendingBatch, torch.Tensor, torch.Tensor, Any] | None:
         """Allocate a batch on the device, and record when the training stream freed its memory."""
-        if making is None:
+        if pending is None:
             return None
-        images, labels = (torch.empty_like(part, device=device) for part in making.batch[:2])
-        return making, images, labels, training.record_event()
+        images, labels = (torch.empty_like(part, device=device) for part in pending.batch[:2])
+        return pending, images, labels, training.record_event()
 
-    def send(making: Making, images: torch.Tensor, labels: torch.Tensor, free: Any) -> Batch:
-        batch = making.finished()
+    def send(pending: PendingBatch, images: torch.Tensor, labels: torch.Tensor, free: Any) -> Batch:
+        batch = pending.complete()
         side.wait_event(free)
         with torch.cuda.stream(side):
             images.copy_(batch.images, non_blocking=True)
@@ -160,14 +162,14 @@ def sent_ahead(makings: Iterator[Making], device: torch.device) -> Iterator[Batc
         return batch._replace(images=images, labels=labels, ready=ready)
 
     try:
-        placed = place(next(makings, None))
-        sent = None
+        placed = place(next(pending_batches, None))
+        next_sent = None
         while placed is not None:
-            batch = sent or send(*placed)
+            batch = next_sent or send(*placed)
             while copying and copying[0][0].query():
                 copying.popleft()
-            placed = place(next(makings, None))
-            sent = send(*placed) if placed is not None and placed[0].done() else None
+            placed = place(next(pending_batches, None))
+            next_sent = send(*placed) if placed is not None and placed[0].done() else None
             yield batch
             batch.wait()  # Even if the batch was not used, training may now reuse its memory.
             del batch

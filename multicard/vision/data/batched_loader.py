@@ -20,7 +20,7 @@ import torch
 
 from multicard.config.vision import BatchedConfig
 from multicard.vision.data import preprocess, splits
-from multicard.vision.data.batch import Batch, LoaderInput, Making, sent_ahead
+from multicard.vision.data.batch import Batch, LoaderInput, PendingBatch, copy_ahead
 
 # Each thread makes a piece of a batch, small enough for intermediate results to stay in the caches.
 PIECE_BYTES = 8 << 20
@@ -76,10 +76,10 @@ class Batched:
         shape = (1, size, size, 3) if isinstance(images, list) else (1, *images.shape[1:])
         (example,) = self._prepared(np.zeros(1, np.int64), np.zeros(shape, np.uint8))
         self.channels_last = not example.is_contiguous()
-        self.stored = example.permute(1, 2, 0).shape if self.channels_last else example.shape
+        self.stored_shape = example.permute(1, 2, 0).shape if self.channels_last else example.shape
         self.image_bytes = example.nbytes
         in_bytes = PIECE_BYTES // self.image_bytes // PIECE_IMAGES * PIECE_IMAGES
-        self.piece = PIECE_FILES if isinstance(images, list) else max(PIECE_IMAGES, in_bytes)
+        self.piece_images = PIECE_FILES if isinstance(images, list) else max(PIECE_IMAGES, in_bytes)
         self.facts: dict[str, Any] = {
             "workers": source.workers,
             "ahead": self.ahead if source.workers else 0,
@@ -88,44 +88,50 @@ class Batched:
     def __iter__(self) -> Iterator[Batch]:
         source = self.source
         with _threads(source.workers) as pool:
-            makings = self._ahead(source.batches(), pool)
+            pending_batches = self._make_ahead(source.batches(), pool)
             yield from (
-                sent_ahead(makings, source.device)
+                copy_ahead(pending_batches, source.device)
                 if source.pin
-                else (one.finished() for one in makings)
+                else (pending.complete() for pending in pending_batches)
             )
 
-    def _ahead(self, parts: list[np.ndarray], pool: ThreadPoolExecutor | None) -> Iterator[Making]:
+    def _make_ahead(
+        self, parts: list[np.ndarray], pool: ThreadPoolExecutor | None
+    ) -> Iterator[PendingBatch]:
         """Yield the batches. While one is handed out, the next `ahead` batches are being made."""
         buffers = Buffers(self.source.batch_size * self.image_bytes, self.source.pin)
-        ahead: deque[Making] = deque()
+        ahead: deque[PendingBatch] = deque()
         for draws in parts:
-            ahead.append(self._making(draws, buffers.take(), pool))
+            ahead.append(self._start_batch(draws, buffers.take(), pool))
             if len(ahead) > (self.ahead if pool else 0):
                 yield ahead.popleft()
         while ahead:
             yield ahead.popleft()
 
-    def _making(
+    def _start_batch(
         self, draws: np.ndarray, buffer: torch.Tensor, pool: ThreadPoolExecutor | None
-    ) -> Making:
+    ) -> PendingBatch:
         source = self.source
         count = len(draws)
-        used = buffer[: count * self.image_bytes].view(source.transfer).view(count, *self.stored)
+        used = (
+            buffer[: count * self.image_bytes].view(source.transfer).view(count, *self.stored_shape)
+        )
         images = used.permute(0, 3, 1, 2) if self.channels_last else used
         labels = torch.from_numpy(source.split.labels[draws % len(source.split)])
         batch = Batch(
             images, labels.pin_memory() if source.pin else labels, images.nbytes, labels.nbytes
         )
         pieces = zip(
-            images.split(self.piece),
-            np.split(draws, range(self.piece, count, self.piece)),
+            images.split(self.piece_images),
+            np.split(draws, range(self.piece_images, count, self.piece_images)),
             strict=True,
         )
         if pool is None:
-            return Making(batch, [partial(self._fill, *piece) for piece in pieces], lambda: False)
+            return PendingBatch(
+                batch, [partial(self._fill, *piece) for piece in pieces], lambda: False
+            )
         futures = [pool.submit(self._fill, *piece) for piece in pieces]
-        return Making(
+        return PendingBatch(
             batch, [future.result for future in futures], lambda: all(f.done() for f in futures)
         )
 
@@ -136,10 +142,10 @@ class Batched:
         self._prepared(draws, splits.gather(split, draws % len(split), size), images)
 
     def _prepared(
-        self, draws: np.ndarray, stored: np.ndarray, out: torch.Tensor | None = None
+        self, draws: np.ndarray, raw: np.ndarray, out: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Augment, normalise and resize images of the data set as the model takes them."""
-        return self.preparation(self.source.augmented(torch.from_numpy(stored), draws), out)
+        return self.preparation(self.source.augmented(torch.from_numpy(raw), draws), out)
 
 
 @contextmanager

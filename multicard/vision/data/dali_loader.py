@@ -26,7 +26,7 @@ class Feeder:
         self.source = source
         self.files = isinstance(source.split.images, list)
         # Files are fed by name. Images within tables are fed as bytes.
-        self.named = self.files and not files_of(source.split.images)
+        self.fed_by_name = self.files and not files_of(source.split.images)
         # The latest batches. An image that DALI fails to decode is in one of them.
         self.recent: deque[list[EncodedImage]] = deque(maxlen=ahead)
         self.bytes: deque[int] = deque()  # The size of each batch in the pipeline.
@@ -47,7 +47,7 @@ class Feeder:
         if isinstance(split.images, list):
             encoded = [split.images[index] for index in indices]
             self.recent.append(encoded)
-            if self.named:
+            if self.fed_by_name:
                 images: Any = [np.frombuffer(str(path).encode(), np.int8) for path in encoded]
                 self.bytes.append(sum(path_of(image).stat().st_size for image in encoded))
             else:
@@ -119,22 +119,22 @@ class Dali:
             self._at_end = True
             return None
         except RuntimeError as error:
-            raise self._named(error) from None
+            raise self._error_with_file(error) from None
 
-    def _named(self, error: RuntimeError) -> Exception:
+    def _error_with_file(self, error: RuntimeError) -> Exception:
         """Return an error that names the undecodable file, which DALI does not name."""
         for path in chain.from_iterable(self.feeder.recent):
             try:
                 decoding.decode(path, 32)
-            except ValueError as broken:
-                return broken
+            except ValueError as named_error:
+                return named_error
         return error
 
 
 def _pipeline(source: LoaderInput, feeder: Feeder, threads: int, ahead: int) -> Any:
-    nvidia: Any = import_module("nvidia.dali")  # An optional dependency.
-    fn = nvidia.fn
-    types = nvidia.types
+    dali: Any = import_module("nvidia.dali")  # An optional dependency.
+    fn = dali.fn
+    types = dali.types
     config = source.config.dataset
     images = source.split.images
     on_gpu = source.device.type == "cuda"
@@ -142,43 +142,43 @@ def _pipeline(source: LoaderInput, feeder: Feeder, threads: int, ahead: int) -> 
     grey = source.split.grey
     channels = 1 if grey and config.alike else 3
     size = [config.image_size, config.image_size]
-    half = source.transfer is torch.float16
-    scaled = {
+    is_half = source.transfer is torch.float16
+    normalisation = {
         key: [255 * value for value in getattr(config, key)][:channels] for key in ("mean", "std")
     }
     layout = "HWC" if source.config.layout.name is LayoutName.nhwc else "CHW"
     resize = {"size": size, "interp_type": types.DALIInterpType.INTERP_LINEAR}
 
-    @nvidia.pipeline_def
+    @dali.pipeline_def
     def graph() -> Any:
-        first = types.DALIDataType.INT8 if feeder.named else types.DALIDataType.UINT8
-        kinds = [
-            first,
+        pixel_type = types.DALIDataType.INT8 if feeder.fed_by_name else types.DALIDataType.UINT8
+        input_types = [
+            pixel_type,
             types.DALIDataType.INT64,
             types.DALIDataType.INT32,
             types.DALIDataType.INT32,
         ]
         layouts = ["" if feeder.files else "HW" if grey else "HWC", "", "", ""]
-        count = 4 if augmented else 2
+        inputs = 4 if augmented else 2
         fed: Any = fn.external_source(
             source=feeder,
             cycle="raise",
-            num_outputs=count,
+            num_outputs=inputs,
             batch=True,
-            dtype=kinds[:count],
-            layout=layouts[:count],
+            dtype=input_types[:inputs],
+            layout=layouts[:inputs],
         )
         pixels = fed[0]
         labels = fed[1]
         if feeder.files:
             device = "mixed" if on_gpu else "cpu"
-            kind = types.DALIImageType.RGB
-            pixels = fn.io.file.read(pixels) if feeder.named else pixels
+            image_type = types.DALIImageType.RGB
+            pixels = fn.io.file.read(pixels) if feeder.fed_by_name else pixels
             pixels = fn.decoders.image(
-                pixels, device=device, output_type=kind, adjust_orientation=True
+                pixels, device=device, output_type=image_type, adjust_orientation=True
             )
-            whole = types.DALIDataType.UINT8 if augmented else types.DALIDataType.FLOAT
-            pixels = fn.resize(pixels, **resize, antialias=True, dtype=whole)
+            resized_type = types.DALIDataType.UINT8 if augmented else types.DALIDataType.FLOAT
+            pixels = fn.resize(pixels, **resize, antialias=True, dtype=resized_type)
         elif on_gpu:
             pixels = pixels.gpu()
         if grey:
@@ -189,15 +189,17 @@ def _pipeline(source: LoaderInput, feeder: Feeder, threads: int, ahead: int) -> 
             pixels = fn.slice(
                 pixels, start=fed[2], shape=[window.height, window.width], axes=[0, 1]
             )
-        smaller = isinstance(images, np.ndarray) and max(images.shape[1:3]) > config.image_size
+        shrinks = isinstance(images, np.ndarray) and max(images.shape[1:3]) > config.image_size
         if not feeder.files or augmented:
-            pixels = fn.resize(pixels, **resize, antialias=smaller, dtype=types.DALIDataType.FLOAT)
+            pixels = fn.resize(pixels, **resize, antialias=shrinks, dtype=types.DALIDataType.FLOAT)
         if grey and not config.alike:
             pixels = fn.cat(pixels, pixels, pixels, axis=2)
-        kind = types.DALIDataType.FLOAT16 if half else types.DALIDataType.FLOAT
+        image_type = types.DALIDataType.FLOAT16 if is_half else types.DALIDataType.FLOAT
         mirror = {"mirror": fed[3]} if augmented else {}
         return (
-            fn.crop_mirror_normalize(pixels, dtype=kind, output_layout=layout, **scaled, **mirror),
+            fn.crop_mirror_normalize(
+                pixels, dtype=image_type, output_layout=layout, **normalisation, **mirror
+            ),
             labels,
         )
 

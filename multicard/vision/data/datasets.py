@@ -94,11 +94,11 @@ MNIST_FILES = {
 
 def read_mnist(config: MnistConfig, _: int) -> DataSplits:
     """Read MNIST's four IDX files (LeCun, Cortes, Burges), plain or compressed."""
-    raw = _mnist_folder(config)
+    raw_folder = _mnist_folder(config)
     train, test = (
         Split(
-            _idx(raw, f"{part}-images-idx3-ubyte"),
-            _idx(raw, f"{part}-labels-idx1-ubyte").astype(np.int64),
+            _read_idx(raw_folder, f"{part}-images-idx3-ubyte"),
+            _read_idx(raw_folder, f"{part}-labels-idx1-ubyte").astype(np.int64),
         )
         for part in ("train", "t10k")
     )
@@ -109,17 +109,17 @@ def _mnist_folder(config: MnistConfig) -> Path:
     return Path(config.root).expanduser() / "MNIST" / "raw"
 
 
-def _mnist_file(raw: Path, name: str) -> Path:
+def _mnist_file(raw_folder: Path, name: str) -> Path:
     """Return the plain file if it exists, or else the .gz, which need not exist."""
-    return raw / name if (raw / name).is_file() else raw / f"{name}.gz"
+    return raw_folder / name if (raw_folder / name).is_file() else raw_folder / f"{name}.gz"
 
 
-def _idx(raw: Path, name: str) -> np.ndarray:
+def _read_idx(raw_folder: Path, name: str) -> np.ndarray:
     """Read an IDX file of unsigned bytes.
 
     It has a header of big-endian int32 (magic number, then one size per dimension) and the values.
     """
-    path = _mnist_file(raw, name)
+    path = _mnist_file(raw_folder, name)
     content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     dimensions = content[3]
     shape = struct.unpack_from(f">{dimensions}i", content, 4)
@@ -128,25 +128,25 @@ def _idx(raw: Path, name: str) -> np.ndarray:
 
 def check_mnist(config: MnistConfig) -> None:
     """Download the files if configured, and check that all are present and complete."""
-    raw = _mnist_folder(config)
+    raw_folder = _mnist_folder(config)
     if config.download:
         _download(config)
     for name, (md5, count) in MNIST_FILES.items():
-        path = _mnist_file(raw, name)
+        path = _mnist_file(raw_folder, name)
         if not path.is_file():
             raise Refusal(
                 "mnist.absent",
-                f"dataset.root={config.root}: there is no {name}[.gz] in {raw}; give the folder"
-                " that holds MNIST/raw, `dataset.root=FOLDER`, or download it there with"
+                f"dataset.root={config.root}: there is no {name}[.gz] in {raw_folder}; give the"
+                " folder that holds MNIST/raw, `dataset.root=FOLDER`, or download it there with"
                 " `dataset.download=true`",
                 key="dataset.root",
                 file=name,
-                folder=str(raw),
+                folder=str(raw_folder),
             )
         if path.suffix == ".gz":
             is_whole = hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest() == md5
         else:
-            is_whole = _has_shape(raw, name, (count, 28, 28) if "idx3" in name else (count,))
+            is_whole = _has_shape(raw_folder, name, (count, 28, 28) if "idx3" in name else (count,))
         if not is_whole:
             raise Refusal(
                 "mnist.altered",
@@ -157,23 +157,25 @@ def check_mnist(config: MnistConfig) -> None:
             )
 
 
-def _has_shape(raw: Path, name: str, shape: tuple[int, ...]) -> bool:
+def _has_shape(raw_folder: Path, name: str, shape: tuple[int, ...]) -> bool:
     try:
-        return _idx(raw, name).shape == shape
+        return _read_idx(raw_folder, name).shape == shape
     except (IndexError, struct.error, ValueError):
         return False
 
 
 def _download(config: MnistConfig) -> None:
     """Download the absent files, each completely or not at all."""
-    raw = _mnist_folder(config)
+    raw_folder = _mnist_folder(config)
     problems = []
-    absent = [name for name in MNIST_FILES if not _mnist_file(raw, name).is_file()]
+    absent = [name for name in MNIST_FILES if not _mnist_file(raw_folder, name).is_file()]
     for mirror in MIRRORS if absent else ():
         why = network.problem(mirror)
         try:
             for name in absent if why is None else ():
-                _fetch(f"{mirror}{name}.gz", raw / f"{name}.gz", MNIST_FILES[name][0])
+                _download_file(
+                    f"{mirror}{name}.gz", raw_folder / f"{name}.gz", MNIST_FILES[name][0]
+                )
         except (OSError, HTTPException) as error:
             why = str(error)
         if why is None:
@@ -191,7 +193,7 @@ def _download(config: MnistConfig) -> None:
         )
 
 
-def _fetch(url: str, path: Path, md5: str) -> None:
+def _download_file(url: str, path: Path, md5: str) -> None:
     with urlopen(url, timeout=network.ANSWERS_WITHIN_S) as response:
         content = response.read()
     if hashlib.md5(content, usedforsecurity=False).hexdigest() != md5:
@@ -207,9 +209,9 @@ DATASETS = {
     "digits": DataSet(read_digits),
     "mnist": DataSet(read_mnist, MnistConfig, check_mnist, lambda config: config.download),
     "images": DataSet(
-        photographs.read,
+        photographs.read_photographs,
         ImagesConfig,
-        photographs.check,
+        photographs.check_photographs,
         finish=photographs.finish,
         require_room=photographs.require_room,
     ),
@@ -235,7 +237,7 @@ def repeated(config: DatasetConfig, seed: int) -> RepeatedImages | None:
     if not isinstance(config, ImagesConfig):
         return None
     data = DATASETS[config.name].read(config, seed)
-    return photographs.repeated(_limited(data, config, seed), config)
+    return photographs.count_repeated(_limited(data, config, seed), config)
 
 
 def _limited(data: DataSplits, config: DatasetConfig, seed: int) -> DataSplits:

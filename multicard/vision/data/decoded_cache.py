@@ -35,7 +35,7 @@ VERSION = 1  # The version of the format. A cache with another version is rebuil
 CHUNK = 256  # This many images are decoded ahead of the one that is written.
 
 
-def cached(data: DataSplits, config: ImagesConfig) -> DataSplits:
+def decode_into_cache(data: DataSplits, config: ImagesConfig) -> DataSplits:
     """Return the same data set with decoded images. `facts` say where they are stored.
 
     Raises:
@@ -49,7 +49,7 @@ def cached(data: DataSplits, config: ImagesConfig) -> DataSplits:
     ):
         share = limit or config.split
         # The run's seed decides which images are used, so they are part of the cache's name.
-        part = f"_{share}-{_digits(str(split.images))}" if share else ""
+        part = f"_{share}-{_hash_digits(str(split.images))}" if share else ""
         splits[name], facts[name] = SplitCache(
             split, f"{name}_{config.image_size}px{part}", config
         ).open()
@@ -58,19 +58,19 @@ def cached(data: DataSplits, config: ImagesConfig) -> DataSplits:
     )
 
 
-def folder(config: ImagesConfig) -> Path:
+def cache_folder(config: ImagesConfig) -> Path:
     """Return the folder of the cache."""
     return Path(
         config.cache_dir or data_folder(Path(str(config.root)).expanduser()) / ".multicard"
     ).expanduser()
 
 
-def check(config: ImagesConfig) -> None:
+def check_cache_writable(config: ImagesConfig) -> None:
     """Refuse a cache that neither exists nor can be written."""
-    path = folder(config)
+    path = cache_folder(config)
     existing = next(parent for parent in (path, *path.parents) if parent.exists())
-    usable = existing.is_dir() and (os.access(existing, os.W_OK) or any(path.glob("*.json")))
-    if not usable:
+    is_usable = existing.is_dir() and (os.access(existing, os.W_OK) or any(path.glob("*.json")))
+    if not is_usable:
         key = "dataset.cache_dir" if config.cache_dir else "dataset.root"
         raise Refusal(
             "cache.unwritable",
@@ -90,10 +90,13 @@ class SplitCache:
         self.images = split.images
         self.labels = split.labels
         self.config = config
-        self.folder = folder(config)
+        self.folder = cache_folder(config)
         self.root = Path(str(config.root)).expanduser()
         if self.folder != self.root / ".multicard":  # Other data sets may use this folder too.
-            name = f"{as_text(self.root.resolve().name)}-{_digits(str(self.root.resolve()))}_{name}"
+            name = (
+                f"{as_text(self.root.resolve().name)}-"
+                f"{_hash_digits(str(self.root.resolve()))}_{name}"
+            )
         self.name = name
         self.entry_file = self.folder / f"{name}.json"
 
@@ -143,8 +146,8 @@ class SplitCache:
                 broken=len(skipped),
                 images=len(self.images),
             )
-        decoded = np.ones(len(self.images), dtype=bool)
-        decoded[[image["index"] for image in skipped]] = False
+        is_decoded = np.ones(len(self.images), dtype=bool)
+        is_decoded[[image["index"] for image in skipped]] = False
         facts = {
             "file": str(self.folder / entry["file"]),
             "bytes": entry["bytes"],
@@ -152,7 +155,7 @@ class SplitCache:
             "skipped": len(skipped),
             "skipped_paths": [image["path"] for image in skipped[:20]],
         }
-        return Split(images, self.labels[decoded]), facts
+        return Split(images, self.labels[is_decoded]), facts
 
     def _fingerprint(self) -> str:
         """Return 16 hex digits that depend on the names, sizes and times of the images.
@@ -247,6 +250,6 @@ class SplitCache:
                     file.release()
 
 
-def _digits(text: str) -> str:
+def _hash_digits(text: str) -> str:
     # Names may hold bytes that are not UTF-8.
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:6]

@@ -53,7 +53,7 @@ def decode(encoded: EncodedImage, image_size: int) -> np.ndarray:
 
     try:
         with encoded.open("rb") as file, Image.open(file) as image:
-            pixels = torch.from_numpy(np.array(shown(image))).permute(2, 0, 1)
+            pixels = torch.from_numpy(np.array(upright_rgb(image))).permute(2, 0, 1)
     except MemoryError:
         raise
     # Each decoder raises its own exceptions: SyntaxError for PNG, RuntimeError for AVIF.
@@ -75,7 +75,7 @@ def decode(encoded: EncodedImage, image_size: int) -> np.ndarray:
     )
 
 
-def shown(image: "Image") -> "Image":
+def upright_rgb(image: "Image") -> "Image":
     """Return the first frame of an opened image in RGB, upright.
 
     Raises:
@@ -86,7 +86,7 @@ def shown(image: "Image") -> "Image":
     rgb = _rgb(image)
     # The orientation is known only after the pixels were read. Pillow turns a TIFF itself, and a
     # PNG may have its EXIF at the end.
-    turn = _turn(image)
+    turn = _upright_transposition(image)
     return rgb if turn is None else rgb.transpose(Transpose[turn])
 
 
@@ -151,8 +151,10 @@ def _scaled_to_8_bits(image: "Image") -> "Image":
     values = np.asarray(image)
     tags: Any = getattr(image, "tag_v2", {})
     # Pillow does not scale the 12 bits of a TIFF to 16.
-    most = 2 ** tags.get(BITS_PER_SAMPLE, (16,))[0] - 1
-    levels = ((values.astype(np.uint32) * 255 + most // 2) // most).astype(np.uint8)
+    largest_value = 2 ** tags.get(BITS_PER_SAMPLE, (16,))[0] - 1
+    levels = ((values.astype(np.uint32) * 255 + largest_value // 2) // largest_value).astype(
+        np.uint8
+    )
     if tags.get(PHOTOMETRIC) == WHITE_IS_ZERO:
         levels = 255 - levels
     transparent = image.info.get("transparency")
@@ -161,7 +163,7 @@ def _scaled_to_8_bits(image: "Image") -> "Image":
     return Image.fromarray(levels)
 
 
-def _turn(image: "Image") -> str | None:
+def _upright_transposition(image: "Image") -> str | None:
     """Return the transposition that turns the image upright, or None if it is upright.
 
     Broken EXIF also gives None.

@@ -42,23 +42,35 @@ class Resident:
         self.rows = (
             None if source.training else np.fromiter(source.sampler, np.int64) % len(source.split)
         )
-        read = len(source.sampler) if source.sharded or self.rows is not None else len(images)  # pyright: ignore[reportArgumentType]
+        images_read = (
+            len(source.sampler) if source.sharded or self.rows is not None else len(images)
+        )  # pyright: ignore[reportArgumentType]
         image_bytes = images[0].nbytes
         budget = source.config.dataset.device_budget_bytes
         if budget is None:
             # In a race, paused cells occupy memory that is free again for the winner's final run.
             # The budget is therefore a share of all memory.
-            raced = memory.device_memory(source.device.type) if pauses(source.config) else None
+            race_memory = (
+                memory.device_memory(source.device.type) if pauses(source.config) else None
+            )
             budget = int(
                 BUDGET_SHARE
-                * (raced.total_bytes if raced else memory.free_memory_bytes(source.device))
+                * (
+                    race_memory.total_bytes
+                    if race_memory
+                    else memory.free_memory_bytes(source.device)
+                )
             )
         self.mode = (
-            "streamed" if read * image_bytes > budget else "shard" if source.sharded else "resident"
+            "streamed"
+            if images_read * image_bytes > budget
+            else "shard"
+            if source.sharded
+            else "resident"
         )
         self.facts: dict[str, Any] = {
             "mode": self.mode,
-            "bytes": read * image_bytes,
+            "bytes": images_read * image_bytes,
             "budget_bytes": budget,
         }
         self.setup_bytes = 0
@@ -70,7 +82,7 @@ class Resident:
                 self.images = images[self.rows]
                 self.labels = self.labels[self.rows]
                 self.rows = np.arange(len(self.rows))
-            self.setup_bytes = read * (image_bytes + self.labels.itemsize)
+            self.setup_bytes = images_read * (image_bytes + self.labels.itemsize)
             self.raw = self._send(self.images)
             self.targets = self._send(self.labels)
 
@@ -78,22 +90,24 @@ class Resident:
         source = self.source
         image_bytes = self.images[0].nbytes
         draws = np.fromiter(source.sampler, np.int64)
-        order = draws % len(source.split) if self.rows is None else self.rows
-        slices = [
+        sample_order = draws % len(source.split) if self.rows is None else self.rows
+        batch_slices = [
             slice(first, first + source.batch_size)
-            for first in range(0, len(order), source.batch_size)
+            for first in range(0, len(sample_order), source.batch_size)
         ]
         if self.mode == "shard":
-            self._send_shard(order)
+            self._send_shard(sample_order)
         elif self.mode == "resident":
-            self.order = self._send(order)
+            self.order = self._send(sample_order)
         # Bytes that cross for the whole epoch count with its first batch.
-        epoch_bytes = {"resident": order.nbytes, "shard": len(order) * image_bytes, "streamed": 0}[
-            self.mode
-        ]
-        label_bytes = order.nbytes if self.mode == "shard" else 0
-        batches = (self._batch(part, order, draws) for part in slices)
-        for images, labels in self._ahead(batches) if self.on_cuda else batches:
+        epoch_bytes = {
+            "resident": sample_order.nbytes,
+            "shard": len(sample_order) * image_bytes,
+            "streamed": 0,
+        }[self.mode]
+        label_bytes = sample_order.nbytes if self.mode == "shard" else 0
+        batches = (self._batch(part, sample_order, draws) for part in batch_slices)
+        for images, labels in self._prepare_ahead(batches) if self.on_cuda else batches:
             window_bytes = (
                 WINDOW_BYTES * len(labels)
                 if source.training and source.config.dataset.augment
@@ -105,25 +119,25 @@ class Resident:
                 yield Batch(images, labels, window_bytes + epoch_bytes, label_bytes)
                 epoch_bytes = label_bytes = 0
 
-    def _send_shard(self, order: np.ndarray) -> None:
+    def _send_shard(self, sample_order: np.ndarray) -> None:
         """Send this epoch's images in the order of their use. On CPU, they stay in place."""
         if not self.on_cuda:
             self.raw, self.targets, self.order = map(
-                torch.from_numpy, (self.images, self.labels, order)
+                torch.from_numpy, (self.images, self.labels, sample_order)
             )
             return
         self.raw = self.targets = torch.empty(0)  # Frees the last epoch's images and labels.
-        self.raw = self._send(self.images[order])
-        self.targets = self._send(self.labels[order])
-        self.order = torch.arange(len(order), device=self.source.device)
+        self.raw = self._send(self.images[sample_order])
+        self.targets = self._send(self.labels[sample_order])
+        self.order = torch.arange(len(sample_order), device=self.source.device)
 
     def _batch(
-        self, part: slice, order: np.ndarray, draws: np.ndarray
+        self, part: slice, sample_order: np.ndarray, draws: np.ndarray
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return images and labels on the device for a part of the epoch's order."""
         if self.mode == "streamed":
             raw, labels = (
-                self._send(values[order[part]], self.source.pin)
+                self._send(values[sample_order[part]], self.source.pin)
                 for values in (self.images, self.labels)
             )
         else:
@@ -153,7 +167,7 @@ class Resident:
         tensor = torch.from_numpy(values)
         return (tensor.pin_memory() if pin else tensor).to(self.source.device, non_blocking=True)
 
-    def _ahead(
+    def _prepare_ahead(
         self, batches: Iterator[tuple[torch.Tensor, torch.Tensor]]
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Prepare each batch on the side stream while the step before it runs."""

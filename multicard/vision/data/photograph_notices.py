@@ -12,19 +12,19 @@ from multicard.vision.data.splits import DataSplits
 SHOWN_KINDS = 8  # A notice lists at most this many kinds, classes or groups.
 
 
-def of_data(data: DataSplits, config: ImagesConfig) -> list[Message]:
+def notices_of_data(data: DataSplits, config: ImagesConfig) -> list[Message]:
     """Return all notices about data that were read."""
     notices = list[Message]()
     if data.ignored:
-        notices.append(_not_read(data.ignored, config))
-    alike = class_names.group_similar_names(data.class_names)
-    if alike:
-        notices.append(_alike(alike, config))
+        notices.append(_ignored_notice(data.ignored, config))
+    similar_names = class_names.group_similar_names(data.class_names)
+    if similar_names:
+        notices.append(_similar_classes_notice(similar_names, config))
     if config.parts != []:  # With `dataset.parts=[]`, the user declared the folders to be classes.
-        inside = _folders_in_classes(data, config)
-        if inside:
-            notices.append(_of_several_folders(inside, config))
-    return [*notices, *pixel_values.of_images(data, config)]
+        folders_by_class = _folders_in_classes(data, config)
+        if folders_by_class:
+            notices.append(_folders_in_classes_notice(folders_by_class, config))
+    return [*notices, *pixel_values.notices_of_images(data, config)]
 
 
 def _folders_in_classes(data: DataSplits, config: ImagesConfig) -> dict[str, list[str]]:
@@ -42,31 +42,34 @@ def _folders_in_classes(data: DataSplits, config: ImagesConfig) -> dict[str, lis
     return not_classes.folders_in_classes(root, files)
 
 
-def _of_several_folders(inside: dict[str, list[str]], config: ImagesConfig) -> Message:
+def _folders_in_classes_notice(
+    folders_by_class: dict[str, list[str]], config: ImagesConfig
+) -> Message:
     """Say that the folder of a class holds folders that may be the real classes."""
     shown = [
-        f"{name} (with the folders {', '.join(folders[:3])})" for name, folders in inside.items()
+        f"{name} (with the folders {', '.join(folders[:3])})"
+        for name, folders in folders_by_class.items()
     ]
-    more = f" and {len(shown) - SHOWN_KINDS} more" if len(shown) > SHOWN_KINDS else ""
-    alone = Path(str(config.root)).expanduser() / next(iter(inside))
+    more_text = f" and {len(shown) - SHOWN_KINDS} more" if len(shown) > SHOWN_KINDS else ""
+    class_folder = Path(str(config.root)).expanduser() / next(iter(folders_by_class))
     remedy = None
-    if len(inside) == 1 and alone.is_dir():
-        remedy = override("dataset.root", alone)
+    if len(folders_by_class) == 1 and class_folder.is_dir():
+        remedy = override("dataset.root", class_folder)
     use = "" if remedy is None else f", or use `{remedy}` to read them alone"
     return Message(
         "photographs.folders-in-classes",
         in_one_line(
-            f"dataset.root={config.root}: trains {', '.join(shown[:SHOWN_KINDS])}{more} as one"
+            f"dataset.root={config.root}: trains {', '.join(shown[:SHOWN_KINDS])}{more_text} as one"
             f" class each; if the folders are the classes, put all classes side by side{use}"
         ),
         key="dataset.root",
         root=str(config.root),
-        classes={name: folders[:20] for name, folders in [*inside.items()][:20]},
+        classes={name: folders[:20] for name, folders in [*folders_by_class.items()][:20]},
         remedy=remedy,
     )
 
 
-def _alike(groups: list[list[str]], config: ImagesConfig) -> Message:
+def _similar_classes_notice(groups: list[list[str]], config: ImagesConfig) -> Message:
     """Say that the names of some classes differ only in spelling and may mean one class."""
     shown = "; ".join(" and ".join(group) for group in groups[:SHOWN_KINDS])
     return Message(
@@ -81,14 +84,14 @@ def _alike(groups: list[list[str]], config: ImagesConfig) -> Message:
     )
 
 
-def _not_read(ignored: list[Ignored], config: ImagesConfig) -> Message:
+def _ignored_notice(ignored: list[Ignored], config: ImagesConfig) -> Message:
     """Say what is not read: the most frequent kinds, and the number of all others."""
     kinds = [f"{part.count:,} {part.what}" for part in ignored[:SHOWN_KINDS]]
     others = sum(part.count for part in ignored[SHOWN_KINDS:])
-    more = [f"{others:,} of other kinds"] if others else []
+    more_text = [f"{others:,} of other kinds"] if others else []
     return Message(
         "photographs.ignored",
-        in_one_line(f"dataset.root={config.root}: not read: {', '.join([*kinds, *more])}"),
+        in_one_line(f"dataset.root={config.root}: not read: {', '.join([*kinds, *more_text])}"),
         key="dataset.root",
         root=str(config.root),
         ignored={part.what: part.count for part in ignored},

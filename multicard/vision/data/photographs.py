@@ -44,7 +44,7 @@ FIFTH = 0.2  # The share to test on that remedies suggest (`train_on_overrides`)
 _say_once = cache(say)  # The cells of a sweep share their data, so notices would repeat.
 
 
-def read(config: ImagesConfig, seed: int) -> DataSplits:
+def read_photographs(config: ImagesConfig, seed: int) -> DataSplits:
     """Read the images, still encoded, of a part to train on and a part to test on.
 
     If there is only one part, `dataset.split` holds a share of it out for testing.
@@ -60,7 +60,7 @@ def read(config: ImagesConfig, seed: int) -> DataSplits:
         unlabelled = list[DataPart]()
         while tests and not tests[0].has_labels:
             unlabelled.append(tests.pop(0))
-        taken = [train_part, *tests[:1]]
+        chosen_parts = [train_part, *tests[:1]]
         by_folders = config.columns.get("label", "") is None
         if root.is_dir() and config.parts is None and not source.tables and not by_folders:
             test_part = tests[0] if tests else None
@@ -69,21 +69,21 @@ def read(config: ImagesConfig, seed: int) -> DataSplits:
             )
             source = replace(source, notices=tuple(part_tables.unread_table_notices(root, tables)))
         _require_a_test(
-            taken, config, root, [*(part.name for part in unlabelled), *source.unlabelled]
+            chosen_parts, config, root, [*(part.name for part in unlabelled), *source.unlabelled]
         )
-        samples = [part.read() for part in taken]
+        samples = [part.read() for part in chosen_parts]
     except OSError as error:
         raise Refusal(
             "photographs.unreadable",
-            f"{error.filename}: cannot be read ({error.strerror}); see that you may read it, or"
+            f"{error.filename}: cannot be read ({error.strerror}); correct its permissions, or"
             " remove it",
             key="dataset.root",
             path=str(error.filename),
             why=error.strerror,
         ) from None
     names = samples[0].classes
-    _require_classes(samples, taken, place)
-    numbers = {name: number for number, name in enumerate(names)}
+    _require_classes(samples, chosen_parts, place)
+    class_numbers = {name: number for number, name in enumerate(names)}
     facts: dict[str, Any] = {"classes": names[:NAMED_CLASSES]}  # In the order of their numbers.
     counts = sum((part.ignored for part in samples), source.ignored)
     for part in unlabelled:
@@ -93,7 +93,8 @@ def read(config: ImagesConfig, seed: int) -> DataSplits:
     notices = [*dict.fromkeys([*source.notices, *samples[0].notices])]
     ignored = [Ignored(what, number) for what, number in counts.most_common() if number]
     train, *rest = (
-        Split(part.images, np.array([numbers[label] for label in part.labels])) for part in samples
+        Split(part.images, np.array([class_numbers[label] for label in part.labels]))
+        for part in samples
     )
     if rest:
         unused = [part.name.lower() for part in tests[1:]]
@@ -105,30 +106,32 @@ def read(config: ImagesConfig, seed: int) -> DataSplits:
         return DataSplits(train, rest[0], len(names), facts, ignored, names, notices)
     assert config.split is not None
     is_test = held_out(train.labels, config.split, seed)
-    for name, number in numbers.items():
+    for name, number in class_numbers.items():
         members = is_test[train.labels == number]
         if 0 < members.sum() < len(members):
             continue
-        lacking = "train" if members.any() else "test"
+        missing_part = "train" if members.any() else "test"
         raise Refusal(
             "photographs.split-leaves-none",
             f"dataset.split={config.split}: leaves {name}, with {count(len(members), 'image')},"
-            f" without one to {lacking} on; choose another share, or add images of this class",
+            f" without one to {missing_part} on; choose another share, or add images of this class",
             key="dataset.split",
             name=name,
             images=len(members),
-            lacking=lacking,
+            lacking=missing_part,
         )
-    whole = train_part.name.lower()
-    facts["parts"] = {"train": whole, "test": f"{config.split:g} of {whole}", "unused": []}
-    held = np.flatnonzero(is_test)
-    kept = np.flatnonzero(~is_test)
-    kept_part = train.part(kept)
-    return DataSplits(kept_part, train.part(held), len(names), facts, ignored, names, notices)
+    part_name = train_part.name.lower()
+    facts["parts"] = {"train": part_name, "test": f"{config.split:g} of {part_name}", "unused": []}
+    test_indices = np.flatnonzero(is_test)
+    train_indices = np.flatnonzero(~is_test)
+    train_part_samples = train.part(train_indices)
+    return DataSplits(
+        train_part_samples, train.part(test_indices), len(names), facts, ignored, names, notices
+    )
 
 
 def _require_a_test(
-    taken: list[DataPart], config: ImagesConfig, root: Path, unlabelled: list[str]
+    chosen_parts: list[DataPart], config: ImagesConfig, root: Path, unlabelled: list[str]
 ) -> None:
     """Refuse data without a part to test on, and `dataset.split` for data that have one.
 
@@ -136,7 +139,7 @@ def _require_a_test(
         taken: The part to train on, and the part to test on if there is one.
         unlabelled: Names of parts to test on whose images have no class.
     """
-    train, *tests = taken
+    train, *tests = chosen_parts
     if tests and config.split is not None:
         raise Refusal(
             "photographs.split-already",
@@ -188,19 +191,19 @@ def _require_a_test(
     )
 
 
-def _require_classes(samples: list[PartSamples], taken: list[DataPart], place: str) -> None:
+def _require_classes(samples: list[PartSamples], chosen_parts: list[DataPart], place: str) -> None:
     """Refuse parts whose classes differ, and data with a single class."""
     names = samples[0].classes
-    differ = sorted({*names} ^ {*samples[-1].classes})[:20]
-    if differ:
-        parts = [part.name for part in taken]
+    differing_classes = sorted({*names} ^ {*samples[-1].classes})[:20]
+    if differing_classes:
+        parts = [part.name for part in chosen_parts]
         raise Refusal(
             "photographs.other-classes",
             f"{place}: {' and '.join(parts)} need the same classes, but only one of them has"
-            f" {', '.join(differ)}; {_one_part_alone(samples, parts)}",
+            f" {', '.join(differing_classes)}; {_one_part_alone(samples, parts)}",
             key="dataset.root",
             parts=[name.lower() for name in parts],
-            classes=differ,
+            classes=differing_classes,
         )
     _require_two_classes(names, place)
 
@@ -235,7 +238,7 @@ def finish(data: DataSplits, config: ImagesConfig) -> DataSplits:
     if config.cache is CacheMode.process:
         return in_process(data, config)
     if config.cache is CacheMode.mmap:
-        return decoded_cache.cached(data, config)
+        return decoded_cache.decode_into_cache(data, config)
     for file in files_of([*data.train.images, *data.test.images]):
         file.load()  # Workers are forked later and share the loaded file.
     return data
@@ -289,7 +292,7 @@ def require_room(config: ImagesConfig, processes: int) -> None:
     """Refuse `dataset.cache=process` if the copies of all processes exceed the machine's memory."""
     if config.cache is not CacheMode.process:
         return
-    data = read(config, seed=0)
+    data = read_photographs(config, seed=0)
     limited = (data.train, config.train_limit), (data.test, config.test_limit)
     images = sum(min(len(split), limit or len(split)) for split, limit in limited)
     needed_bytes = processes * images * 3 * config.image_size**2 * 4
@@ -310,14 +313,14 @@ def require_room(config: ImagesConfig, processes: int) -> None:
         )
 
 
-def check(config: ImagesConfig) -> None:
+def check_photographs(config: ImagesConfig) -> None:
     """Check that both parts hold the same classes, and that decoded photographs can be stored.
 
     Print the notices about the data.
     """
-    data = read(config, seed=0)
+    data = read_photographs(config, seed=0)
     parts = data.facts["parts"]
-    for notice in (*data.notices, *photograph_notices.of_data(data, config)):
+    for notice in (*data.notices, *photograph_notices.notices_of_data(data, config)):
         _say_once(notice)
     if parts["unused"]:
         note = Message(
@@ -330,34 +333,35 @@ def check(config: ImagesConfig) -> None:
         )
         _say_once(note)
     if config.cache is CacheMode.mmap:
-        decoded_cache.check(config)
+        decoded_cache.check_cache_writable(config)
 
 
-def repeated(data: DataSplits, config: ImagesConfig) -> RepeatedImages | None:
+def count_repeated(data: DataSplits, config: ImagesConfig) -> RepeatedImages | None:
     """Count the images that occur more than once in these parts, and print a notice about them."""
-    found = repeated_images.repeated(data.train, data.test)
-    if found is None or not (found.in_both or found.two_labels):
-        return found
-    said = []
-    if found.in_both:
-        said.append(f"{found.in_both:,} of {found.tested:,} test images are also trained on")
-    if found.two_labels:
-        said.append(f"{count(found.two_labels, 'sample')} show images that have two labels")
-    part = (
+    counts = repeated_images.count_repeated(data.train, data.test)
+    if counts is None or not (counts.in_both or counts.two_labels):
+        return counts
+    findings = []
+    if counts.in_both:
+        findings.append(f"{counts.in_both:,} of {counts.tested:,} test images are also trained on")
+    if counts.two_labels:
+        findings.append(f"{count(counts.two_labels, 'sample')} show images that have two labels")
+    coverage = (
         ""
-        if found.compared == found.images
-        else f" (found in {found.compared:,} of {found.images:,} images)"
+        if counts.compared == counts.images
+        else f" (found in {counts.compared:,} of {counts.images:,} images)"
     )
     note = Message(
         "photographs.repeated",
-        f"dataset.root={config.root}: {', '.join(said)}, as their files or bytes show{part}",
+        f"dataset.root={config.root}: {', '.join(findings)}, as their files or bytes"
+        f" show{coverage}",
         key="dataset.root",
         root=str(config.root),
-        in_both=found.in_both,
-        two_labels=found.two_labels,
-        tested=found.tested,
-        compared=found.compared,
-        images=found.images,
+        in_both=counts.in_both,
+        two_labels=counts.two_labels,
+        tested=counts.tested,
+        compared=counts.compared,
+        images=counts.images,
     )
     _say_once(note)
-    return found
+    return counts

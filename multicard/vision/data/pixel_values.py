@@ -22,32 +22,32 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 MOST_OPENED = 200  # At most this many images are opened, evenly spaced among all.
-MAY_HAVE_MORE = (".png", ".tif", ".tiff", ".pgm", ".ppm")
-TIFF = (".tif", ".tiff")
+SUFFIXES_WITH_MORE = (".png", ".tif", ".tiff", ".pgm", ".ppm")
+TIFF_SUFFIXES = (".tif", ".tiff")
 SUBFILE = 0xFE  # A tag of TIFF that says what a page is for.
-BANDS = 0x115  # A tag of TIFF: samples per pixel.
-PLAIN = 42  # The magic number of a TIFF that is not a BigTIFF.
+BANDS_TAG = 0x115  # A tag of TIFF: samples per pixel.
+TIFF_MAGIC = 42  # The magic number of a TIFF that is not a BigTIFF.
 TAG_BYTES = 12
 REDUCED_OR_MASK = 0b101  # Bits of SUBFILE: the page is a smaller copy of another, or its mask.
 PAGES = "further pages of .tif"
 WHITE = 2**16 - 1
-ENOUGH = 2**14  # If all values are below, they use at most a quarter of the range.
+QUARTER_OF_RANGE = 2**14  # If all values are below, they use at most a quarter of the range.
 
 
-def of_images(data: DataSplits, config: ImagesConfig) -> list[Message]:
+def notices_of_images(data: DataSplits, config: ImagesConfig) -> list[Message]:
     """Return notices about 16-bit images that use few of their bits, and about unread bands."""
-    images = [*_encoded(data.train.images), *_encoded(data.test.images)]
-    opened = _evenly([image for image in images if _may_have_more(image)])
+    images = [*_encoded_images(data.train.images), *_encoded_images(data.test.images)]
+    opened_images = _evenly_spaced([image for image in images if _may_have_more(image)])
     largest = list[int]()
     bands = 0
-    for image in opened:
-        found = _looked_at(image)
-        if found is None:
+    for image in opened_images:
+        inspection = _inspect(image)
+        if inspection is None:
             continue
-        largest += [] if found[0] is None else [found[0]]
-        bands += found[1]
+        largest += [] if inspection[0] is None else [inspection[0]]
+        bands += inspection[1]
     notices = list[Message]()
-    if largest and max(largest) < ENOUGH:
+    if largest and max(largest) < QUARTER_OF_RANGE:
         levels = (max(largest) * 255 + WHITE // 2) // WHITE + 1
         bits = max(largest).bit_length()
         notices.append(
@@ -69,31 +69,31 @@ def of_images(data: DataSplits, config: ImagesConfig) -> list[Message]:
         notices.append(
             Message(
                 "photographs.further-band",
-                f"dataset.root={config.root}: {bands:,} of {len(opened):,} inspected images have a"
-                " further band that is not marked as transparency, and is not read",
+                f"dataset.root={config.root}: {bands:,} of {len(opened_images):,} inspected images"
+                " have a further band that is not marked as transparency, and is not read",
                 key="dataset.root",
                 root=str(config.root),
                 images=bands,
-                opened=len(opened),
+                opened=len(opened_images),
             )
         )
     return notices
 
 
-def _encoded(images: np.ndarray | Sequence[EncodedImage]) -> Sequence[EncodedImage]:
+def _encoded_images(images: np.ndarray | Sequence[EncodedImage]) -> Sequence[EncodedImage]:
     return () if isinstance(images, np.ndarray) else images
 
 
 def _may_have_more(image: EncodedImage) -> bool:
-    return not isinstance(image, Path) or image.suffix.lower() in MAY_HAVE_MORE
+    return not isinstance(image, Path) or image.suffix.lower() in SUFFIXES_WITH_MORE
 
 
-def _evenly(images: Sequence[EncodedImage]) -> list[EncodedImage]:
+def _evenly_spaced(images: Sequence[EncodedImage]) -> list[EncodedImage]:
     step = max(1, -(-len(images) // MOST_OPENED))
     return [*images[::step]]
 
 
-def _looked_at(encoded: EncodedImage) -> tuple[int | None, bool] | None:
+def _inspect(encoded: EncodedImage) -> tuple[int | None, bool] | None:
     """Return the largest value of a 16-bit image, and whether the image has an unread band.
 
     The value is None for other images. Return None if the image cannot be decoded, which decoding
@@ -120,7 +120,7 @@ def _looked_at(encoded: EncodedImage) -> tuple[int | None, bool] | None:
 def _has_further_band(image: "Image") -> bool:
     """Tell whether a TIFF has more bands than are shown, or one that Pillow mistakes for alpha."""
     tags: Any = getattr(image, "tag_v2", {})
-    return decoding.has_other_band(image) or tags.get(BANDS, 0) > len(image.getbands())
+    return decoding.has_other_band(image) or tags.get(BANDS_TAG, 0) > len(image.getbands())
 
 
 def _bits(image: "Image") -> int:
@@ -139,7 +139,7 @@ def further_pages(images: Iterable[EncodedImage]) -> int:
     return sum(
         _further_pages(image)
         for image in images
-        if isinstance(image, Path) and image.suffix.lower() in TIFF
+        if isinstance(image, Path) and image.suffix.lower() in TIFF_SUFFIXES
     )
 
 
@@ -170,7 +170,7 @@ def _may_have_pages(path: Path) -> bool:
         kind = file.read(2)
         first = file.read(4)
         sign = "<" if order == b"II" else ">"
-        if struct.unpack(f"{sign}H", kind)[0] != PLAIN:
+        if struct.unpack(f"{sign}H", kind)[0] != TIFF_MAGIC:
             return True  # The file is a BigTIFF, or no TIFF.
         file.seek(struct.unpack(f"{sign}I", first)[0])
         (tags,) = struct.unpack(f"{sign}H", file.read(2))

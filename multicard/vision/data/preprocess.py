@@ -14,7 +14,7 @@ from torch.nn.functional import interpolate
 
 from multicard.config.vision_data import DatasetConfig
 
-SMALL = 64  # Up to this many pixels per side, resizing with matrix products is faster.
+MATRIX_RESIZE_SIDE = 64  # Up to this many pixels per side, resizing with matrix products is faster.
 BAND_ROWS = range(32, 65)  # Rows of an enlarged image that form a band; see `bands_of`.
 BAND_SIDE = 16  # From this many pixels per side, computing in bands is faster.
 
@@ -160,7 +160,7 @@ class Preparation:
         one core.
         """
         height, width = images.shape[2:]
-        if images.device.type != "cpu" or max(height, width) > SMALL:
+        if images.device.type != "cpu" or max(height, width) > MATRIX_RESIZE_SIDE:
             antialias = max(height, width) > self.size
             return interpolate(images, (self.size, self.size), mode="bilinear", antialias=antialias)
         bands = bands_of(height, self.size, images.dtype)
@@ -230,8 +230,8 @@ def bands_of(side: int, size: int, dtype: torch.dtype) -> tuple[torch.Tensor, to
 @cache
 def weights_of(side: int, size: int, dtype: torch.dtype) -> torch.Tensor:
     """Return the weight of each pixel of a row in each pixel of the resized row, (size, side)."""
-    each = torch.eye(side, dtype=dtype)[None, None]
-    return interpolate(each, (size, side), mode="bilinear", antialias=side > size)[0, 0]
+    identity = torch.eye(side, dtype=dtype)[None, None]
+    return interpolate(identity, (size, side), mode="bilinear", antialias=side > size)[0, 0]
 
 
 def _normalised(

@@ -34,7 +34,7 @@ class ImagePlace:
     size: int
 
 
-def repeated(train: Split, test: Split) -> RepeatedImages | None:
+def count_repeated(train: Split, test: Split) -> RepeatedImages | None:
     """Count the repeated images. Return None for images that are not encoded (built-in data sets).
 
     Raises:
@@ -44,9 +44,11 @@ def repeated(train: Split, test: Split) -> RepeatedImages | None:
         return None
     images = [*train.images, *test.images]
     labels = [*train.labels.tolist(), *test.labels.tolist()]
-    places = _places(images)
-    known, compared = _contents(images, places)
-    contents = [None if place is None else known.get(place.where, place.where) for place in places]
+    places = _locate_images(images)
+    digests, compared = _digest_images(images, places)
+    contents = [
+        None if place is None else digests.get(place.where, place.where) for place in places
+    ]
     labels_of: dict[Hashable, set[int]] = {}
     for content, label in zip(contents, labels, strict=True):
         labels_of.setdefault(content, set()).add(label)
@@ -64,7 +66,7 @@ def repeated(train: Split, test: Split) -> RepeatedImages | None:
     )
 
 
-def _places(images: Sequence[EncodedImage]) -> list[ImagePlace | None]:
+def _locate_images(images: Sequence[EncodedImage]) -> list[ImagePlace | None]:
     """Locate each image. The place is None for images without bytes, or in too large tables."""
     files = files_of(images)
     too_large = sum(file.path.stat().st_size for file in files) > MOST_TABLE_BYTES
@@ -88,7 +90,7 @@ def _lengths(column: Any) -> list[int | None]:
     return pc.call_function("binary_length", [column]).to_pylist()
 
 
-def _contents(
+def _digest_images(
     images: Sequence[EncodedImage], places: Sequence[ImagePlace | None]
 ) -> tuple[dict[Hashable, str], int]:
     """Compute digests of the images that share their size with another one.
@@ -104,28 +106,28 @@ def _contents(
     groups = {size: group for size, group in of_size.items() if len(group) > 1 and size}
     order = sorted(groups, key=lambda size: crc32(str(size).encode()))
     digests: dict[Hashable, str] = {}
-    left_out = set[int]()
+    sizes_left_out = set[int]()
     images_read = 0
     bytes_read = 0
     for size in order:
         group = groups[size]
         if images_read + len(group) > MOST_READ:
-            left_out.add(size)
+            sizes_left_out.add(size)
             continue
         images_read += len(group)
         first = {where: _digest(image, FIRST_BYTES) for where, image in group.items()}
-        alike = _not_alone(first)
-        if size > FIRST_BYTES and bytes_read + size * len(alike) > MOST_BYTES:
-            left_out.add(size)
+        equal_so_far = _with_equal_digest(first)
+        if size > FIRST_BYTES and bytes_read + size * len(equal_so_far) > MOST_BYTES:
+            sizes_left_out.add(size)
             continue
-        for where in alike:
+        for where in equal_so_far:
             digests[where] = first[where] if size <= FIRST_BYTES else _digest(group[where])
-        bytes_read += size * len(alike) if size > FIRST_BYTES else 0
-    compared = sum(place is not None and place.size not in left_out for place in places)
+        bytes_read += size * len(equal_so_far) if size > FIRST_BYTES else 0
+    compared = sum(place is not None and place.size not in sizes_left_out for place in places)
     return digests, compared
 
 
-def _not_alone(digests: dict[Hashable, str]) -> list[Hashable]:
+def _with_equal_digest(digests: dict[Hashable, str]) -> list[Hashable]:
     counts = Counter(digests.values())
     return [where for where, digest in digests.items() if counts[digest] > 1]
 
