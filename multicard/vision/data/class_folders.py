@@ -75,8 +75,8 @@ def parts_of(root: Path, chosen: Sequence[str] | None = None) -> FoundParts:
     while (below := inner_folder(root)) is not None and part_names.parsed(below.name) is None:
         ignored += _count_unread_beside(root, below)
         root = below
-    parts = _find_parts(root)
-    return replace(parts, ignored=ignored + parts.ignored)
+    found_parts = _find_parts(root)
+    return replace(found_parts, ignored=ignored + found_parts.ignored)
 
 
 def _find_parts(root: Path) -> FoundParts:

@@ -25,9 +25,8 @@ from multicard.vision.data.image_columns import COLUMNS_KEY, LABELS, PROBABLY_CL
 from multicard.vision.data.image_tables import JSON_LINES, text_columns
 
 TABLES = (".csv", ".tsv", JSON_LINES)
-SHARE_NAMED = (
-    0.5  # A table that names this share of the images, or has it in its rows, is about them.
-)
+# A table is about the images if it names this share of them, or if this share of its rows does.
+SHARE_NAMED = 0.5
 FLAGS = {"0": 0, "0.0": 0, "1": 1, "1.0": 1}
 SUBMISSION = "submission"  # Kaggle's name for a form in which contestants fill in the classes.
 
@@ -39,7 +38,7 @@ class LabelTable(NamedTuple):
         image: The column that names the images.
         likely_labels: Columns that are named as classes are.
         possible_labels: Other columns whose values repeat.
-        matching_folders: Columns whose values agree with the images' folders.
+        matching_columns: Columns whose values agree with the images' folders.
         one_hot: Columns that each stand for a class, exactly one of which is 1 in each row.
     """
 
@@ -48,7 +47,7 @@ class LabelTable(NamedTuple):
     image: str
     likely_labels: list[str]
     possible_labels: list[str]
-    matching_folders: frozenset[str]
+    matching_columns: frozenset[str]
     one_hot: list[str]
 
     @property
@@ -56,8 +55,8 @@ class LabelTable(NamedTuple):
         """The column that most probably holds the classes."""
         usual_names = [name for name in self.likely_labels if name.strip().lower() in LABELS]
         # A one-hot column only tells one class from all others.
-        possible_labels = [name for name in self.possible_labels if name not in self.one_hot]
-        return next(iter([*usual_names, *self.likely_labels, *possible_labels]), None)
+        other_columns = [name for name in self.possible_labels if name not in self.one_hot]
+        return next(iter([*usual_names, *self.likely_labels, *other_columns]), None)
 
 
 def require_folders_are_classes(
@@ -93,14 +92,14 @@ def require_folders_are_classes(
         class_columns = table.likely_labels or (
             table.possible_labels if is_one_class or (are_numbered_folders and test is None) else []
         )
-        if class_columns and (is_one_class or not table.matching_folders & {*class_columns}):
+        if class_columns and (is_one_class or not table.matching_columns & {*class_columns}):
             as_classes = override(COLUMNS_KEY, {"label": None})
             if test is None:
                 as_classes += " dataset.split=0.2"
             raise _other_classes_refusal(
                 root, table, samples.classes, as_classes, overrides_for(table)
             )
-        if not table.matching_folders:
+        if not table.matching_columns:
             unread.append(table)
     for path in _files_beside_images(root, images, (".json",)) if is_one_class else []:
         if _labels_images(path, images):
@@ -180,7 +179,7 @@ def _compare_with_images(
         return None
     likely_labels = list[str]()
     possible_labels = list[str]()
-    matching_folders = set[str]()
+    matching_columns = set[str]()
     for name, values in columns.items():
         if name == image or not name.strip():
             continue
@@ -197,7 +196,7 @@ def _compare_with_images(
             all(len(folder_values) == 1 for folder_values in by_folder.values())
             and len(distinct) > 1
         ):
-            matching_folders.add(name)
+            matching_columns.add(name)
     possible_labels.sort(key=lambda name: _is_number(columns[name]))
     one_hot = _one_hot_columns({name: columns[name] for name in possible_labels})
     return LabelTable(
@@ -206,7 +205,7 @@ def _compare_with_images(
         image,
         likely_labels,
         possible_labels,
-        frozenset(matching_folders),
+        frozenset(matching_columns),
         one_hot,
     )
 

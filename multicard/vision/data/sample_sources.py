@@ -99,24 +99,26 @@ def _parts_of_folders(root: Path, chosen: Sequence[str] | None) -> FoundParts:
     if layout_refusal is not None:
         raise layout_refusal
     try:
-        parts = parts_of(root, chosen)
+        found_parts = parts_of(root, chosen)
     except Refusal as refusal:
         parts_of_tables = part_tables.parts_of_named_tables(root)
         if parts_of_tables is not None:
             return parts_of_tables
         known_refusal = known_layouts.table_or_archive_refusal(root) if chosen is None else None
         raise known_refusal or refusal from None
-    if chosen is not None or any(part.kind is not None for part in parts.parts):
-        return parts
-    (part,) = parts.parts
+    if chosen is not None or any(part.kind is not None for part in found_parts.parts):
+        return found_parts
+    (part,) = found_parts.parts
     folders = part.read().classes
     if len(folders) == 1 or are_numbered(folders):
-        return part_tables.parts_of_named_tables(root) or parts
+        return part_tables.parts_of_named_tables(root) or found_parts
     with suppress(Refusal):  # A table that names none of these images is refused.
-        parts = part_tables.parts_of_named_tables(root) or parts
-    if parts.tables:
-        part_tables.require_same_classes_as_folders(root, parts.tables[0], parts.parts[0].read())
-    return parts
+        found_parts = part_tables.parts_of_named_tables(root) or found_parts
+    if found_parts.tables:
+        part_tables.require_same_classes_as_folders(
+            root, found_parts.tables[0], found_parts.parts[0].read()
+        )
+    return found_parts
 
 
 def _table_without_folders_refusal(root: Path) -> Refusal:
