@@ -77,10 +77,12 @@ def require_compilers(compile_value: bool | str | None, device: str) -> None:
     Args:
         compile_value: The value of the key `compile`.
     """
-    variable, package, *others = ("CXX", "g++") if device == "cpu" else ("CC", "gcc", "clang")
+    variable, package, *alternatives = ("CXX", "g++") if device == "cpu" else ("CC", "gcc", "clang")
     compiler = os.environ.get(variable, package)
     missing = (
-        [] if any(map(shutil.which, (compiler, *others))) else [f"{compiler} (package {package})"]
+        []
+        if any(map(shutil.which, (compiler, *alternatives)))
+        else [f"{compiler} (package {package})"]
     )
     if device != "cpu" and not Path(sysconfig.get_paths()["include"], "Python.h").exists():
         missing.append(f"Python.h (package python{sysconfig.get_python_version()}-dev or -devel)")

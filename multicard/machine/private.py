@@ -107,7 +107,8 @@ def imports() -> Iterator[None]:
     finally:
         for name, value in before.items():
             os.environ.pop(name, None)
-            os.environ.update({} if value is None else {name: value})
+            if value is not None:
+                os.environ[name] = value
 
 
 def _searched_anyway() -> list[str]:

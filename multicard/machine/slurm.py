@@ -267,8 +267,8 @@ def seconds(span: str) -> float:
     match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", span)
     if match is None:
         return float("inf")
-    days, hours, minutes, rest = (int(part or 0) for part in match.groups())
-    return ((days * 24 + hours) * 60 + minutes) * 60 + rest
+    days, hours, minutes, secs = (int(part or 0) for part in match.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + secs
 
 
 def requeue(job: str) -> bool:

@@ -261,9 +261,9 @@ def _parts_within_classes(
     for name in sorted(names, key=test_order):
         folder_by_class = dict[str, Path]()
         for folder, listing in filled_folders.items():
-            for within in listing.folders:
-                if within.name.lower() == name:
-                    folder_by_class[folder.name] = within
+            for part_folder in listing.folders:
+                if part_folder.name.lower() == name:
+                    folder_by_class[folder.name] = part_folder
         part = part_names.parsed(name)
         assert part is not None
         parts.append(
@@ -332,10 +332,11 @@ def _chosen_parts(root: Path, chosen: Sequence[str]) -> FoundParts:
 def _folders_called(root: Path, names: Sequence[str]) -> list[Path]:
     """Return the subfolders with these names, ignoring case if none matches exactly."""
     by_name = {folder.name.lower(): folder for folder in visible_folders(root)}
-    return [
-        path if (path := root / name).is_dir() else by_name.get(name.lower(), path)
-        for name in names
-    ]
+    folders = list[Path]()
+    for name in names:
+        exact = root / name
+        folders.append(exact if exact.is_dir() else by_name.get(name.lower(), exact))
+    return folders
 
 
 def _only_folder_with_parts(folder: Path) -> Path | None:
@@ -472,12 +473,12 @@ def parts_above(folder: Path) -> Path | None:
     Return None if there is none, or if it cannot be read.
     """
     folder = folder.absolute()
-    for within in (folder, folder.parent):  # Part folders may be nested: seg_train/seg_train.
-        above = within.parent
-        if part_names.parsed(within.name) is None or len(within.parts) < 2:
+    for candidate in (folder, folder.parent):  # Part folders may be nested: seg_train/seg_train.
+        above = candidate.parent
+        if part_names.parsed(candidate.name) is None or len(candidate.parts) < 2:
             return None
         names = part_names.named(subfolder.name for subfolder in visible_folders(above))
         kinds = {part.kind for part in names.values()}
-        if within.name in names and PartKind.train in kinds and len(kinds) > 1:
+        if candidate.name in names and PartKind.train in kinds and len(kinds) > 1:
             return above if _can_be_read(above) else None
     return None

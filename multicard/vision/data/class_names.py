@@ -20,8 +20,8 @@ def as_texts(values: Sequence[Any], declared: Sequence[str]) -> list[str]:
     if declared:
         values = [declared[number] if number in range(len(declared)) else None for number in values]
     cell_texts = ["" if _is_missing(value) else str(value).strip() for value in values]
-    others = {text for text in cell_texts if text and text.lower() != "nan"}
-    if all(NUMBER.fullmatch(text) for text in others):
+    other_values = {text for text in cell_texts if text and text.lower() != "nan"}
+    if all(NUMBER.fullmatch(text) for text in other_values):
         return ["" if text.lower() == "nan" else text for text in cell_texts]
     return cell_texts
 
@@ -32,9 +32,9 @@ def replace_no_class(labels: Sequence[str]) -> list[str]:
     It does if the other labels are at least two different numbers, all of them 0 or more. Labels of
     -1 and 1, or with other negative numbers, stay as they are.
     """
-    others = {label for label in labels if label and not _is_no_class(label)}
-    if len(others) < 2 or not all(
-        NUMBER.fullmatch(label) and float(label) >= 0 for label in others
+    other_values = {label for label in labels if label and not _is_no_class(label)}
+    if len(other_values) < 2 or not all(
+        NUMBER.fullmatch(label) and float(label) >= 0 for label in other_values
     ):
         return [*labels]
     return ["" if _is_no_class(label) else label for label in labels]

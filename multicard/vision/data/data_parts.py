@@ -144,24 +144,24 @@ def train_first(names: Iterable[str]) -> list[str]:
 
 def choose_parts(source: FoundParts, names: list[str], place: str) -> FoundParts:
     """Return the parts that `dataset.parts` names: the first to train on, a second to test on."""
-    known = {part.name.lower(): part for part in source.parts}
-    absent_names = [name for name in names if name.lower() not in known]
+    part_by_name = {part.name.lower(): part for part in source.parts}
+    absent_names = [name for name in names if name.lower() not in part_by_name]
     if absent_names:
         raise Refusal(
             "photographs.no-part",
             f"dataset.parts=[{','.join(names)}]: {place} has no such part; it has"
-            f" {', '.join(known)}",
+            f" {', '.join(part_by_name)}",
             key="dataset.parts",
             absent=absent_names,
-            parts=[*known],
+            parts=[*part_by_name],
         )
-    chosen = [known[name.lower()] for name in names]
+    chosen = [part_by_name[name.lower()] for name in names]
     typed_parts = [
         replace(part, kind=kind)
         for part, kind in zip(chosen, (PartKind.train, PartKind.test), strict=False)
     ]
-    others = [
+    other_parts = [
         part for part in source.parts if part.name not in {typed.name for typed in typed_parts}
     ]
-    not_read = Counter({f"part {part.name}": len(part.read().labels) for part in others})
+    not_read = Counter({f"part {part.name}": len(part.read().labels) for part in other_parts})
     return replace(source, parts=typed_parts, ignored=source.ignored + not_read)

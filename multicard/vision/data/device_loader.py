@@ -53,14 +53,11 @@ class Resident:
             race_memory = (
                 memory.device_memory(source.device.type) if pauses(source.config) else None
             )
-            budget = int(
-                BUDGET_SHARE
-                * (
-                    race_memory.total_bytes
-                    if race_memory
-                    else memory.free_memory_bytes(source.device)
-                )
-            )
+            if race_memory:
+                memory_bytes = race_memory.total_bytes
+            else:
+                memory_bytes = memory.free_memory_bytes(source.device)
+            budget = int(BUDGET_SHARE * memory_bytes)
         self.mode = (
             "streamed"
             if images_read * image_bytes > budget

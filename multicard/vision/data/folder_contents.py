@@ -140,28 +140,28 @@ def images_in(folder: Path) -> tuple[list[Path], Counter[str]]:
         OSError: a folder cannot be read.
     """
     images = []
-    others = Counter[str]()
-    seen = set()
+    other_files = Counter[str]()
+    visited = set()
     folders = [os.fspath(folder)]
     while folders:
         part = folders.pop()
         real = os.path.realpath(part)
-        if real in seen:
+        if real in visited:
             raise Refusal(
                 "photographs.circle",
                 f"{part}: leads to a folder of {folder} that was already read; remove this link",
                 path=part,
                 folder=str(folder),
             )
-        seen.add(real)
+        visited.add(real)
         with os.scandir(part) as entries:  # Needs no system call per file to recognize folders.
             for entry in entries:
                 if is_hidden(entry.name):
-                    others["hidden"] += entry.name != CACHE_FOLDER
+                    other_files["hidden"] += entry.name != CACHE_FOLDER
                 elif entry.is_dir():
                     folders.append(entry.path)
                 elif not entry.name.lower().endswith(IMAGE_SUFFIXES):
-                    others[kind_of_file(entry.name)] += 1
+                    other_files[kind_of_file(entry.name)] += 1
                 elif entry.is_file():
                     images.append((part, entry.name))
                 else:
@@ -170,7 +170,7 @@ def images_in(folder: Path) -> tuple[list[Path], Counter[str]]:
                         f"{entry.path}: is not a file, or is a link that leads nowhere; remove it",
                         path=entry.path,
                     )
-    return [Path(*image) for image in sorted(images)], +others
+    return [Path(*image) for image in sorted(images)], +other_files
 
 
 def holds_images(folder: Path) -> bool:

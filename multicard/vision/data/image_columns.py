@@ -99,15 +99,13 @@ def usable_columns(
     }
     named_set = {*named_columns.values()}
     free_names = {name for name in fields if name not in named_set}
-    image_names = (
-        [named_columns["image"]]
-        if "image" in named_columns
-        else [name for name in PATHS if name in free_names]
-    )
+    image_names = [name for name in PATHS if name in free_names]
+    if "image" in named_columns:
+        image_names = [named_columns["image"]]
     encoded_names = {name for name in image_names if HOLDS_BYTES.match(str(fields[name].type))}
-    image = next(
-        (name for name in image_names if name in encoded_names), next(iter(image_names), "")
-    )
+    # Columns that hold the images are preferred to columns of paths.
+    by_preference = [*(name for name in image_names if name in encoded_names), *image_names]
+    image = by_preference[0] if by_preference else ""
     label = named_columns.get("label") or next((name for name in LABELS if name in free_names), "")
     if not image:
         image = next((name for name in IDS if name in free_names), "")
@@ -126,16 +124,19 @@ def _require_named_column(
     name = file_column.strip().lower()
     if name in fields:
         return name
-    known = [field.name for field in fields.values()]
-    near = difflib.get_close_matches(file_column, known, n=1, cutoff=0.3) or known[:1]
-    remedy = override(COLUMNS_KEY, {role: near[0]} if near else {})
+    column_spellings = [field.name for field in fields.values()]
+    closest = (
+        difflib.get_close_matches(file_column, column_spellings, n=1, cutoff=0.3)
+        or column_spellings[:1]
+    )
+    remedy = override(COLUMNS_KEY, {role: closest[0]} if closest else {})
     raise Refusal(
         "photographs.column-absent",
         f"{COLUMNS_KEY}.{role}={file_column}: {place} has no readable column with this name; it has"
-        f" {', '.join(known) or 'none'}: use `{remedy}`",
+        f" {', '.join(column_spellings) or 'none'}: use `{remedy}`",
         key=COLUMNS_KEY,
         value=file_column,
-        found=known,
+        found=column_spellings,
         remedy=remedy,
     )
 
@@ -205,16 +206,18 @@ def _suggested_override(
     ]
     image = table_columns.image
     if paths is None:
-        image = image or next(iter(encoded), "")
+        if not image and encoded:
+            image = encoded[0]
     elif image not in paths:
-        image = next(iter(paths), "")
+        image = paths[0] if paths else ""
     labels = [
         name
         for name in table_columns.fields
         if name not in (image, *encoded) and PROBABLY_CLASSES.search(name)
     ]
     label = table_columns.label if table_columns.label != image else ""
-    label = label or next(iter(labels), "")
+    if not label and labels:
+        label = labels[0]
     if not image or not label:
         return None
     if image != table_columns.image:

@@ -238,10 +238,12 @@ def _read_table(
     split, parts = named_parts(
         {name: texts[name] for name in splits}, is_named="split" in column_names
     )
-    read = {fields[name].name for name in {image, label, split} & fields.keys() - {""}}
-    others = [field.name for field in opened_table.schema if field.name not in read]
-    unread = [f"column {name}" if name.strip() else "column without a name" for name in others]
-    ignored = Counter(dict.fromkeys(unread, rows))
+    read_names = {fields[name].name for name in {image, label, split} & fields.keys() - {""}}
+    unread_names = [field.name for field in opened_table.schema if field.name not in read_names]
+    unread_kinds = [
+        f"column {name}" if name.strip() else "column without a name" for name in unread_names
+    ]
+    ignored = Counter(dict.fromkeys(unread_kinds, rows))
     if not encoded:
         _require_no_addresses(place, fields[image].name, texts[image])
     files = table_images.find_images(folder, texts.get(image, []), first_folders)
@@ -278,7 +280,10 @@ def _parts_by_folder(images: Sequence[Path]) -> list[str] | None:
     if not images:
         return None
     common_folder = Path(os.path.commonpath([image.parent for image in images]))
-    folders = [next(iter(image.parent.relative_to(common_folder).parts), "") for image in images]
+    folders = list[str]()
+    for image in images:
+        below = image.parent.relative_to(common_folder).parts
+        folders.append(below[0] if below else "")
     names = part_names.named({*folders})
     kinds = {part.kind for part in names.values()}
     if len(names) < len({*folders}) or PartKind.train not in kinds or len(kinds) < 2:
@@ -386,7 +391,9 @@ def _missing_columns_refusal(
     for name, values in texts.items():
         if not paths:
             _require_no_addresses(place, columns.stored_name(name), values)
-    image = columns.image if columns.image in paths else next(iter(paths), "")
+    image = columns.image
+    if image not in paths:
+        image = paths[0] if paths else ""
     if image:
         nothing = [""] * len(texts[image])
         class_values.require_whole_images(

@@ -56,7 +56,8 @@ class LabelTable(NamedTuple):
         usual_names = [name for name in self.likely_labels if name.strip().lower() in LABELS]
         # A one-hot column only tells one class from all others.
         other_columns = [name for name in self.possible_labels if name not in self.one_hot]
-        return next(iter([*usual_names, *self.likely_labels, *other_columns]), None)
+        by_preference = [*usual_names, *self.likely_labels, *other_columns]
+        return by_preference[0] if by_preference else None
 
 
 def require_folders_are_classes(
@@ -89,9 +90,9 @@ def require_folders_are_classes(
             table = _compare_with_images(path, images, samples.labels)
         if table is None:
             continue
-        class_columns = table.likely_labels or (
-            table.possible_labels if is_one_class or (are_numbered_folders and test is None) else []
-        )
+        class_columns = table.likely_labels
+        if not class_columns and (is_one_class or (are_numbered_folders and test is None)):
+            class_columns = table.possible_labels
         if class_columns and (is_one_class or not table.matching_columns & {*class_columns}):
             as_classes = override(COLUMNS_KEY, {"label": None})
             if test is None:

@@ -198,8 +198,11 @@ def _masks_by_name(images: Sequence[Path]) -> set[Path]:
         match = MASK_WORD_LAST.fullmatch(stem) or MASK_WORD_FIRST.fullmatch(stem)
         if match is None:
             continue
-        of_images = {form.format(match["image"]) for form in IMAGE_NAME_FORMS} - {stem}
-        (paired if of_images & stems else unpaired).add(image)
+        image_stems = {form.format(match["image"]) for form in IMAGE_NAME_FORMS} - {stem}
+        if image_stems & stems:
+            paired.add(image)
+        else:
+            unpaired.add(image)
     return paired | unpaired if len(paired) > len(unpaired) else paired
 
 

@@ -44,7 +44,7 @@ def shared_folders(filled_folders: Mapping[Path, FolderListing]) -> list[str]:
     """
     if len(filled_folders) < 2:
         return []
-    within = [
+    names_by_folder = [
         {
             subfolder.name
             for subfolder in list_folder(innermost_folder(folder)).folders
@@ -52,7 +52,7 @@ def shared_folders(filled_folders: Mapping[Path, FolderListing]) -> list[str]:
         }
         for folder in filled_folders
     ]
-    shared_names = sorted(set.intersection(*within))
+    shared_names = sorted(set.intersection(*names_by_folder))
     return shared_names if len(shared_names) > 1 else []
 
 
@@ -167,12 +167,12 @@ def _versions_refusal(
     shared_names: Sequence[str],
 ) -> Refusal:
     names = [folder.name for folder in filled_folders]
-    alone = _overrides_for_folder(root, parts, (inner / names[0]).relative_to(part))
+    example = _overrides_for_folder(root, parts, (inner / names[0]).relative_to(part))
     return Refusal(
         "photographs.versions-in-part",
         f"dataset.root={root}: in {part.name}, {first_names(filled_folders)} look like versions of"
         f" the data, not classes: each holds the same folders ({', '.join(shared_names[:5])}). Read"
-        f" one, as `{alone}`, or use `{_overrides_for_folder(root, parts, Path())}` if they are"
+        f" one, as `{example}`, or use `{_overrides_for_folder(root, parts, Path())}` if they are"
         " classes",
         key="dataset.root",
         part=part.name,

@@ -41,7 +41,7 @@ def find_parts(
             key="dataset.root",
             root=str(root),
         )
-    whole = chosen is not None and not chosen
+    as_one_part = chosen is not None and not chosen
     by_folders = column_names.get("label", "") is None
     if root.is_dir() and by_folders:
         return parts_of(root, chosen)
@@ -55,7 +55,7 @@ def find_parts(
         if by_folders:
             raise _table_without_folders_refusal(root)
         source = table_parts(
-            [root], by_split=not whole, any_name=bool(chosen), column_names=column_names
+            [root], by_split=not as_one_part, any_name=bool(chosen), column_names=column_names
         )
     elif (archive := known_layouts.archive_refusal(root)) is not None:
         raise archive
@@ -78,15 +78,15 @@ def _parts_of_files(
     Raises:
         Refusal: `column_names` names columns, but there is no table.
     """
-    whole = chosen is not None and not chosen
-    source = stored_parts(root, whole, any_name=bool(chosen), column_names=column_names)
-    if source is None and not whole:
+    as_one_part = chosen is not None and not chosen
+    source = stored_parts(root, as_one_part, any_name=bool(chosen), column_names=column_names)
+    if source is None and not as_one_part:
         source = part_tables.parts_of_tables_in_folders(root, column_names)
-    if source is None and not whole and column_names:
+    if source is None and not as_one_part and column_names:
         source = part_tables.parts_of_named_tables(root, column_names)
     if source is None and column_names:
         raise _no_table_refusal(root)
-    return source or known_layouts.parts_of_lists(root, whole)
+    return source or known_layouts.parts_of_lists(root, as_one_part)
 
 
 def _parts_of_folders(root: Path, chosen: Sequence[str] | None) -> FoundParts:

@@ -100,8 +100,10 @@ def stored_parts(
         part = part_names.parsed(name)
         assert part is not None
         trained_label = None if part.kind is PartKind.train else label
-        read = cache(partial(_read_files, files[name], column_names, trained_label))
-        parts.append(DataPart(name, part.kind, read, may_lack_labels=trained_label is not None))
+        read_part = cache(partial(_read_files, files[name], column_names, trained_label))
+        parts.append(
+            DataPart(name, part.kind, read_part, may_lack_labels=trained_label is not None)
+        )
     return FoundParts(parts, ignored)
 
 
@@ -149,13 +151,13 @@ def _parts_in_only_folder(
 
 def _holds_files(folder: Path, levels: int = 3) -> bool:
     """Tell whether such files lie in a folder or below it. Folders of images are not searched."""
-    inside = list_folder(folder)
-    if inside.has_images:
+    listing = list_folder(folder)
+    if listing.has_images:
         return False
     for ending in (PARQUET_SUFFIX, ARROW_SUFFIX):
         if next(folder.glob(f"*{ending}"), None) is not None:
             return True
-    return levels > 0 and any(_holds_files(subfolder, levels - 1) for subfolder in inside.folders)
+    return levels > 0 and any(_holds_files(subfolder, levels - 1) for subfolder in listing.folders)
 
 
 def _stored_files(folder: Path) -> tuple[list[Path], Counter[str]]:

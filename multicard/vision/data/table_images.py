@@ -85,15 +85,15 @@ def _broken_prefix(folder: Path, values: Sequence[str], by_name: Mapping[str, li
     if there is no such prefix.
     """
     paths = [value.replace("\\", "/") for value in values]
-    first = next(iter(paths), "")
+    first = paths[0] if paths else ""
     names = first.split("/")
     is_absolute = first.startswith("/") or re.match("[A-Za-z]:", first) is not None
     for count in range(1, len(names)):
         prefix = "/".join(names[:count]) + "/"
         if not is_absolute and prefix != f"{folder.name}/":
             break
-        rest = first.removeprefix(prefix)
-        if not (folder / rest).is_file() and rest not in by_name:
+        remainder = first.removeprefix(prefix)
+        if not (folder / remainder).is_file() and remainder not in by_name:
             continue
         return prefix if all(path.startswith(prefix) for path in paths) else ""
     return ""
@@ -177,16 +177,16 @@ def _images_by_name(folder: Path | None, folders: Sequence[Path]) -> dict[str, l
 
 def count_not_named(images: Sequence[Path]) -> int:
     """Count the images that lie in the folders of the given images without being one of them."""
-    named = {os.path.normpath(image) for image in images}
+    named_paths = {os.path.normpath(image) for image in images}
     count = 0
-    for folder in {Path(path).parent for path in named}:
+    for folder in {Path(path).parent for path in named_paths}:
         if folder.is_dir():
             with os.scandir(folder) as entries:
                 count += sum(
                     entry.name.lower().endswith(IMAGE_SUFFIXES)
                     and not is_hidden(entry.name)
                     and entry.is_file()
-                    and entry.path not in named
+                    and entry.path not in named_paths
                     for entry in entries
                 )
     return count
