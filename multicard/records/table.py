@@ -80,7 +80,7 @@ def lines(
         for group in settings
     ]
     notes = list[str]()
-    notes += limits.left_out([limits.of(record) for record in group] for group in settings)
+    notes += limits.left_out_notes([limits.of(record) for record in group] for group in settings)
     if any(len(group) > 1 for group in settings):
         notes.append(Message("table.deviation", "±: standard deviation of the n runs"))
     notes += [
@@ -214,7 +214,7 @@ def _by_amount(group: list[AnyRecord]) -> list[list[AnyRecord]]:
 def _setting(
     group: Sequence[AnyRecord], axes: Sequence[str], is_recommended: bool = False
 ) -> dict[str, str]:
-    counted = limits.undisturbed(group)
+    counted = limits.undisturbed_or_all(group)
     marks = "".join(dict.fromkeys("".join(map(limits.brief_signs, counted))))
     row = {axis: comparable.cell(group[0], axis) for axis in axes}
     n = text_table.part_of(len(counted), len(group)) if len(group) > 1 else "-"
@@ -239,7 +239,7 @@ def _summed(figure: Figure, group: Sequence[AnyRecord]) -> str:
     """The figure of a setting: the mean of its runs and their standard deviation, or the highest;
     of times without disturbed runs.
     """
-    counted = limits.undisturbed(group) if figure.can_be_disturbed else group
+    counted = limits.undisturbed_or_all(group) if figure.can_be_disturbed else group
     values = [figure.value(record) for record in counted]
     # a mean over those that have it might be that of the lucky ones
     if len(values) < 2 or None in values:
@@ -274,7 +274,7 @@ def _against_one(group: Sequence[AnyRecord], settings: Sequence[Sequence[AnyReco
         [],
     )
     sides = [
-        [_taken_s(record) for record in limits.undisturbed(side)] if side else []
+        [_taken_s(record) for record in limits.undisturbed_or_all(side)] if side else []
         for side in (base, group)
     ]
     forbidden = any(
