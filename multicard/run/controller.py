@@ -156,7 +156,9 @@ def _train(run: PreparedRun, mirror: Mirror, peers: Peers, cell: InSweep) -> Fai
             failure = None
         load = msgspec.convert(run.load.end(), Load)
         if not pauses(run.config):  # in a race the other cells run beside this one by design
-            beside = ownership.beside(run.folder, set(run.allocation.hosts), run.others)
+            beside = ownership.count_concurrent_runs(
+                run.folder, set(run.allocation.hosts), run.others
+            )
     peers.close()  # the other nodes need not wait for the record
     if attempts.last(run.folder).end is None:
         data = data_now(run.workload, run.config) if failure is None else None

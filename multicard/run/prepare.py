@@ -44,7 +44,7 @@ class PreparedRun:
 
     load: of the machine, from here on; None where an earlier start trained the run, and only its
     record is missing.
-    others: the records of the sweep by now (`ownership.results`).
+    others: the records of the sweep by now (`ownership.record_stamps`).
     arguments: what the workload's function is called with, after its `Rank`.
     """
 
@@ -190,7 +190,7 @@ def prepare(
             run_folder.write_environment(folder, msgspec.convert(machine, Environment))
             run_folder.write_text(folder / "config.yaml", OmegaConf.to_yaml(cfg, resolve=True))
             predicting_s = clock_s()
-            others = ownership.results(folder.parent)
+            others = ownership.record_stamps(folder.parent)
             prediction = predict(config, folder, machine["git"])
             taken_s += clock_s() - predicting_s
             # identifying the data, reading the load and predicting are no part of starting
