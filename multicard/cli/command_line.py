@@ -19,6 +19,7 @@ from omegaconf import OmegaConf
 
 from multicard import workloads
 from multicard.cli import as_typed, guesses, value_quoting
+from multicard.cli.launcher_words import LAUNCHER_PREFIX
 from multicard.cli.word_reader import MULTIRUN
 from multicard.config import schema
 from multicard.config.base import GLOBAL
@@ -28,7 +29,6 @@ from multicard.messages import Message, Refusal, flag_of, say
 from multicard.run.workload import Workload
 
 SWITCHES = ({bool}, {Optional[bool]})  # The types of keys that are true or false.
-LAUNCHER = "hydra.launcher."
 # no roles: the keys that a global batch size sets unless the command does.
 BATCH_OF_A_RANK = {"batch_size", "batch_size_asked"}
 FOLLOWS = f"batch_size_asked={GLOBAL}"
@@ -477,11 +477,13 @@ def unknown_key(key: str, workload: Workload) -> Refusal:
                 key=key,
                 entry=other.entry,
             )
-    if key.startswith(LAUNCHER):
+    if key.startswith(LAUNCHER_PREFIX):
         files = (workloads.CONF / "hydra" / "launcher").glob("*.yaml")
         known = set()
         for file in files:
-            known.update(f"{LAUNCHER}{name}" for name in OmegaConf.load(file) if name != "_target_")
+            known.update(
+                f"{LAUNCHER_PREFIX}{name}" for name in OmegaConf.load(file) if name != "_target_"
+            )
     if key in known:
         return Refusal(
             "words.key-of-another-launcher",

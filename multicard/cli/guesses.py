@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from multicard import workloads
 from multicard.cli import paths_as_values
-from multicard.cli.vocabulary import LAUNCHER, SLURM, Vocabulary
+from multicard.cli.launcher_words import LAUNCHER_GROUP, LAUNCHER_PREFIX, SLURM_WORD
+from multicard.cli.vocabulary import Vocabulary
 from multicard.cli.word_reader import WordReader, WordReading
 from multicard.messages import Refusal, say
 from multicard.run.workload import Workload
@@ -132,8 +133,8 @@ def _command(readings: Sequence[WordReading], entry: str, names: Vocabulary) -> 
         [reading for reading in known_readings if not reading.words[0].startswith("-")]
     )
     keys = {word.partition("=")[0] for word in words}
-    if any(key.startswith(LAUNCHER) for key in keys) and SLURM.partition("=")[0] not in keys:
-        words.append(SLURM)
+    if any(key.startswith(LAUNCHER_PREFIX) for key in keys) and LAUNCHER_GROUP not in keys:
+        words.append(SLURM_WORD)
     for key in _words_of([reading for reading in readings if reading.is_mended]):
         option = names.option_with(key.partition("=")[0])
         group = key.partition(".")[0]

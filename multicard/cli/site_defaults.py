@@ -19,6 +19,7 @@ import yaml
 from hydra.core.override_parser.types import Quote, QuotedString
 
 from multicard import workloads
+from multicard.cli.launcher_words import LAUNCHER_GROUP, LAUNCHER_PREFIX, SLURM_LAUNCHER
 from multicard.config import schema
 from multicard.config.roles import Role
 from multicard.messages import Message, Refusal
@@ -26,9 +27,6 @@ from multicard.run.workload import Workload
 
 VARIABLE = "MULTICARD_SITE"
 FILES = (Path("~/.config/multicard/site.yaml"), Path("/etc/multicard/site.yaml"))
-LAUNCHER = "hydra/launcher"
-OF_LAUNCHER = "hydra.launcher."
-SLURM = "submitit_slurm"
 
 
 def file_of_site() -> Path | None:
@@ -57,9 +55,9 @@ def words_of_site(typed: Sequence[str], workload: Workload) -> list[str]:
         return []
     values = _read_values(file)
     typed_keys = {word.lstrip("+").partition("=")[0] for word in typed}
-    launcher = values.get(LAUNCHER)
+    launcher = values.get(LAUNCHER_GROUP)
     for word in typed:
-        if word.startswith(f"{LAUNCHER}="):
+        if word.startswith(f"{LAUNCHER_GROUP}="):
             launcher = word.partition("=")[2]
     known = workloads.known_keys(workload)
     words = []
@@ -67,8 +65,8 @@ def words_of_site(typed: Sequence[str], workload: Workload) -> list[str]:
         _check_key(key, file)
         if key in typed_keys:
             continue
-        applies = launcher == SLURM if key.startswith(OF_LAUNCHER) else key in known
-        if applies or key == LAUNCHER:
+        applies = launcher == SLURM_LAUNCHER if key.startswith(LAUNCHER_PREFIX) else key in known
+        if applies or key == LAUNCHER_GROUP:
             words.append(f"{key}={_as_word(value)}")
     return words
 
@@ -111,7 +109,7 @@ def _flat(content: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
     """Yield keys with dots for nested mappings. A mapping that is the value of a key stays one."""
     for name, value in content.items():
         key = f"{prefix}{name}"
-        is_value = key.startswith(OF_LAUNCHER) or not isinstance(value, Mapping)
+        is_value = key.startswith(LAUNCHER_PREFIX) or not isinstance(value, Mapping)
         if is_value:
             yield key, value
         else:
@@ -119,12 +117,13 @@ def _flat(content: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def _check_key(key: str, file: Path) -> None:
-    if key == LAUNCHER or key.startswith(OF_LAUNCHER) or key in schema.keys(Role.site):
+    if key == LAUNCHER_GROUP or key.startswith(LAUNCHER_PREFIX) or key in schema.keys(Role.site):
         return
     raise Refusal(
         "site.key",
         f"{file}: {key} cannot be set for a whole site; name it in the command. The file may set"
-        f" {LAUNCHER}, {OF_LAUNCHER}account and the like, and {', '.join(schema.keys(Role.site))}",
+        f" {LAUNCHER_GROUP}, {LAUNCHER_PREFIX}account and the like, and"
+        f" {', '.join(schema.keys(Role.site))}",
         key=key,
         file=str(file),
     )

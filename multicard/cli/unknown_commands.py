@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from multicard.cli.launcher_words import SLURM_WORD
 from multicard.messages import INSTALLED, Message, typed
 
 # no roles: other programs' names for these commands, and words that users ask with.
@@ -37,9 +38,9 @@ OVERRIDE_OF_NAME = {
     "grid": "-m",
     "predict": "predict=true",
     "estimate": "predict=true",
-    "sbatch": "hydra/launcher=submitit_slurm",
-    "submit": "hydra/launcher=submitit_slurm",
-    "slurm": "hydra/launcher=submitit_slurm",
+    "sbatch": SLURM_WORD,
+    "submit": SLURM_WORD,
+    "slurm": SLURM_WORD,
 }
 ENTRIES = {  # The file of each command that is an entry.
     command.removeprefix("multicard "): entry

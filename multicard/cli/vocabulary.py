@@ -12,12 +12,11 @@ from typing import Any, Union, get_args, get_origin
 from omegaconf import OmegaConf
 
 from multicard import workloads
+from multicard.cli.launcher_words import LAUNCHER_GROUP, LAUNCHER_PREFIX, SLURM_LAUNCHER
 from multicard.config import schema
 from multicard.config.roles import Role
 from multicard.run.workload import Workload
 
-LAUNCHER = "hydra.launcher."
-SLURM = "hydra/launcher=submitit_slurm"
 OF_MULTICARD = ("_target_", "mode", "packs", "on_slurm")  # Entries of a launcher's file that stay.
 TRUE = ("", "true", "True", "1", "yes")
 NO_NAMES = ("true", "false", "none", "auto", "all")  # Options that many keys have.
@@ -83,7 +82,7 @@ class Vocabulary:
         """Return the values that a key can have; none if it takes numbers or text."""
         if key in self.groups:
             return workloads.every_option(self.workload, key)
-        if key == SLURM.partition("=")[0]:
+        if key == LAUNCHER_GROUP:
             return [path.stem for path in (workloads.CONF / key).glob("*.yaml")]
         switch = self.switches.get(key)
         return _members(self.types.get(switch or key, set()))
@@ -138,7 +137,7 @@ class Vocabulary:
 
     def _keys_of_options(self) -> list[str]:
         enumerated = [key for key in self.types if "." not in key and key not in self.groups]
-        return [*self.groups, *enumerated, SLURM.partition("=")[0]]
+        return [*self.groups, *enumerated, LAUNCHER_GROUP]
 
     def _options_called(self, key: str, name: str) -> list[str]:
         if folded(name) in NO_NAMES:
@@ -164,9 +163,11 @@ class Vocabulary:
 
 @cache
 def _launcher_keys() -> tuple[str, ...]:
-    file = workloads.CONF / f"{SLURM.replace('=', '/')}.yaml"
+    file = workloads.CONF / LAUNCHER_GROUP / f"{SLURM_LAUNCHER}.yaml"
     return tuple(
-        f"{LAUNCHER}{name}" for name in map(str, OmegaConf.load(file)) if name not in OF_MULTICARD
+        f"{LAUNCHER_PREFIX}{name}"
+        for name in map(str, OmegaConf.load(file))
+        if name not in OF_MULTICARD
     )
 
 

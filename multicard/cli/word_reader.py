@@ -10,8 +10,9 @@ from pathlib import Path
 from hydra._internal.utils import get_args_parser
 
 from multicard.cli import paths_as_values, value_quoting
+from multicard.cli.launcher_words import LAUNCHER_GROUP
 from multicard.cli.paths_as_values import PathMeaning
-from multicard.cli.vocabulary import SLURM, TRUE, Vocabulary, parts_of
+from multicard.cli.vocabulary import TRUE, Vocabulary, parts_of
 from multicard.config.script import STYLE
 
 LEAST_SIMILARITY = 0.8  # Names at least this similar (difflib) count as a typing error.
@@ -129,7 +130,7 @@ class WordReader:
 
     def _pair(self, typed: str) -> WordReading:
         key, _, value = typed.partition("=")
-        is_hydras = key.startswith(("hydra.", "hydra/")) and key != SLURM.partition("=")[0]
+        is_hydras = key.startswith(("hydra.", "hydra/")) and key != LAUNCHER_GROUP
         if not key or is_hydras or value[:1] in ("", "="):
             return WordReading(typed, (typed,))
         reading = self._reading_of(key, value, typed)
