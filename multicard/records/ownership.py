@@ -59,9 +59,8 @@ class OwnershipClaim(Struct):
     locked: bool = False
 
 
-_own_claims: dict[
-    Path, int
-] = {}  # The claims of this process, with the descriptors that hold their locks.
+# The claims of this process, with the descriptors that hold their locks.
+_own_claims: dict[Path, int] = {}
 
 
 def claim(folder: Path, job: str | None = None, keep: bool = False) -> bool:
@@ -83,17 +82,17 @@ def claim(folder: Path, job: str | None = None, keep: bool = False) -> bool:
     undo = _end_own_claims
     _end_own_claims(folder)
     keep = keep or (job is not None and is_held_by(folder, job))
-    who = None
+    holder = None
     try:
         for _ in range(TRIES):
             _make_claim(folder, job)
-            who = owner(folder, job)
-            if who is None:
+            holder = owner(folder, job)
+            if holder is None:
                 break
             _end_own_claims(folder)  # The other process may have begun at the same moment.
             pause(random.uniform(0, RETRY_S))
-        if who is not None:
-            raise _in_use(folder, who)
+        if holder is not None:
+            raise _in_use(folder, holder)
         _remove_stale_claims(folder, job)
         if keep:
             return True
@@ -113,15 +112,15 @@ def claim(folder: Path, job: str | None = None, keep: bool = False) -> bool:
     return False
 
 
-def _in_use(folder: Path, who: str) -> Refusal:
+def _in_use(folder: Path, holder: str) -> Refusal:
     files = [str(path) for path in claims(folder)]
     return Refusal(
         "claim.in-use",
-        f"name={folder.parent.name}: {who} is measuring {folder.name}; wait for it "
+        f"name={folder.parent.name}: {holder} is measuring {folder.name}; wait for it "
         f"(if it is gone, remove {', '.join(files)})",
         key="name",
         cell=folder.name,
-        who=who,
+        who=holder,
         files=files,
     )
 
