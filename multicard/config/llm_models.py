@@ -6,7 +6,7 @@ Does not import torch.
 from dataclasses import dataclass
 from json import loads
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
 from omegaconf import MISSING
 
@@ -157,10 +157,7 @@ class HfConfig(DecoderConfig):
         try:
             values = loads((folder / "config.json").read_text())
             values = values.get("text_config") or values
-            sizes = {
-                size: next(filter(None, map(values.get, names)), None)
-                for size, names in HF_SIZES.items()
-            }
+            sizes = {size: _first_value(values, names) for size, names in HF_SIZES.items()}
         except (OSError, ValueError, AttributeError):
             raise Refusal(
                 "config.hf-no-config",
@@ -190,6 +187,14 @@ class HfConfig(DecoderConfig):
     @property
     def folder(self) -> str | None:
         return self.path if self.weights == "own" else None
+
+
+def _first_value(values: dict[str, Any], names: tuple[str, ...]) -> Any:
+    """Return the first value under one of the names that is neither absent nor 0; else None."""
+    for name in names:
+        if values.get(name):
+            return values[name]
+    return None
 
 
 HF_SIZES = {  # The keys of config.json, including the names in GPT-2, Bloom, MPT and XGLM.

@@ -52,9 +52,10 @@ class Unit:
 
     def scale(self, largest: float) -> Scale:
         """Return the scale for an axis whose largest value is `largest`."""
-        return next(
-            (scale for scale in reversed(self.scales) if largest >= scale.least), self.scales[0]
-        )
+        for scale in reversed(self.scales):
+            if largest >= scale.least:
+                return scale
+        return self.scales[0]
 
 
 def seconds(count: float) -> str:
@@ -162,14 +163,12 @@ class Figure:
     def sentence(self) -> str:
         """The description of the figure in the schema."""
         if self.keys is None:
-            kind_with_figure = next(kind for kind in ALL if self.keys_of(kind))
-            return numbers(RECORDS[kind_with_figure])[self.keys_of(kind_with_figure)[0]]
+            kinds_with_figure = [kind for kind in ALL if self.keys_of(kind)]
+            kind = kinds_with_figure[0]
+            return numbers(RECORDS[kind])[self.keys_of(kind)[0]]
         place = self.place or self.name
-        return next(
-            inspect.getdoc(getattr(kind, place)) or ""
-            for kind in RECORDS.values()
-            if hasattr(kind, place)
-        )
+        structs_with_figure = [struct for struct in RECORDS.values() if hasattr(struct, place)]
+        return inspect.getdoc(getattr(structs_with_figure[0], place)) or ""
 
     def heading(self) -> str:
         return self.head or self.name
@@ -339,12 +338,14 @@ def of_column(name: str) -> Figure:
 
     If no figure has this name, make one whose unit follows from the ending (`_s`, `_bytes`).
     """
-    other = Figure(
-        name,
-        name,
-        unit=next((unit for ending, unit in ENDINGS.items() if name.endswith(ending)), PLAIN),
-    )
-    return FIGURES.get(name) or DERIVED.get(name) or other
+    if name in FIGURES:
+        return FIGURES[name]
+    if name in DERIVED:
+        return DERIVED[name]
+    for ending, unit in ENDINGS.items():
+        if name.endswith(ending):
+            return Figure(name, name, unit=unit)
+    return Figure(name, name, unit=PLAIN)
 
 
 def taken_s(kind: str, value: Callable[[str], float | None]) -> float | None:
@@ -355,10 +356,13 @@ def taken_s(kind: str, value: Callable[[str], float | None]) -> float | None:
         value: returns the run's figure of a given name.
     """
     rates = RECORDS[kind].work_rates
-    rate = next(filter(None, map(value, rates)), None)
     if not rates:
         return value("total_s")
-    return None if rate is None else 1 / rate
+    for rate in rates:
+        per_s = value(rate)
+        if per_s:
+            return 1 / per_s
+    return None
 
 
 def text(name: str, value: Any) -> str:

@@ -417,11 +417,8 @@ def sign(code: str) -> str:
 def signs(limits: Iterable[Limit]) -> str:
     """Return the signs of some limits, each once, in the order of `KINDS`."""
     present_signs = {sign(limit.code) for limit in limits}
-    return "".join(
-        known_sign
-        for known_sign in [*(kind.sign for kind in KINDS), UNKNOWN_SIGN]
-        if known_sign in present_signs
-    )
+    all_signs = [*(kind.sign for kind in KINDS), UNKNOWN_SIGN]
+    return "".join(one_sign for one_sign in all_signs if one_sign in present_signs)
 
 
 def brief_signs(record: AnyRecord) -> str:
@@ -442,10 +439,9 @@ def in_order(limits: Iterable[Limit]) -> list[Limit]:
     for limit in limits:
         previous = by_code.get(limit.code, limit)
         by_code[limit.code] = limit if previous.says == limit.says else _without_details(limit)
-    return [
-        by_code[code]
-        for code in dict.fromkeys([*(code for code in BY_CODE if code in by_code), *by_code])
-    ]
+    known_codes = [code for code in BY_CODE if code in by_code]
+    unknown_codes = [code for code in by_code if code not in BY_CODE]
+    return [by_code[code] for code in (*known_codes, *unknown_codes)]
 
 
 def _without_details(limit: Limit) -> Limit:

@@ -159,12 +159,15 @@ def owner(folder: Path, job: str | None = None) -> str | None:
     this process or SLURM's `job`.
     """
     paths = claims(folder)
-    own_claim = next((path for path in paths if path in _own_claims), None)
+    own_paths = [path for path in paths if path in _own_claims]
     # Ages are measured on the file server's clock, by which this process's claim was touched.
-    now_s = None if own_claim is None else own_claim.stat().st_mtime
-    return next(
-        filter(None, (_holder(path, job, now_s) for path in paths if path not in _own_claims)), None
-    )
+    now_s = own_paths[0].stat().st_mtime if own_paths else None
+    for path in paths:
+        if path not in _own_claims:
+            holder = _holder(path, job, now_s)
+            if holder is not None:
+                return holder
+    return None
 
 
 def is_held_by(folder: Path, job: str) -> bool:
@@ -348,10 +351,10 @@ def count_concurrent_runs(
         for other, claim in running.items()
         if claim.host in hosts
     )
-    for other in dict(record_stamps(folder.parent).items() - before.items()).keys() - {
-        folder,
-        *running,
-    }:
+    for other, stamp in record_stamps(folder.parent).items():
+        has_new_record = before.get(other) != stamp
+        if not has_new_record or other == folder or other in running:
+            continue
         ended = read(other)
         count += ended is not None and any(
             hosts & {*(part.hosts or ())} for part in ended.record.segments

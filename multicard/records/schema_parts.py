@@ -27,7 +27,10 @@ def described(hint: Any) -> tuple[list[Any], str]:
     if get_origin(hint) is Annotated:
         inner, *notes = get_args(hint)
         types, text = described(inner)
-        return types, next((note for note in notes if isinstance(note, str)), text)
+        for note in notes:
+            if isinstance(note, str):
+                return types, note
+        return types, text
     if get_origin(hint) in (Union, UnionType):
         kinds = []
         for part in get_args(hint):

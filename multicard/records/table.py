@@ -261,21 +261,7 @@ def _against_one(group: Sequence[AnyRecord], settings: Sequence[Sequence[AnyReco
 
     Tuning compares tokens/s: with max_steps, n GPUs take as many steps as one, on n times the rows.
     """
-    records = list(chain.from_iterable(settings))
-    is_scaled = any(other.ranks != 1 for other in records)
-    references = (
-        [comparable.reference(record, records, gpus=1, nodes=1) for record in group]
-        if is_scaled
-        else []
-    )
-    base = next(
-        (
-            setting
-            for setting in settings
-            if any(any(one is record for record in setting) for one in references)
-        ),
-        [],
-    )
+    base = _setting_on_one_gpu(group, settings)
     sides = [
         [_taken_s(record) for record in limits.undisturbed_or_all(side)] if side else []
         for side in (base, group)
@@ -289,6 +275,21 @@ def _against_one(group: Sequence[AnyRecord], settings: Sequence[Sequence[AnyReco
     share = formulas.parallel_efficiency(one_s, setting_s, group[0].ranks)
     doubtful = comparable.DOUBTFUL * (share > formulas.DOUBTFUL_EFFICIENCY)
     return f"{formulas.speedup(one_s, setting_s):.2f} ({share:.0%}){doubtful}"
+
+
+def _setting_on_one_gpu(
+    group: Sequence[AnyRecord], settings: Sequence[Sequence[AnyRecord]]
+) -> Sequence[AnyRecord]:
+    """Return the setting that only differs in running on one GPU; empty if there is none."""
+    records = list(chain.from_iterable(settings))
+    if all(record.ranks == 1 for record in records):
+        return []
+    references = [comparable.reference(record, records, gpus=1, nodes=1) for record in group]
+    reference_ids = {id(record) for record in references if record is not None}
+    for setting in settings:
+        if any(id(record) in reference_ids for record in setting):
+            return setting
+    return []
 
 
 def _taken_s(record: AnyRecord) -> float | None:

@@ -149,9 +149,11 @@ def text(
     sizes = _narrowed(cells, align, width, least_width)
     if width is not None and len(sizes) > 2 and _line_width(sizes) > width:
         name = max(sizes[0], min(width // 2, max(map(_cell_width, (row[0] for row in cells)))))
-        first_block = max(
-            2, sum(_line_width([name, *sizes[1:end]]) <= width for end in range(1, len(sizes)))
-        )
+        fitting_columns = 0
+        for end in range(1, len(sizes)):
+            if _line_width([name, *sizes[1:end]]) <= width:
+                fitting_columns = end
+        first_block = max(2, fitting_columns)
         printed = []
         for places in (range(first_block), (0, *range(first_block, len(sizes)))):
             head, *body = [[row[place] for place in places] for row in (headings, *rows)]
@@ -183,15 +185,13 @@ def to_csv(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 def alignment(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Align columns of figures ("-" and empty cells included) right, and others left."""
     columns = zip(*rows, strict=True) if rows else [("",)] * len(headings)
-    return "".join(
-        (
-            "r"
-            if any(cells)
-            and all(not cell or cell == "-" or FIGURE.fullmatch(cell) for cell in cells)
-            else "l"
-        )
-        for cells in columns
-    )
+    return "".join("r" if _has_figures_only(cells) else "l" for cells in columns)
+
+
+def _has_figures_only(cells: Sequence[str]) -> bool:
+    if not any(cells):
+        return False
+    return all(not cell or cell == "-" or FIGURE.fullmatch(cell) for cell in cells)
 
 
 def least_widths(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
