@@ -65,14 +65,14 @@ def _section(kind: type[Struct], place: str, known: set[type[Struct]]) -> Iterat
     # msgspec gives a struct without a docstring one that is its signature.
     if kind.__doc__ and not kind.__doc__.startswith(f"{kind.__name__}("):
         yield inspect.cleandoc(kind.__doc__)
-    base = kind.__mro__[1]
-    inherited = () if base is Struct else base.__struct_fields__
+    parent = kind.__mro__[1]
+    inherited = () if parent is Struct else parent.__struct_fields__
     optional = {field.name for field in fields(kind) if field.default is UNSET}
     hints = get_type_hints(kind, include_extras=True)
-    own = {name: hints[name] for name in kind.__struct_fields__ if name not in inherited}
+    own_hints = {name: hints[name] for name in kind.__struct_fields__ if name not in inherited}
     rows = [
         (f"*{k}*" if k in optional else f"`{k}`", _in_words(hint), described(hint)[1])
-        for k, hint in own.items()
+        for k, hint in own_hints.items()
     ]
     # msgspec keeps the tag apart from the fields. On disk, it follows the version.
     if kind is schema.Record:
@@ -81,7 +81,7 @@ def _section(kind: type[Struct], place: str, known: set[type[Struct]]) -> Iterat
         ("key", "type", "meaning"),
         [(*row, text_table.escape_markdown(text)) for *row, text in rows],
     )
-    for name, hint in own.items():
+    for name, hint in own_hints.items():
         for inner in _structures(hint):
             if inner not in known:
                 yield f"### {place}{name}"

@@ -84,9 +84,9 @@ def lines(
     if any(len(group) > 1 for group in settings):
         notes.append(Message("table.deviation", "±: standard deviation of the n runs"))
     notes += [
-        str(amounts.unequal_repetitions(found))
-        for whole in settings_of_sweep
-        if (found := _amounts(whole)) is not None and not found.are_equal
+        str(amounts.unequal_repetitions(unequal))
+        for setting in settings_of_sweep
+        if (unequal := _amounts(setting)) is not None and not unequal.are_equal
     ]
     rate = RECORDS[kind].rate
     skipped = RECORDS[kind].skips
