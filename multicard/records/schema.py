@@ -3,7 +3,8 @@ and every column of steps.parquet.
 
 A record is validated against these structs when it is written, and decoded with them when it is
 read (`validate`). A key that an older record lacks reads as None. A key whose default is UNSET
-appears only in the records that it applies to. `schema_page` makes docs/record.md from this file.
+appears only in the records that it applies to. `schema_page` makes docs/reference/record.md from
+this file.
 """
 
 from collections.abc import Iterable

@@ -1,6 +1,6 @@
-"""Generates docs/record.md from the schema.
+"""Generates docs/reference/record.md from the schema.
 
-Run it as `python -m multicard.records.schema_page > docs/record.md`.
+Run it as `python -m multicard.records.schema_page > docs/reference/record.md`.
 """
 
 import inspect

@@ -95,8 +95,9 @@ def measured_s(folder: Path, record: AnyRecord) -> np.ndarray:
 
 
 def table(folder: Path, record: AnyRecord) -> "pa.Table":
-    """Return steps.parquet (docs/record.md) with a row for each step of each rank, and a column
-    `measured`, which is true if statistics cover the row.
+    """Return steps.parquet (docs/reference/record.md), with a row for each step of each rank.
+
+    The added column `measured` is true if statistics cover the row.
 
     Raises:
         ValueError: steps.parquet is absent or broken.
