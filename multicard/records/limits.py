@@ -239,8 +239,8 @@ APART = LimitKind(
 OTHER_WEIGHTS = LimitKind(
     says=Message(
         "limit.other-weights",
-        "the ranks ended with different weights: each trained its own copy, or they average their "
-        f"weights only now and then; {TRAIN_TOGETHER}, or average after the last step",
+        "ranks ended with different weights: each trained its own copy, or weights are averaged "
+        f"now and then; {TRAIN_TOGETHER}, or average after the last step",
     ),
     sign="v",
     column="other_weights",
