@@ -334,10 +334,10 @@ def run(sweep: Path, name: str, hosts: list[str] | None = None, **marker: Any) -
 def test_runs_of_a_sweep_on_the_same_node_at_the_same_time_are_counted(tmp_path: Path):
     mine = run(tmp_path, "mine", host=host(), pid=os.getpid())
     run(tmp_path, "ended before", ["here"])  # and after `mine` was claimed, as its data was read
-    before = ownership.results(tmp_path)
+    before = ownership.record_stamps(tmp_path)
     for name, hosts in (("meanwhile", ["there", "here"]), ("elsewhere", ["there"])):
         os.utime(run(tmp_path, name, hosts) / "result.json", (1, 1))  # the clock was set back
     run(tmp_path, "running", host=host(), pid=os.getppid())
     run(tmp_path, "gone", host=host(), pid=2**22 + 1)
     run(tmp_path, "running there", host="there", pid=os.getppid())
-    assert ownership.beside(mine, {"here", host()}, before) == 2
+    assert ownership.count_concurrent_runs(mine, {"here", host()}, before) == 2
