@@ -1,32 +1,18 @@
-"""The rows of CSV and TSV: read to the letter,
-as a stray quote swallows the lines up to the next one.
-"""
+"""The rows of CSV and TSV."""
 
-import csv
-import io
-import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from multicard.messages import Refusal
-from multicard.records.separated_text import decoded, separated_text
-
-
-class CellLine(NamedTuple):
-    """The cells of a row, and the line of the file on which it begins."""
-
-    line: int
-    cells: list[str]
+from multicard.records.separated_cells import CellLine, OpenQuoteError, separated_cells
+from multicard.records.separated_text import SeparatedText, decoded, separated_text
 
 
 def read_csv(content: bytes) -> tuple[list[Any], dict[str, int]]:
     """The rows of CSV, by the delimiter that it names or that its header has most often,
     and nothing ignored.
     """
-    found = separated_text(content)
-    if found.delimiter == "\t":
-        return _tabbed(found.text, found.lines_before), {}
-    return _rows(_quoted(found.text, found.delimiter, found.lines_before), found.delimiter), {}
+    return _read(separated_text(content)), {}
 
 
 def read_tsv(content: bytes) -> tuple[list[Any], dict[str, int]]:
@@ -35,61 +21,20 @@ def read_tsv(content: bytes) -> tuple[list[Any], dict[str, int]]:
     Raises:
         Refusal: the file can be read in both ways, which give different rows.
     """
-    return _tabbed(decoded(content), 0), {}
+    return _read(SeparatedText(decoded(content), "\t", 0)), {}
 
 
-def _tabbed(text: str, lines_before: int) -> list[dict[str, str | None]]:
-    plain = _plain(text, lines_before)
+def _read(found: SeparatedText) -> list[dict[str, str | None]]:
     try:
-        quoted = _quoted(text, "\t", lines_before)
-    except Refusal:
-        if not _is_even(plain):
-            raise
-        return _rows(plain, "\t")
-    across = next((row for row in quoted if any("\n" in cell for cell in row.cells)), None)
-    if across is not None and _is_even(plain):
-        raise _open_quote(across.line, "a quoted cell holds lines that are rows by themselves")
-    return _rows(quoted, "\t")
-
-
-def _plain(text: str, lines_before: int) -> list[CellLine]:
-    """Lines whose quotes are letters."""
-    lines = text.replace("\r\n", "\n").split("\n")
-    return [
-        CellLine(number, line.split("\t"))
-        for number, line in enumerate(lines, start=lines_before + 1)
-        if line
-    ]
-
-
-def _is_even(rows: Sequence[CellLine]) -> bool:
-    return len({len(row.cells) for row in rows}) == 1
-
-
-def _quoted(text: str, delimiter: str, lines_before: int) -> list[CellLine]:
-    csv.field_size_limit(sys.maxsize)  # of 128 KiB: a conversation may be longer
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    rows = list[CellLine]()
-    while True:
-        line = lines_before + reader.line_num + 1
-        try:
-            cells = next(reader, None)
-        except csv.Error as error:
-            raise _open_quote(line, str(error)) from None
-        if cells is None:
-            return rows
-        if cells:
-            rows.append(CellLine(line, cells))
-
-
-def _open_quote(line: int, reason: str) -> Refusal:
-    return Refusal(
-        "llm.csv-quotes",
-        f"the row of line {line} has a quote that does not end its cell ({reason}); "
-        "quote the cell and double its own quotes, or give JSON lines",
-        line=line,
-        reason=reason,
-    )
+        return _rows(separated_cells(found).rows, found.delimiter)
+    except OpenQuoteError as error:
+        raise Refusal(
+            "llm.csv-quotes",
+            f"the row of line {error.line} has a quote that does not end its cell"
+            f" ({error.reason}); quote the cell and double its own quotes, or give JSON lines",
+            line=error.line,
+            reason=error.reason,
+        ) from None
 
 
 def _rows(found: Sequence[CellLine], delimiter: str) -> list[dict[str, str | None]]:

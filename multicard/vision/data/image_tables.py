@@ -16,7 +16,6 @@ from multicard.messages import Message, Refusal
 from multicard.records import part_names
 from multicard.records.part_columns import named_parts
 from multicard.records.part_names import PartKind
-from multicard.records.separated_text import separated_text
 from multicard.vision.data import class_names, class_values, table_images
 from multicard.vision.data.data_parts import (
     FORMS,
@@ -34,16 +33,15 @@ from multicard.vision.data.image_columns import (
     declared,
     no_columns,
     require_bytes,
-    require_no_pixels,
     require_one_column_of_classes,
     require_same_columns,
     splits_of,
     usable,
 )
 from multicard.vision.data.stored_images import STREAM, Encoded, ImageFile, StoredImage, opened
+from multicard.vision.data.text_tables import text_table
 
 PARQUET = ".parquet"
-LINES = ".jsonl"
 NO_CLASS = "-1"  # in place of a number of a class
 
 
@@ -138,7 +136,7 @@ def column_of_classes(path: Path, named: Named) -> tuple[str, bool]:
     """
     from pyarrow import dataset
 
-    found = usable(dataset.dataset(_text_table(path)).schema, named, f"dataset.root={path}")
+    found = usable(dataset.dataset(text_table(path)).schema, named, f"dataset.root={path}")
     return found.label, found.is_guess
 
 
@@ -292,7 +290,7 @@ def _stored(paths: list[Path], named: Named) -> Any:
 
     form: Any = "parquet"
     if paths[0].suffix.lower() not in (PARQUET, STREAM):
-        return dataset.dataset(_text_table(paths[0]))
+        return dataset.dataset(text_table(paths[0]))
     if paths[1:]:
         require_same_columns(paths, form, named)
     return opened(paths, form)
@@ -366,44 +364,6 @@ def text_columns(path: Path) -> dict[str, list[str]]:
     Raises:
         Refusal, ValueError: it cannot be read.
     """
-    table = _text_table(path)
+    table = text_table(path, to_train=False)
     plain = [field.name for field in table.schema if not field.type.num_fields]
     return {name: class_names.texts(table[name].to_pylist(), []) for name in plain}
-
-
-def _text_table(path: Path) -> Any:
-    """The table of a .csv or .tsv, all of whose cells are texts, or of a .jsonl."""
-    import pyarrow as pa
-    from pyarrow import csv
-    from pyarrow import json as json_lines
-
-    if path.suffix.lower() == LINES:
-        table = json_lines.read_json(path)
-        times = [field.name for field in table.schema if pa.types.is_timestamp(field.type)]
-        if not times:
-            return table
-        # a class may be called 2021-01-01
-        as_texts = pa.schema([(name, pa.string()) for name in times])
-        return json_lines.read_json(
-            path, parse_options=json_lines.ParseOptions(explicit_schema=as_texts)
-        )
-    found = separated_text(path.read_bytes())
-    convert = csv.ConvertOptions(
-        default_column_type=pa.string(), null_values=[""], strings_can_be_null=True
-    )
-    parse = csv.ParseOptions(delimiter=found.delimiter, newlines_in_values=True)
-    table = csv.read_csv(
-        pa.BufferReader(found.text.encode()), parse_options=parse, convert_options=convert
-    )
-    counted = Counter(name.strip().lower() for name in table.column_names if name.strip())
-    twice = [name for name, count in counted.items() if count > 1]
-    if twice:
-        require_no_pixels(table.column_names, f"dataset.root={path}")
-        raise Refusal(
-            "photographs.column-twice",
-            f"dataset.root={path}: has the column {twice[0]} twice; name each once",
-            key="dataset.root",
-            file=str(path),
-            column=twice[0],
-        )
-    return table

@@ -18,8 +18,9 @@ from multicard.vision.data.data_parts import (
     PartSamples,
 )
 from multicard.vision.data.folder_contents import beside, class_folders, count_files, is_hidden
-from multicard.vision.data.image_tables import LINES, table_parts
+from multicard.vision.data.image_tables import table_parts
 from multicard.vision.data.label_tables import is_submission
+from multicard.vision.data.text_tables import LINES
 
 ARCHIVES = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".zip")
 ONE_HOT = "_classes.csv"  # of Roboflow's export, in each part

@@ -20,7 +20,8 @@ from multicard.vision.data.folder_contents import (
     is_hidden,
 )
 from multicard.vision.data.image_columns import KEY, LABELS, OF_CLASSES
-from multicard.vision.data.image_tables import LINES, text_columns
+from multicard.vision.data.image_tables import text_columns
+from multicard.vision.data.text_tables import LINES
 
 TABLES = (".csv", ".tsv", LINES)
 SHARE = 0.5  # of the images, or of the rows: a table that names as many is of these images
