@@ -16,7 +16,15 @@ from multicard.config.llm import LlmConfig
 from multicard.config.llm_texts import DATASETS, ChatConfig, StoredTextConfig, SyntheticConfig
 from multicard.llm import methods
 from multicard.llm.data import columns as names
-from multicard.llm.data import held_out_rows, hub, learnt_rows, pairs, roles, templates
+from multicard.llm.data import (
+    held_out_rows,
+    hub,
+    learnt_rows,
+    pairs,
+    roles,
+    table_headers,
+    templates,
+)
 from multicard.llm.data.files import StoredRows, read_file, value_of
 from multicard.llm.data.held_out_rows import HeldOutRows
 from multicard.llm.data.row_folders import KEY, TEST_KEY
@@ -105,6 +113,7 @@ def _loaded(config: LlmConfig, split: float | None) -> LoadedRows:
             value=value,
         )
     names.check_named(data.columns, f"{key}={value}", rows)
+    table_headers.check_headers(config, data, stored, key)
     splits = split_rows(rows, data.columns)
     pool: Sequence[int] = range(len(rows)) if splits is None else splits.train
     available = len(pool)
@@ -170,6 +179,7 @@ def _test_rows(config: LlmConfig, data: StoredTextConfig) -> tuple[HeldOutRows, 
             key=TEST_KEY,
             value=place,
         )
+    table_headers.check_headers(config, data, stored, TEST_KEY)
     rows = dict(enumerate(stored.rows))
     splits = split_rows(stored.rows, data.columns)
     beside = Counter[str]()
