@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from multicard.config.pasting import override
 from multicard.messages import Refusal
 from multicard.records.part_columns import SPLITS
+from multicard.vision.data import listed_labels
 from multicard.vision.data.stored_images import opened
 
 PATHS = ("path", "file", "filename", "file_name", "image", "img")  # names of columns, in any case
@@ -81,6 +82,11 @@ def usable(schema: Any, named: Named = NONE_NAMED, place: str = "") -> Usable:
         field for field in schema if not field.type.num_fields or HOLDS_BYTES.match(str(field.type))
     ]
     fields = {field.name.strip().lower(): field for field in kept}
+    named_label = named.get("label")
+    if named_label is not None or not any(name in fields for name in LABELS):
+        in_lists = listed_labels.listed(schema, named_label, LABELS)
+        if in_lists is not None:
+            fields[in_lists.name.strip().lower()] = in_lists
     given = {
         ours: _given(fields, ours, theirs, place)
         for ours, theirs in named.items()
@@ -237,9 +243,8 @@ def declared(stored: Any, name: str) -> list[str]:
     """The names that `datasets` declared for the numbers of a column; none where it did not."""
     # metadata of others, or of a column without names
     with suppress(ValueError, TypeError, LookupError):
-        return [
-            *json.loads(stored.schema.metadata[b"huggingface"])["info"]["features"][name]["names"]
-        ]
+        features = json.loads(stored.schema.metadata[b"huggingface"])["info"]["features"]
+        return listed_labels.names_of(features[name])
     return []
 
 

@@ -16,7 +16,7 @@ from multicard.messages import Message, Refusal
 from multicard.records import part_names
 from multicard.records.part_columns import named_parts
 from multicard.records.part_names import PartKind
-from multicard.vision.data import class_names, class_values, table_images
+from multicard.vision.data import class_names, class_values, listed_labels, table_images
 from multicard.vision.data.data_parts import (
     FORMS,
     WHOLE,
@@ -131,13 +131,14 @@ def table_parts(
 
 
 def column_of_classes(path: Path, named: Named) -> tuple[str, bool]:
-    """The column of a table that holds the classes, in lower case, and whether it is a guess;
-    "" where none does.
+    """The column of a table that holds the classes, in lower case, and whether it is a guess, as
+    a column of lists is, which may be tags; "" where none does.
     """
     from pyarrow import dataset
 
     found = usable(dataset.dataset(text_table(path)).schema, named, f"dataset.root={path}")
-    return found.label, found.is_guess
+    is_list = bool(found.label) and found.fields[found.label].type.num_fields > 0
+    return found.label, found.is_guess or is_list
 
 
 def parts_of_rows(paths: list[Path], named: Named) -> list[str]:
@@ -205,7 +206,7 @@ def _columns(
         splits = splits_of(found, named) if by_split else []
         rivals = [name for name in LABELS if name in fields] if label in LABELS else []
         wanted = {label, *rivals, *splits, image} & fields.keys() - inside
-        texts = _texts(stored, {name: fields[name].name for name in wanted})
+        texts = _texts(stored, {name: fields[name].name for name in wanted}, place)
         counts = [opened([path]).count_rows() for path in paths] if inside else []
         rows = stored.count_rows()
     if rivals and to_test is None and named.get("label") is None:
@@ -310,17 +311,21 @@ def _usable_columns(
             return found
     else:
         others = {ours: theirs for ours, theirs in named.items() if ours != "label"}
+        if listed_labels.listed(stored.schema, to_test, LABELS) is not None:
+            others["label"] = to_test
         found = usable(stored.schema, others, place).with_label_of(to_test)
         if found.image:
             return found
     raise _no_columns(stored, found, named, place, folder)
 
 
-def _texts(stored: Any, names: Mapping[str, str]) -> dict[str, list[str]]:
+def _texts(stored: Any, names: Mapping[str, str], place: str) -> dict[str, list[str]]:
     """Columns as texts, by our names for them."""
     table = stored.to_table([*names.values()])
     return {
-        ours: class_names.texts(table[theirs].to_pylist(), declared(stored, theirs))
+        ours: class_names.texts(
+            listed_labels.alone(table[theirs].to_pylist(), place, theirs), declared(stored, theirs)
+        )
         for ours, theirs in names.items()
     }
 
@@ -329,7 +334,7 @@ def _no_columns(stored: Any, found: Usable, named: Named, place: str, folder: Pa
     """The refusal of a table without a column of images or of classes, by what its values are."""
     if found.holds_images:
         return no_columns(stored.schema, found, named, place, None)
-    texts = _texts(stored, {name: field.name for name, field in found.fields.items()})
+    texts = _texts(stored, {name: field.name for name, field in found.fields.items()}, place)
     paths = list[str]()
     for name, values in texts.items():
         given = [value for value in values if value]
