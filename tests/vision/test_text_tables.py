@@ -1,8 +1,10 @@
 """Tables of images as text: no row is swallowed by a quote, or taken for the header."""
 
+import json
 import shlex
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -70,3 +72,47 @@ def test_a_first_line_that_is_a_row_is_refused_with_a_header(
     subprocess.run(shlex.split(str(caught.value.message.facts["remedy"])), check=True)
     assert text_tables.text_table(path).column_names == names
     assert [row[0] for row in text_tables.text_table(path).to_pydict().values()] == first
+
+
+LABELS = ["b", "a", "b", "c"]
+OBJECTS = [{"image": f"{number}.png", "label": label} for number, label in enumerate(LABELS)]
+LATER = {**OBJECTS[3], "note": "x", "added": "2024-01-01"}  # keys that the first has not
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("a.json", OBJECTS),
+        ("a.jsonl", OBJECTS),
+        ("a.json", [*OBJECTS[:3], LATER]),
+        ("a.json", {f"{number}.png": label for number, label in enumerate(LABELS)}),
+    ],
+)
+@pytest.mark.parametrize("indent", [None, 1])
+def test_a_list_in_json_is_read(name: str, value: Any, indent: int | None, tmp_path: Path):
+    mark = "\ufeff" if indent is None else ""  # of UTF-8
+    path = table(tmp_path, name, mark + json.dumps(value, indent=indent))
+    images, labels = samples(path)
+    assert [str(image) for image in images] == [
+        str(tmp_path / f"{number}.png") for number in range(COUNT)
+    ]
+    assert labels == LABELS
+
+
+def test_json_lines_by_the_name_of_json_are_read(tmp_path: Path):
+    assert samples(table(tmp_path, "a.json", "\n".join(map(json.dumps, OBJECTS))))[1] == LABELS
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"images": [{"id": 1}], "annotations": [{"id": 1}]}',
+        "[1, 2]",
+        '[{"image": "0.png"',
+        '[{"image": "0.png", "label": 1, "label": 2}]',
+    ],
+)
+def test_json_that_holds_no_list_of_images_is_refused(text: str, tmp_path: Path):
+    path = table(tmp_path, "a.json", text)
+    with refused("photographs.no-list", file=str(path)):
+        samples(path)

@@ -19,7 +19,7 @@ from multicard.vision.data.image_columns import KEY, NONE_NAMED, Named
 from multicard.vision.data.image_tables import table_parts
 from multicard.vision.data.stored_parts import stored_parts
 
-TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
+TABLES = (".csv", ".tsv", ".jsonl", ".json", ".parquet")
 
 
 def find(root: Path, chosen: Sequence[str] | None = None, named: Named = NONE_NAMED) -> FoundParts:
@@ -55,8 +55,8 @@ def find(root: Path, chosen: Sequence[str] | None = None, named: Named = NONE_NA
     else:
         raise Refusal(
             "photographs.no-table",
-            f"dataset.root={root}: is neither a folder nor a .csv, .tsv, .jsonl or .parquet file;"
-            f" {FORMS}",
+            f"dataset.root={root}: is neither a folder nor a .csv, .tsv, .jsonl, .json or .parquet"
+            f" file; {FORMS}",
             key="dataset.root",
             root=str(root),
         )

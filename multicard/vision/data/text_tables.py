@@ -1,4 +1,4 @@
-"""Tables of images as text: .csv, .tsv and .jsonl, as columns."""
+"""Tables of images as text: .csv, .tsv, .jsonl and .json, as columns."""
 
 from collections import Counter
 from pathlib import Path
@@ -7,14 +7,15 @@ from typing import Any
 from multicard.messages import Refusal
 from multicard.records.separated_cells import OpenQuoteError, separated_cells
 from multicard.records.separated_text import SeparatedText, separated_text
-from multicard.vision.data import table_headers
+from multicard.vision.data import json_lists, table_headers
 from multicard.vision.data.image_columns import require_no_pixels
 
 LINES = ".jsonl"
 
 
 def text_table(path: Path, to_train: bool = True) -> Any:
-    """The table of a .csv or .tsv, all of whose cells are texts, or of a .jsonl.
+    """The table of a .csv or .tsv, all of whose cells are texts, or of a .jsonl
+    or .json.
 
     Args:
         to_train: refuse what would lose rows, as a table without a header. One that is only looked
@@ -24,15 +25,16 @@ def text_table(path: Path, to_train: bool = True) -> Any:
     from pyarrow import csv
     from pyarrow import json as json_lines
 
-    if path.suffix.lower() == LINES:
-        table = json_lines.read_json(path)
+    if path.suffix.lower() in (LINES, json_lists.LIST):
+        lines = json_lists.as_lines(path, path.read_bytes())
+        table = json_lines.read_json(pa.BufferReader(lines))
         times = [field.name for field in table.schema if pa.types.is_timestamp(field.type)]
         if not times:
             return table
         # a class may be called 2021-01-01
         as_texts = pa.schema([(name, pa.string()) for name in times])
         return json_lines.read_json(
-            path, parse_options=json_lines.ParseOptions(explicit_schema=as_texts)
+            pa.BufferReader(lines), parse_options=json_lines.ParseOptions(explicit_schema=as_texts)
         )
     found = separated_text(path.read_bytes())
     convert = csv.ConvertOptions(
