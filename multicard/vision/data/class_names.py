@@ -4,6 +4,7 @@ and names that are almost one.
 
 import math
 import re
+import unicodedata
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -66,12 +67,14 @@ def in_order(labels: Sequence[str], declared: Sequence[str]) -> list[str]:
 
 def alike(names: Sequence[str]) -> list[list[str]]:
     """Names of classes that differ only by case and by blanks, dashes and underscores, or as two
-    ways to write a number (1 and 1.0), those of one group together.
+    ways to write an accent or a number (1 and 1.0), those of one group together.
     """
     groups = defaultdict[str | float, list[str]](list)
     for name in names:
         if NUMBER.fullmatch(name):
             groups[float(name)].append(name)
         else:
-            groups[re.sub(r"[ _-]+", " ", name.casefold()).strip()].append(name)
+            # accents are a letter with it, or one behind it, as macOS writes them
+            plain = unicodedata.normalize("NFC", name).casefold()
+            groups[re.sub(r"[ _-]+", " ", plain).strip()].append(name)
     return [group for group in groups.values() if len(group) > 1]

@@ -73,7 +73,7 @@ def _alike(groups: list[list[str]], config: ImagesConfig) -> Message:
         "photographs.alike-classes",
         in_one_line(
             f"dataset.root={config.root}: trains {shown} as classes of their own, whose names"
-            " differ only by case, blanks or dashes; give them one name if they are one class"
+            " differ only by case, blanks, dashes or accents; give them one name if they are one"
         ),
         key="dataset.root",
         root=str(config.root),

@@ -20,6 +20,7 @@ from multicard.records.schema_parts import Ignored, RepeatedImages
 from multicard.records.text_table import in_bytes
 from multicard.vision.data import (
     class_folders,
+    class_names,
     decoded_cache,
     decoding,
     label_tables,
@@ -177,13 +178,18 @@ def _require_classes(samples: list[PartSamples], taken: list[DataPart], place: s
     differ = sorted({*names} ^ {*samples[-1].classes})[:20]
     if differ:
         parts = [part.name for part in taken]
+        same = next(iter(class_names.alike(differ)), [])
+        hint = (
+            f", and {' and '.join(map(ascii, same))} may be one: give them one name" if same else ""
+        )
         raise Refusal(
             "photographs.other-classes",
             f"{place}: only in one of {' and '.join(parts)}: {', '.join(differ)}; both need the"
-            f" same classes; {_one_part_alone(samples, parts)}",
+            f" same classes{hint}; {_one_part_alone(samples, parts)}",
             key="dataset.root",
             parts=[name.lower() for name in parts],
             classes=differ,
+            alike=same,
         )
     _require_two_classes(names, place)
 
