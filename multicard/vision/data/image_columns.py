@@ -242,7 +242,7 @@ def require_bytes(paths: Sequence[Path], named: Named) -> None:
 def declared(stored: Any, name: str) -> list[str]:
     """The names that `datasets` declared for the numbers of a column; none where it did not."""
     # metadata of others, or of a column without names
-    with suppress(ValueError, TypeError, LookupError):
+    with suppress(ValueError, TypeError, LookupError, AttributeError):
         features = json.loads(stored.schema.metadata[b"huggingface"])["info"]["features"]
         return listed_labels.names_of(features[name])
     return []

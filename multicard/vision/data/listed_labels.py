@@ -48,8 +48,6 @@ def alone(values: Sequence[Any], place: str, column: str) -> list[Any]:
     return [(each[0] if each else None) if isinstance(each, list) else each for each in values]
 
 
-def names_of(feature: Mapping[str, Any] | Sequence[Any]) -> list[str]:
+def names_of(feature: Mapping[str, Any]) -> list[str]:
     """The names that `datasets` declared for the numbers of a column, or for those in its lists."""
-    while isinstance(feature, list) or "feature" in feature:
-        feature = feature[0] if isinstance(feature, list) else feature["feature"]  # pyright: ignore
-    return [*feature["names"]]  # pyright: ignore
+    return [*feature.get("feature", feature)["names"]]
