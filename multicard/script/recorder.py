@@ -28,6 +28,7 @@ from multicard.records.trained_weights import Held
 from multicard.run.rank_report import RankReportWriter
 from multicard.script.batches import BatchSource, Draws
 from multicard.script.contributions import Contributions
+from multicard.script.evaluation_passes import EvaluationPasses
 from multicard.script.gaps import Gaps
 from multicard.script.left_files import LeftFiles
 from multicard.script.losses import Losses
@@ -96,6 +97,7 @@ class Recorder:
         )
         self._gaps = Gaps(self._end_lap)
         self._evaluated = 0  # evaluations that drew batches since the last step
+        self._evaluation_passes = EvaluationPasses()
         self._grouped = True
         self._times = StepTimes()
         self._counted: list[bool] = []  # of each step of an optimiser
@@ -165,6 +167,7 @@ class Recorder:
         if self._evaluating and (trains or with_gradients > self._with_gradients):
             self._end_evaluation(Lap.evaluated)
         if self._evaluating:
+            self.evaluations += self._evaluation_passes.draws(one)
             self._laps.end(Lap.evaluate)
         elif self._started_s is not None and trains:
             self._training_draws()
@@ -174,6 +177,7 @@ class Recorder:
             self._evaluating = True
             self._with_gradients = with_gradients
             self._gaps.draws_evaluation()
+            self._evaluation_passes.begins(one)
             self._evaluated += 1
             self.evaluations += 1
         return trains
@@ -343,7 +347,7 @@ class Recorder:
         self._laps.end(Lap.resumed if resumed else Lap.step)
         self._counted.append(True)
         if resumed:
-            self.evaluations -= 1
+            self.evaluations -= self._evaluation_passes.count
             self._evaluated -= 1
         self._told.append((samples, tokens))
         self._samples += sum(one.size or 0 for one in drawn) if samples is None else samples
