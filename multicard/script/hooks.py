@@ -109,7 +109,7 @@ def _batches(recorder: Recorder) -> Replaced:
             ):
                 one.workers = batches._num_workers
         if recorder.threads.is_elsewhere():
-            recorder.threads.reads_elsewhere(one, recorder.steps)
+            recorder.threads.reads_elsewhere(one, recorder.progress.steps)
         trains = recorder.asks(one)
         try:
             batch = next_batch(batches)
@@ -121,10 +121,7 @@ def _batches(recorder: Recorder) -> Replaced:
             collated = batches.multicard_collated
             count = None if collated is None else collated.count
             drawn = samples_collated(batch, one.source.batch_size, count)
-        recorder.receives(one, trains, drawn)
-        recorder.contributions.receives(one, trains, batch)
-        if trains and not one.in_thread:
-            recorder.inputs.receives(batch, drawn)
+        recorder.receives(one, trains, batch, drawn)
         return batch
 
     return {
@@ -212,7 +209,7 @@ def _left_files(recorder: Recorder) -> Replaced:
 
     @functools.wraps(load_state)
     def measured_load_state(optimizer: Optimizer, *arguments: Any, **keywords: Any) -> Any:
-        if not recorder.steps:
+        if not recorder.progress.steps:
             recorder.left_files.loads_state()
         return load_state(optimizer, *arguments, **keywords)
 

@@ -53,7 +53,7 @@ class Steps:
     def skipped(self, optimizer: Optimizer) -> None:
         """A step that a GradScaler left out: its batches were trained on all the same."""
         if not self._within and self._is_counted(optimizer):
-            self.recorder.skipped += 1
+            self.recorder.optimizers.skipped += 1
             self.recorder.steps_now()
             self.recorder.end_counted_step()
 
@@ -112,4 +112,4 @@ class Steps:
         if self._in_row > 1:
             self._takes_over(optimizer, 1)
         else:
-            self.recorder.counts_turn_of(optimizer)
+            self.recorder.optimizers.add(optimizer)

@@ -141,7 +141,7 @@ def run(rank: Rank, config: ScriptConfig, folder: Path) -> None:
     except BaseException as error:
         with suppress(Exception):  # what was measured before; a broken device may not tell it
             recorder.close()
-        other = None if recorder.steps else launch.failed_at_start(config, rank, error)
+        other = None if recorder.progress.steps else launch.failed_at_start(config, rank, error)
         if other is None:
             raise
         raise other from error
@@ -151,7 +151,7 @@ def run(rank: Rank, config: ScriptConfig, folder: Path) -> None:
     end_children()
     # the process does not wait for threads of the script
     threading._shutdown = lambda: None  # pyright: ignore[reportAttributeAccessIssue]
-    if recorder.steps:
+    if recorder.progress.steps:
         return
     if recorder.left_files.makes_optimizer and not recorder.draws.backwards:
         raise nothing_left(config, recorder.left_files.read)
