@@ -188,4 +188,5 @@ def measured(engine: TuningEngine, probe: Probe, step_s: float) -> dict[str, lis
 
         chosen["half"] = on_halves
     # recipes' loaders have no workers, so no batch is prepared in advance
-    return diagnosis.interleaved(chosen, {}, rank, step_s, 0, lambda: probe.board.stop_at > 0)
+    board = probe.progress.board
+    return diagnosis.interleaved(chosen, {}, rank, step_s, 0, lambda: board.stop_at > 0)

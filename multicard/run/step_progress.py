@@ -111,6 +111,10 @@ class StepProgress:
             self.is_stopped = 0 < self.board.stop_at <= self.steps
         return paused_s
 
+    def ends_with_epoch(self) -> bool:
+        """Return True, on all ranks, if a probe is to end after the epoch that has just ended."""
+        return self.gate is not None and (self.gate.end_epoch() or self.is_stopped)
+
     def post(self, evaluating: bool = False) -> None:
         """Show the controller how far this rank is."""
         self.board.post(

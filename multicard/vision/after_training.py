@@ -39,7 +39,7 @@ def after_training(
     )
     if not (window or config.diagnose):
         return
-    if max_over_ranks(loop.rank, loop.board.stop_at):
+    if max_over_ranks(loop.rank, loop.progress.board.stop_at):
         return  # the job is about to end; the run itself is measured
     step_s = report.content.epochs[-1].train_s / loop.share.steps
     loop.optim.schedule = LambdaLR(loop.optim.optimizer, lambda _: 0.0)
@@ -146,7 +146,7 @@ def measured(
     rounds_ahead = -(-prepared // share.batches_per_step)
     warm_up = GRAPH_PASSES if loop.cuda_graphs else 1
     return diagnosis.interleaved(
-        timed, refill, rank, step_s, rounds_ahead, lambda: loop.board.stop_at > 0, warm_up
+        timed, refill, rank, step_s, rounds_ahead, lambda: loop.progress.board.stop_at > 0, warm_up
     )
 
 

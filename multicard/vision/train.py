@@ -206,8 +206,8 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
     to_its_end = run_epochs(loop, report, sampler, training, testing, start)
     if loop.compiled:
         report.add(compiling.cuda_graphs(device, config.compile))
-    if loop.probing is not None:
-        report.content.probe = loop.probing.result()
+    if loop.progress.gate is not None:
+        report.content.probe = loop.progress.gate.result()
     note_lost_profile(loop, report)
     if to_its_end and config.save is not Save.none and rank.rank == 0:
         accuracy = report.content.epochs[-1].test_accuracy
@@ -223,7 +223,8 @@ def note_lost_profile(loop: Loop, report: TrainingReport) -> None:
     """Say where the profile of a run from its start was lost,
     because the run was stopped and went on without it.
     """
-    if loop.window.config is None or loop.stopped:  # who stops a run leaves it little time
+    # A run that is stopped has little time left.
+    if loop.window.config is None or loop.progress.is_stopped:
         return
     lost = Message(
         "vision.profile-lost",
@@ -286,11 +287,10 @@ def run_epochs(
         # then restore the random state
         batches = iter(training)
         set_random(start.random, share.devices)
-    report.started(loop.steps)
-    if loop.probing is not None:
-        loop.probing.begin()
+    report.started(loop.progress.steps)
+    loop.progress.begin()
     meet(rank)
-    if not loop.steps:  # a run that was stopped goes on without
+    if not loop.progress.steps:  # a run that was stopped goes on without
         loop.window.open()
     elapsed_s = start.elapsed_s
     first_step = start.step
@@ -303,11 +303,11 @@ def run_epochs(
         trained["gap_s"] = (
             None if evaluated_s is None else started_s - evaluated_s + trained["first_batch_s"]
         )
-        if loop.stopped and loop.probing is None:
+        if loop.progress.is_stopped and loop.progress.gate is None:
             stopped_s = timing.clock_s()
             report.counters.read()
             elapsed_s += stopped_s - started_s
-            report.reached(loop.steps, elapsed_s, (started_s, stopped_s))
+            report.reached(loop.progress.steps, elapsed_s, (started_s, stopped_s))
             save(loop, report, epoch, trained, elapsed_s)
             return False
         with_batch = [
@@ -321,14 +321,14 @@ def run_epochs(
         elapsed_s += evaluated_s - started_s - trained["paused_s"]
         span_s = (started_s, evaluated_s)
         figures = {**trained, **evaluated, "epoch": epoch, "ended_s": elapsed_s}
-        report.epoch(figures, loop.steps, span_s)  # not timed: writing the report
+        report.epoch(figures, loop.progress.steps, span_s)  # not timed: writing the report
         meet(rank)  # not timed either: waiting for ranks that write longer
         if evaluated["diverged"] and config.stop_on_divergence:
             return False  # on all ranks alike, as below
         target = None if pauses(config) else config.target_accuracy
         if config.stop_at_target and target is not None and evaluated["test_accuracy"] >= target:
             break  # on all ranks alike: the counts were reduced over all of them
-        if loop.probing is not None and (loop.probing.end_epoch() or loop.stopped):
+        if loop.progress.ends_with_epoch():
             break
         sampler.set_epoch(epoch + 1)
         batches = training
@@ -357,15 +357,15 @@ def save(
         "model": loop.share.plain.state_dict(),
         **loop.optim.state(),
         "random": get_random(loop.share.devices),
-        "steps": loop.steps,
-        "samples": loop.samples,
+        "steps": loop.progress.steps,
+        "samples": loop.progress.amount,
         "epoch": epoch,
         "step": len(trained["loss"]),
         "elapsed_s": elapsed_s,
         "trained": trained | {"phases_s": torch.from_numpy(trained["phases_s"])},
         "report": report.state(),
     }
-    checkpoint.save(report.folder, loop.rank, loop.steps, state)
+    checkpoint.save(report.folder, loop.rank, loop.progress.steps, state)
 
 
 def restore(loop: Loop, report: TrainingReport) -> Start:
@@ -378,8 +378,8 @@ def restore(loop: Loop, report: TrainingReport) -> Start:
     # each rank's own: BatchNorm's statistics differ
     loop.share.plain.load_state_dict(state["model"])
     loop.optim.restore(state)
-    loop.steps = state["steps"]
-    loop.samples = state["samples"]
+    loop.progress.steps = state["steps"]
+    loop.progress.amount = state["samples"]
     report.restore(state["report"])
     trained = state["trained"] | {"phases_s": state["trained"]["phases_s"].numpy()}
     return Start(state["epoch"], state["step"], state["elapsed_s"], trained, state["random"])
