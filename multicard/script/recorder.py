@@ -112,38 +112,38 @@ class Recorder:
         if self.draws.is_known(BatchSource(loader.dataset, loader._index_sampler)):
             activity.go_on_training()
 
-    def asks(self, one: Pass) -> bool:
+    def asks(self, data_pass: Pass) -> bool:
         """A batch is asked for. Return True if it is for training."""
-        trains = self.draws.asks(one.source)
-        if self.draws.without_step and self.draws.begins_anew(one.source):
+        trains = self.draws.asks(data_pass.source)
+        if self.draws.without_step and self.draws.begins_anew(data_pass.source):
             self.activity.count_evaluation()
         if trains and not self.clock.is_running:
             self._start()
-        if not one.in_thread:  # Another thread takes none of the training's time.
+        if not data_pass.in_thread:  # Another thread takes none of the training's time.
             self.activity.ask_batch(trains)
         return trains
 
-    def receives(self, one: Pass, trains: bool, batch: Any, size: int | None) -> None:
+    def receives(self, data_pass: Pass, trains: bool, batch: Any, size: int | None) -> None:
         """A batch of so many samples was handed out; None: nobody knows how many."""
         if self.is_over:
             return
-        if not one.in_thread:
+        if not data_pass.in_thread:
             self.activity.receive_batch(trains)
-        if trains and one.in_thread:
+        if trains and data_pass.in_thread:
             self.threads.waits_known = False
         elif trains and self.window.recording:
             self.window.ranges.close()
-        self.draws.add(one, trains, size)
-        self.contributions.receives(one, trains, batch)
-        if trains and not one.in_thread:
+        self.draws.add(data_pass, trains, size)
+        self.contributions.receives(data_pass, trains, batch)
+        if trains and not data_pass.in_thread:
             self.inputs.receives(batch, size)
 
-    def exhausted(self, one: Pass, trains: bool, handed_out: int) -> None:
+    def exhausted(self, data_pass: Pass, trains: bool, handed_out: int) -> None:
         """A loader has no further batch, after so many."""
         if self.is_over:
             return
-        self.draws.ends(one, handed_out)
-        if not one.in_thread:
+        self.draws.ends(data_pass, handed_out)
+        if not data_pass.in_thread:
             self.activity.end_pass(trains, self.progress.steps)
 
     def sets_mode(self, module: Any, trains: bool) -> None:
@@ -293,7 +293,9 @@ class Recorder:
         else:
             self.clock.times.evaluate_s += float(times[:, 2].sum())
         unseen = [
-            one for one in self.threads.evaluated() if not self.left_out.is_after_mode(one.begun_at)
+            data_pass
+            for data_pass in self.threads.evaluated()
+            if not self.left_out.is_after_mode(data_pass.begun_at)
         ]
         self.activity.evaluations += len(unseen)
         is_stopped = self.progress.is_stopped or not is_whole
