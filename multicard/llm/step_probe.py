@@ -21,7 +21,7 @@ from multicard.measure import garbage, timing
 from multicard.measure.timing import Ranges
 from multicard.observe.profiles.capture import TrainingWindow
 from multicard.ranks.process import Rank, as_on_rank_0
-from multicard.run.step_progress import StepProgress
+from multicard.run.training_progress import TrainingProgress
 
 # a run has diverged where one of them is not finite
 JUDGED = ("loss", "rewards/chosen", "rewards/rejected")
@@ -54,7 +54,7 @@ class Probe:
         self.ranges: Ranges | None = None
         own = Ranges(rank.device, nvtx=config.profile.name is ProfileName.nsys)
         self.window = TrainingWindow(config.profile, rank, report.folder, own)
-        self.progress = StepProgress(rank, report.folder, loss=lambda: self.loss)
+        self.progress = TrainingProgress(rank, report.folder, loss=lambda: self.loss)
         self.held_out = HeldOutEvaluations(config, report)
         self.pad_id = -1
         # of the optimiser, at the time of the call

@@ -16,7 +16,7 @@ from multicard.observe.profiles.capture import TrainingWindow
 from multicard.ranks.process import Rank
 from multicard.records.rank_files import CountedEpoch, ScriptReport
 from multicard.run.rank_report import RankReportWriter
-from multicard.run.step_progress import StepProgress
+from multicard.run.training_progress import TrainingProgress
 from multicard.script.activity import Activity
 from multicard.script.batches import BatchSource, Draws
 from multicard.script.contributions import Contributions
@@ -74,9 +74,9 @@ class Recorder:
         self.is_over = False
         self._closing = Lock()
 
-    def _progress(self, rank: Rank, folder: Path) -> StepProgress:
+    def _progress(self, rank: Rank, folder: Path) -> TrainingProgress:
         config = self.config
-        progress = StepProgress(
+        progress = TrainingProgress(
             rank,
             folder,
             loss=lambda: self.figures.peek.value,

@@ -21,7 +21,7 @@ from multicard.measure.timing import BACKWARD, DATA, FORWARD, H2D, OPTIMIZER, Ra
 from multicard.observe.profiles.capture import TrainingWindow
 from multicard.ranks.process import Rank
 from multicard.records.progress import LossPeek
-from multicard.run.step_progress import StepProgress
+from multicard.run.training_progress import TrainingProgress
 from multicard.vision.data.batch import Batch
 from multicard.vision.optim import Optimisation
 from multicard.vision.precision import choose
@@ -64,7 +64,7 @@ class Loop:
         self.window = TrainingWindow(config.profile, rank, folder, self.ranges)
         self.losses = torch.zeros(share.steps, dtype=torch.float64, device=rank.device)
         self.peek = LossPeek(rank.device)
-        self.progress = StepProgress(
+        self.progress = TrainingProgress(
             rank, folder, loss=lambda: self.peek.value, total=config.epochs * share.steps
         )
         self.progress.add_gate(

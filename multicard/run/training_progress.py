@@ -2,7 +2,7 @@
 
 After each step the rank posts its progress to the controller. Then its gate acts: it ends a probe
 whose mean step is known, or pauses a cell of a race. At last the rank reads whether it is to stop.
-Vision's loop, the tuning's probe and the recorder of scripts each hold one `StepProgress`.
+Vision's loop, the tuning's probe and the recorder of scripts each hold one `TrainingProgress`.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class StepProgress:
+class TrainingProgress:
     """How far a rank has come, and whether it pauses or stops after a step.
 
     Args:
