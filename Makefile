@@ -1,5 +1,4 @@
-# make demo     install, and `multicard demo`: tune a small model once, plan a list of trainings, run a small sweep, and
-#               write a page about the runs
+# make demo     install, and `multicard demo`: run a small sweep, say what to run, and write a page about the runs
 # make example  measure the sweeps of docs/example, and make its report and the pictures of the pages (ten minutes on 2
 #               quiet cores, and a Chromium)
 # make test     install, lint, run the tests that start no processes and a chosen few that do (CONTRIBUTING.md has the tiers)

@@ -19,12 +19,12 @@ from setuptools.command.sdist import sdist
 
 HERE = Path(__file__).parent
 ENTRIES = ("train_vision.py", "tune_llm.py", "measure_script.py")
-TOP_LEVEL = ("conf", "analysis", *ENTRIES, "docs/jobs.yaml")
+TOP_LEVEL = ("conf", "analysis", *ENTRIES)
 # Tests that need a GPU, for whoever has one (`python -m pytest -m gpu`)
 TESTS_OF_GPUS = ("tests/__init__.py", "tests/conftest.py", "tests/gpu", "tests/helpers")
 PYTEST = ("pyproject.toml",)  # its options and marks
 # Pages that messages name, and measurements that tests of GPUs repeat
-PATTERNS = ("docs/*.md", "benchmarks/*.py")
+PATTERNS = ("docs/*.md", "docs/*/*.md", "benchmarks/*.py")
 REPOSITORY = runpy.run_path(str(HERE / "multicard" / "repository.py"))
 NO_SOURCE = shutil.ignore_patterns("__pycache__", ".*")
 

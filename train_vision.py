@@ -2,16 +2,16 @@
 
 one run        python train_vision.py precision=bf16 gpus=2
 a sweep        python train_vision.py -m precision=fp64,fp32,fp16 gpus=1,2,3,4
-that resumes   python train_vision.py -m name=table2 precision=fp32,fp16
+can resume     python train_vision.py -m name=table2 precision=fp32,fp16
 a forecast     python train_vision.py -m gpus=1,2,4 predict=true
-of the papers  python train_vision.py experiment=table2 name=table2
+from a paper   python train_vision.py experiment=table2 name=table2
 """
 
 import sys
 
 from multicard.ranks import program
 
-program.begin()  # while the rest is imported
+program.begin()  # First: a signal during the slow imports must end the process at once.
 
 from multicard import repository
 from multicard.cli import command
@@ -20,7 +20,7 @@ from multicard.vision.workload import WORKLOAD
 
 
 def main() -> int:
-    """Run the command of `sys.argv` and return its exit code."""
+    """Run the command in `sys.argv` and return its exit code."""
     return command.execute(
         WORKLOAD, usage=usage(__doc__, __file__), conclude=repository.module("analysis").conclusion
     )

@@ -188,7 +188,7 @@ def _claims(found: FoundRuns, options: argparse.Namespace) -> Output:
 
     chosen = claims.named(options.only) if options.only is not None else claims.CLAIMS
     return render.output(
-        claims.judge(found.runs, options.mix, chosen), whole=options.only is not None
+        claims.judge(found.runs, options.mix, chosen), at_full_length=options.only is not None
     )
 
 
@@ -216,7 +216,7 @@ def _report(options: argparse.Namespace) -> int:
         from .report import watch
 
         watch.serve(
-            report.watched(options.folders, options.title, options.mix, options.price),
+            report.watched_report(options.folders, options.title, options.mix, options.price),
             options.port or 0,
         )
         return 0

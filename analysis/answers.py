@@ -20,7 +20,7 @@ from multicard.records import figures, limits
 from multicard.records.text_table import first_few
 
 from . import learned, next_steps, recommended, rerun_commands, training_command
-from .commands.best import Said, known_rankings
+from .commands.best import RankingSummary, known_rankings
 from .commands.ranking import COST, RankedSetting, Ranking
 from .next_steps import Advice, NextSteps
 from .runs import circumstances, grouping, works
@@ -509,7 +509,7 @@ def answers(runs: Sequence[Run], mix: bool = False) -> list[Answer]:
     return [of_ranking(ranking) for ranking in known_rankings(runs, mix)]
 
 
-def sentences(ranking: Ranking) -> Said:
+def sentences(ranking: Ranking) -> RankingSummary:
     """The answer for the workload of a ranking by time, as `best` says it."""
     answer = of_ranking(ranking)
     lines = [answer.sentence, *answer.others]
@@ -517,7 +517,7 @@ def sentences(ranking: Ranking) -> Said:
         lines.append(answer.waits.sentence)
     if answer.training is not None:
         lines.append(answer.training.sentence)
-    return Said(lines, answer.recommended)
+    return RankingSummary(lines, answer.recommended)
 
 
 def recommended_runs(found: Sequence[Answer]) -> list[Run]:

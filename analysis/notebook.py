@@ -114,6 +114,35 @@ class Runs(ShownOutput):
     def __getitem__(self, index: int) -> Run:
         return self.found.runs[index]
 
+    def to_pandas(self, all_columns: bool = False) -> "pd.DataFrame":
+        """Return a row for each run: what tells the runs apart, status, main figures and marks.
+
+        Args:
+            all_columns: return every column of `list --csv`, with all keys of the configuration.
+        """
+        frame = super().to_pandas()
+        if all_columns or not self.found.runs:
+            return frame
+        return frame.loc[:, list_runs.main_columns(self.found.runs)]
+
+    def plot(
+        self, y: str = "total_s", x: str | None = None, color: str | None = None
+    ) -> "alt.Chart":
+        """Draw a point for each run that ended ok: a figure against a setting.
+
+        Args:
+            y: the column of a figure, such as "total_s", "images_per_s" or "test_accuracy".
+            x: the column of a setting. By default it is `gpus` if that varies, else the first
+                setting that does.
+            color: another setting. By default it is the next one that varies.
+
+        Raises:
+            ValueError: no such column, or no run with a value to draw.
+        """
+        from .figures import points  # altair, which takes a second
+
+        return points.chart(self.found.runs, y, x, color)
+
     @refusing()
     def where(self, condition: str | None = None, sort: str | None = None) -> "Runs":
         """The runs for which an SQL expression over their

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from benchmarks.counted_step import StepCount
     from benchmarks.kernel_bytes import Graph
 
-COPY_BYTES_PER_S = 4.291e12  # measured on an H200: docs/measuring.md
+COPY_BYTES_PER_S = 4.291e12  # measured on an H200: docs/studies/h200.md
 SHARES_OF_COPY = {"elementwise": 0.87, "reductions": 0.64, "combined": 0.87, "library": 0.54}
 ALWAYS = ("preset=fast", "dataset.device_budget_bytes=1000000000")
 # no roles: headings

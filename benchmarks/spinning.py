@@ -17,7 +17,7 @@ from functools import partial
 from unittest.mock import patch
 
 from benchmarks import interleaved, machine, measured, parser, quartiles, ratios
-from multicard.ranks.elastic import SPINS
+from multicard.ranks.elastic import SPIN_COUNT
 
 OWN = 300_000
 RANKS = {
@@ -54,7 +54,7 @@ def main() -> None:
         for loops, beside in ((0, "alone"), (2, "beside two busy loops")):
             turns = {
                 spins: partial(images_per_s, words, args.images, spins, loops)
-                for spins in (OWN, SPINS, 0)
+                for spins in (OWN, SPIN_COUNT, 0)
             }
             speeds = interleaved(turns, args.rounds)
             for spins, figures in speeds.items():

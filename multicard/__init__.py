@@ -1,7 +1,7 @@
-"""Runs, measures and explains image recognition and LLM tuning on a node with several GPUs.
+"""Run, measure and explain image recognition and LLM tuning on a node with several GPUs.
 
 In Python, `multicard.load("multirun/first")` reads what was measured (docs/python.md). A script
-that `measure_script.py` runs may mark its steps and tell its figures by `multicard.step` and
+that `measure_script.py` runs can mark its steps by `multicard.step`, and record its own figures by
 `multicard.log`.
 """
 
@@ -17,19 +17,18 @@ if TYPE_CHECKING:
     from analysis.notebook import Runs
 
 __all__ = ["load", "load_model", "log", "step"]
-__version__ = "0.2.0"  # pyproject.toml reads it from here
+__version__ = "0.2.0"  # pyproject.toml reads it from here.
 
 
 def load_model(folder: str | PathLike[str]) -> "nn.Module":
-    """The model that `save` kept in a run's folder, for evaluation: of images a classifier,
-    of texts a language model.
+    """Load the model that `save` kept in a run's folder, ready for evaluation.
 
-    A classifier takes (B, 3, S, S), gives (B, classes), and has the names of its `classes` and the
-    run's `preprocess`. A language model is one of transformers', on which PEFT put the adapters,
-    and has its `tokenizer`.
+    An image classifier takes (B, 3, S, S) and returns (B, classes). It has the attributes
+    `classes`, the names of its classes, and `preprocess`, the transforms of the run. A language
+    model comes from transformers, with the adapters that PEFT put on it, and has its `tokenizer`.
 
     Raises:
-        ValueError: no model is kept below the folder, several are, or its files are not whole.
+        ValueError: The folder has no model, or several, or the model's files are damaged.
     """
     from multicard.records import kept
 
@@ -38,22 +37,23 @@ def load_model(folder: str | PathLike[str]) -> "nn.Module":
         from multicard.llm import kept_model as tuned_model
 
         return tuned_model.load(place)
-    from multicard.vision import kept_model  # torch, which reading records does without
+    from multicard.vision import (
+        kept_model,
+    )  # This imports torch, which reading records does not need.
 
     return kept_model.load(place)
 
 
 def load(*folders: str | PathLike[str], price: float | None = None) -> "Runs":
-    """The runs below some folders (`multirun` without any), in the order of their paths.
-    Records alone are read.
+    """Read the runs in some folders, in the order of their paths. Only records are read.
 
     Args:
-        price: of a GPU for an hour, in place of the runs' own (`price.gpu_hour`).
+        folders: The folders; `multirun` if none is given.
+        price: The price of a GPU for an hour, in place of the runs' own (`price.gpu_hour`).
 
     Raises:
-        ValueError: no such price, a folder that does not exist, no run at all,
-            or none that could be read.
+        ValueError: The price is not valid, a folder does not exist, or no run could be read.
     """
-    from multicard import repository  # ranks import this package too, and need no analysis
+    from multicard import repository  # Ranks import this package too, and do not need analysis.
 
     return repository.module("analysis.notebook").read(*folders, price=price)

@@ -19,7 +19,7 @@ from multicard.__main__ import COMMANDS, ENTRIES
 from multicard.__main__ import main as run
 from multicard.messages import Message, say, usage
 
-# Each hands over the line up to the cursor. Bash takes what stands before = for another word.
+# Each script passes on the line up to the cursor. Bash treats the part before = as another word.
 SCRIPTS = {
     "bash": (
         """_multicard() {
@@ -48,10 +48,10 @@ complete -c multicard -n 'test (count (commandline -opc)) -gt 1; and not __fish_
 
 
 def main() -> int:
-    """Print the script of a shell, or the words that the last one of a line may become."""
+    """Print a shell's script, or the words to which the last word of a line can be completed."""
     shell, *line = sys.argv[1:] or [""]
-    own = usage(__doc__, __file__)
-    texts = SCRIPTS | {"-h": own, "--help": own}
+    help_text = usage(__doc__, __file__)
+    texts = SCRIPTS | {"-h": help_text, "--help": help_text}
     if shell == "words":
         say("\n".join(candidates(" ".join(line))))
     elif shell in texts:
@@ -70,7 +70,7 @@ def main() -> int:
 
 
 def candidates(line: str) -> list[str]:
-    """What the last word of a line, as far as it is typed, may become."""
+    """Return the words to which the last word of a line can be completed."""
     name, *words = line.lstrip().split(" ")[1:] or [""]
     if not words:
         return [command for command in COMMANDS if command.startswith(name)]
@@ -80,20 +80,26 @@ def candidates(line: str) -> list[str]:
         os.environ["COMP_LINE"] = " ".join(
             ["multicard", *(word for word in words if word[:1] != "-")]
         )
-        found = _printed([name, "-sc", "query=bash"]).split()
+        proposals = _output_of([name, "-sc", "query=bash"]).split()
         (group, _, _) = words[-1].partition("=")
         workload = workloads.of_entry(f"{ENTRIES[name]}.py")
-        # Hydra has both entries'
-        own = workloads.every_option(workload, group) if group in workload.options else None
-        return [word for word in found if own is None or word.partition("=")[2] in own]
-    options = dict.fromkeys(re.findall(r"(?<![\w-])--[a-z-]+", _printed([name, "--help"])))
+        # Hydra also proposes the options of other entries.
+        entry_options = (
+            workloads.every_option(workload, group) if group in workload.options else None
+        )
+        return [
+            word
+            for word in proposals
+            if entry_options is None or word.partition("=")[2] in entry_options
+        ]
+    options = dict.fromkeys(re.findall(r"(?<![\w-])--[a-z-]+", _output_of([name, "--help"])))
     return [
         option for option in options if words[-1].startswith("-") and option.startswith(words[-1])
     ]
 
 
-def _printed(words: list[str]) -> str:
-    """What a command prints."""
+def _output_of(words: list[str]) -> str:
+    """Return what a command prints."""
     with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.suppress(SystemExit):
         run(words)
     return printed.getvalue()

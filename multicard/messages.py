@@ -1,10 +1,9 @@
-"""What a program says to a person: messages and refusals, each with a code;
-and how a command prints them at once.
+"""Messages and refusals, each with a code, and how a command prints them.
 
-A message is a sentence that stands beside the code that says it. Whoever reads it as a program
-(tests, scripts) reads its code, its key and its facts: with MULTICARD_MESSAGES=codes each message
-is printed as `[[code key="..." fact=...]]` in place of its sentence, so that a sentence can be
-improved without anything else changing.
+A message is a sentence that stands next to the code that prints it. Programs, such as tests and
+scripts, read its code, its key and its facts instead. With MULTICARD_MESSAGES=codes, each message
+is printed as `[[code key="..." fact=...]]` in place of its sentence. So a sentence can be improved
+without any other change.
 """
 
 import argparse
@@ -29,19 +28,22 @@ BY_CODE = os.environ.get("MULTICARD_MESSAGES") == "codes"
 REMEDY = re.compile(r"`([^`]+)`")
 FLAG = re.compile(r"(?<!\S)--?[a-zA-Z][\w-]*")
 LINE_BREAK = re.compile(r"[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
-# one message by its code
+# One message that is printed as its code.
 CODED = re.compile(r"\[\[[a-z0-9-]+\.[a-z0-9.-]+(?: (?:(?!\]\]).)*)?\]\]", re.DOTALL)
-# Colours and links of terminals, which libraries write into
-# their errors: sequences of ECMA-48 (CSI and OSC)
+# Colors and links of terminals, which libraries write into their errors: sequences of ECMA-48 (CSI
+# and OSC).
 ESCAPES = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
-# Letters that a terminal obeys in place of showing them: control characters but tab and line break,
-# and those that turn the direction of what follows
-OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-SURROGATES = re.compile("[\ud800-\udfff]")  # no text of UTF-8 has them
-BYTES_FROM = 0xDC00  # Python has byte 0xE9 of a name that is not UTF-8 as U+DCE9
-UNCODED = "other"  # the code of what libraries and the system say
+# Characters that a terminal obeys in place of showing them: control characters except tab and line
+# break, and those that change the direction of the text that follows.
+OBEYED_BY_TERMINALS = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]"
+)
+SURROGATES = re.compile("[\ud800-\udfff]")  # Valid UTF-8 has none of them.
+FIRST_SURROGATE_OF_BYTES = 0xDC00  # Python reads byte 0xE9 of a name that is not UTF-8 as U+DCE9.
+UNCODED = "other"  # The code of texts by libraries and the system.
 PAGE = re.compile(r"\bdocs/(\w+\.md)")
-NOTE = "in parts: "  # begins the line by which the text of a traceback brings a message
+# The text of a traceback hands over a message by a last line that begins so.
+NOTE_PREFIX = "in parts: "
 
 INSTALLED = {
     "-m analysis": "multicard",
@@ -53,18 +55,18 @@ INSTALLED = {
 
 
 class Message(str):
-    """A sentence with its code, the key that it is about and its facts.
+    """A sentence with its code, the key that it is about, and its facts.
 
-    It is a string: it can be printed, joined and written as any other. What can be pasted as a
-    remedy, an override or a command, stands in backticks in the sentence,
-    and so is data too (`remedies`).
+    It is a string, and can be printed, joined and written like any other. A remedy that can be
+    pasted, which is an override or a command, stands in backticks in the sentence. So it can be
+    read as data too (`remedies`).
 
     Args:
-        code: what is said, in lower case: "split.range". Each code stands at one place in the
-            source.
-        sentence: what a person reads.
-        key: the key of the configuration, or the flag, that has to change.
-        facts: the values in the sentence, by name.
+        code: Names the message, in lower case, such as "split.range". Each code stands in one
+            place of the source.
+        sentence: The text that a person reads.
+        key: The key of the configuration, or the flag, that has to change.
+        facts: The values in the sentence, by name.
 
     Example:
         Message("split.range", f"dataset.split={split}: give a share in (0, 1), as
@@ -81,30 +83,30 @@ class Message(str):
         cls, code: str, sentence: str, *, key: str | None = None, **facts: Any
     ) -> "Message":
         sentence = printable(sentence)
-        made = super().__new__(cls, _in_codes(code, key, facts) if BY_CODE else sentence)
-        made.code = code
-        made.sentence = sentence
-        made.key = key
-        made.facts = facts
-        return made
+        message = super().__new__(cls, _in_codes(code, key, facts) if BY_CODE else sentence)
+        message.code = code
+        message.sentence = sentence
+        message.key = key
+        message.facts = facts
+        return message
 
     @property
     def remedies(self) -> list[str]:
-        """The overrides and commands that the sentence offers, as they are pasted."""
-        own = self.facts.get("remedy")  # which may hold a backtick, of a name of a file
-        if isinstance(own, str) and f"`{own}`" in self.sentence:
-            return [own, *REMEDY.findall(self.sentence.replace(f"`{own}`", ""))]
+        """The overrides and commands that the sentence offers, ready to be pasted."""
+        quoted_remedy = self.facts.get("remedy")  # It may hold a backtick, from a file's name.
+        if isinstance(quoted_remedy, str) and f"`{quoted_remedy}`" in self.sentence:
+            return [quoted_remedy, *REMEDY.findall(self.sentence.replace(f"`{quoted_remedy}`", ""))]
         return REMEDY.findall(self.sentence)
 
     @property
     def parts(self) -> dict[str, Any]:
-        """The message as JSON-ready values, from which another process makes it again (`of`)."""
+        """The message as JSON-ready values, from which another process can rebuild it by `of`."""
         facts = json.loads(json.dumps(dict(self.facts), default=str))
         return {"code": self.code, "sentence": str(self.sentence), "key": self.key, "facts": facts}
 
     @classmethod
     def of(cls, parts: Mapping[str, Any]) -> "Message":
-        """The message that had these `parts`."""
+        """Rebuild the message that had these `parts`."""
         return cls(parts["code"], parts["sentence"], key=parts["key"], **parts["facts"])
 
     def __reduce__(self) -> Any:
@@ -116,20 +118,25 @@ def _message(code: str, sentence: str, key: str | None, facts: dict[str, Any]) -
 
 
 def _in_codes(code: str, key: str | None, facts: Mapping[str, Any]) -> str:
-    named = facts if key is None else {"key": key, **facts}
-    return f"[[{' '.join([code, *(f'{name}={_value(value)}' for name, value in named.items())])}]]"
+    values = facts if key is None else {"key": key, **facts}
+    words = [code]
+    for name, value in values.items():
+        words.append(f"{name}={_value(value)}")
+    return f"[[{' '.join(words)}]]"
 
 
 def _value(value: Any) -> str:
-    """A fact as JSON; a message within another as itself, also one that was read from a file."""
+    """Return a fact as JSON. A message inside another one is printed as itself, even if it was
+    read from a file.
+    """
     if isinstance(value, Message) or (isinstance(value, str) and CODED.fullmatch(value)):
         return str(value)
     return json.dumps(_rounded(value), default=str)
 
 
 def _rounded(value: Any) -> Any:
-    """A fact with six digits of each number, as machines differ in the last,
-    and sets in their order.
+    """Round the numbers in a fact to six digits, because machines differ in the last ones, and
+    sort its sets.
     """
     if isinstance(value, float):
         return float(f"{value:.6g}")
@@ -142,9 +149,10 @@ def _rounded(value: Any) -> Any:
     return value
 
 
-class Refusal(ValueError):  # noqa: N818 (the word that users read)
-    """What a user can mend, refused in one line. Its text is a `Message`;
-    the arguments are those of a message.
+class Refusal(ValueError):  # noqa: N818 - users read this word
+    """An error that a user can fix, reported in one line.
+
+    Its text is a `Message`, and it takes the arguments of a message.
     """
 
     def __init__(self, code: str, sentence: str, *, key: str | None = None, **facts: Any) -> None:
@@ -153,7 +161,7 @@ class Refusal(ValueError):  # noqa: N818 (the word that users read)
 
     @classmethod
     def of(cls, message: Message) -> "Refusal":
-        """The refusal with a message that was made elsewhere."""
+        """Make a refusal of a message that was made elsewhere."""
         return _refusal(message.code, message.sentence, message.key, dict(message.facts))
 
     @property
@@ -172,24 +180,26 @@ class Refusal(ValueError):  # noqa: N818 (the word that users read)
         return self.message
 
     def note(self) -> None:
-        """End the text of this refusal's traceback with its message in parts, for where no more
-        than that text passes: from a worker of torch's DataLoader.
+        """Append the message in parts to the text of this refusal's traceback.
+
+        Sometimes only that text is passed on, as from a worker of torch's DataLoader.
         """
-        self.add_note(f"{NOTE}{json.dumps(self.message.parts)}")
+        self.add_note(f"{NOTE_PREFIX}{json.dumps(self.message.parts)}")
 
     @classmethod
     def noted(cls, traceback: str) -> "Refusal | None":
-        """The refusal that the text of a traceback ends with, where it was noted (`note`)."""
-        last = traceback.rstrip().rpartition("\n")[2]
+        """Return the refusal at the end of a traceback's text, if `note` was called for it."""
+        last_line = traceback.rstrip().rpartition("\n")[2]
         return (
-            cls.of(Message.of(json.loads(last.removeprefix(NOTE))))
-            if last.startswith(NOTE)
+            cls.of(Message.of(json.loads(last_line.removeprefix(NOTE_PREFIX))))
+            if last_line.startswith(NOTE_PREFIX)
             else None
         )
 
     def reworded(self, sentence: str, key: str | None) -> "Refusal":
-        """The same refusal in other words: of a command's option,
-        as of the argument of Python that does the same.
+        """Return the same refusal in other words.
+
+        A command's option is called differently from the argument in Python that does the same.
         """
         return _refusal(self.code, sentence, key, dict(self.facts))
 
@@ -202,49 +212,50 @@ def _refusal(code: str, sentence: str, key: str | None, facts: dict[str, Any]) -
 
 
 def in_one_line(sentence: str) -> str:
-    r"""A sentence with the line breaks of names in it, as of folders, as escapes: `\n`."""
+    r"""Escape the line breaks in a sentence as `\n`. Names in it may contain some."""
     return LINE_BREAK.sub(lambda found: found[0].encode("unicode_escape").decode(), sentence)
 
 
 def printable(text: str) -> str:
-    r"""A text without a terminal's colours, its other control characters as escapes: `\x00`.
+    r"""Remove a terminal's colors from a text, and escape other control characters as `\x00`.
 
-    Names of files, columns and classes, and the errors of libraries hold any letter, and a
-    terminal would obey it.
+    The names of files, columns and classes, and the errors of libraries, may contain any character,
+    and a terminal would obey it.
     """
     text = as_text(ESCAPES.sub("", text))
-    return OBEYED.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return OBEYED_BY_TERMINALS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def as_text(name: str) -> str:
-    r"""A name of any bytes, as of a file, as text of UTF-8: byte E9 of Latin-1 becomes `\xe9`.
+    r"""Return a name of any bytes, such as a file's, as text of UTF-8. Byte E9 becomes `\xe9`.
 
-    Half of a character, which JSON can hold, becomes `\ud83d`. Whoever prints or writes the
-    surrogates of Python's own form fails, or writes what no strict reader of JSON takes.
+    One half of a surrogate pair, which JSON can contain, becomes `\ud83d`. Python itself represents
+    such bytes by surrogates. Printing them fails, and strict readers of JSON do not accept them.
     """
     return SURROGATES.sub(_escaped, name) if not name.isascii() else name
 
 
 def _escaped(surrogate: re.Match[str]) -> str:
     number = ord(surrogate[0])
-    is_byte = BYTES_FROM + 0x80 <= number <= BYTES_FROM + 0xFF
-    return f"\\x{number - BYTES_FROM:02x}" if is_byte else f"\\u{number:04x}"
+    is_byte = FIRST_SURROGATE_OF_BYTES + 0x80 <= number <= FIRST_SURROGATE_OF_BYTES + 0xFF
+    return f"\\x{number - FIRST_SURROGATE_OF_BYTES:02x}" if is_byte else f"\\u{number:04x}"
 
 
 def code_of(text: str) -> str:
-    """The code of a message; that of any other text is "other"."""
+    """Return the code of a message, or "other" for any other text."""
     return text.code if isinstance(text, Message) else UNCODED
 
 
 def in_checkout() -> bool:
-    """True where `python train_vision.py` and `python -m analysis` are multicard's."""
+    """Return True if `python train_vision.py` and `python -m analysis` would run multicard here."""
     return Path.cwd() == ROOT
 
 
 def typed(entry: str) -> str:
-    """The beginning of a command that works in this folder, as this one began: "multicard vision"
-    if it is installed, "python train_vision.py" in the checkout.
-    Elsewhere `python -m analysis` may be a package of the user's.
+    """Return the beginning of a command that works in this folder, in the form of the running one.
+
+    It is "multicard vision" if multicard is installed, and "python train_vision.py" in the
+    checkout. Elsewhere, `python -m analysis` may be a package of the user.
     """
     started = Path(sys.argv[0])
     installed = INSTALLED[entry]
@@ -262,16 +273,21 @@ def typed(entry: str) -> str:
 
 
 def console_script(started: str) -> str:
-    """The installed command as it can be typed again: its name, or its path if the shell does not
-    find it by its name, as in a virtual environment that is not activated."""
-    found = shutil.which("multicard")
-    if not Path(started).is_file() or (found is not None and Path(found).samefile(started)):
+    """Return the installed command as it can be typed again.
+
+    It is the command's name, or its path if the shell does not find the name, as in a virtual
+    environment that is not activated.
+    """
+    command_path = shutil.which("multicard")
+    if not Path(started).is_file() or (
+        command_path is not None and Path(command_path).samefile(started)
+    ):
         return "multicard"
     return shlex.quote(started)
 
 
 def install(extra: str) -> str:
-    """The command that installs an extra of multicard ("trl") beside it."""
+    """Return the command that installs an extra of multicard, such as "trl"."""
     if IS_INSTALLED:
         return f"pip install 'multicard[{extra}]'"
     folder = "." if in_checkout() else str(ROOT)
@@ -279,17 +295,17 @@ def install(extra: str) -> str:
 
 
 def page(name: str) -> str:
-    """Where a page of the documentation is ("own.md"): in the checkout's docs/,
-    or in the wheel's.
+    """Return where a page of the documentation is, such as "own.md".
+
+    It is in docs/ of the checkout or of the wheel.
     """
     return str(ROOT / "docs" / name) if IS_INSTALLED else f"docs/{name}"
 
 
 def usage(docstring: str | None, file: str) -> str:
-    """The text that `--help` prints: a module's docstring,
-    with commands that work where it is read.
+    """Return the text that `--help` prints: a module's docstring, with commands that work here.
 
-    The docstring is read from the module's `file` if Python's -OO left it out.
+    If Python's -OO removed the docstring, it is read from the module's `file`.
     """
     text = docstring or ast.get_docstring(ast.parse(Path(file).read_text()), clean=False) or ""
     for entry in INSTALLED:
@@ -298,9 +314,10 @@ def usage(docstring: str | None, file: str) -> str:
 
 
 def say(line: "str | Text", error: bool = False) -> None:
-    """Print a line. Where it cannot be written now (a full disk), it is tried again with the next;
-    where nobody reads any more (`| head`), further ones are
-    dropped: what is being measured goes on.
+    """Print a line.
+
+    If it cannot be written now (a full disk), the stream tries again with the next line. If nobody
+    reads any more (`| head`), further lines are dropped. In both cases the measurement goes on.
     """
     stream = sys.stderr if error else sys.stdout
     try:
@@ -308,26 +325,31 @@ def say(line: "str | Text", error: bool = False) -> None:
     except BrokenPipeError:
         drop(stream)
     except OSError:
-        return  # the stream keeps the line
+        return  # The stream keeps the line.
 
 
 def drop(stream: TextIO) -> None:
-    """Discard what is still written to a stream whose reader has gone."""
+    """Discard everything that is still written to a stream whose reader has gone."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def link(path: Path) -> "Text":
-    """The path as it can be typed here; it opens where the terminal has links."""
+    """Return a path as it can be typed here. In terminals with links, it opens the folder."""
     from rich.text import Text
 
-    full = path.absolute()
-    short = full.relative_to(Path.cwd()) if full.is_relative_to(Path.cwd()) else full
-    return Text(f"{short}/", f"link {full.as_uri()}")
+    absolute_path = path.absolute()
+    shown_path = (
+        absolute_path.relative_to(Path.cwd())
+        if absolute_path.is_relative_to(Path.cwd())
+        else absolute_path
+    )
+    return Text(f"{shown_path}/", f"link {absolute_path.as_uri()}")
 
 
 def _styled(line: "Text", stream: TextIO) -> str:
-    """The line with what this terminal shows of its colours and links: nothing in a file or a dumb
-    terminal, no colours where NO_COLOR is set.
+    """Render the line with the colors and links that this terminal shows.
+
+    A file or a dumb terminal shows none, and there are no colors if NO_COLOR is set.
     """
     from rich.console import Console
 
@@ -341,22 +363,24 @@ class Parser(argparse.ArgumentParser):
     """Refuses bad arguments in one line."""
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong with the arguments, and end the program.
+        """Print what is wrong with the arguments, and end the program.
 
         Args:
-            message: argparse's own words, or "argument FLAG: "
-                and what a `type` function says of the value.
+            message: argparse's own words, or "argument FLAG: " and the message of a `type`
+                function on the value.
         """
         word = re.split("[ =]", message.removeprefix("unrecognized arguments: "))[0]
-        near = difflib.get_close_matches(word, self._option_string_actions, n=1, cutoff=0.65)
-        question = f"; did you mean `{near[0]}`?" if near else ""
+        similar_flags = difflib.get_close_matches(
+            word, self._option_string_actions, n=1, cutoff=0.65
+        )
+        question = f"; did you mean `{similar_flags[0]}`?" if similar_flags else ""
         say(
             Message(
                 "command.bad-argument",
                 f"refused: {message}{question}",
                 key=flag_of(message),
-                reason=_said_by_type() or message,
-                near=near,
+                reason=_message_of_type_function() or message,
+                near=similar_flags,
             ),
             error=True,
         )
@@ -364,16 +388,17 @@ class Parser(argparse.ArgumentParser):
 
 
 def flag_of(message: str) -> str | None:
-    """The flag that argparse complains of: "--goal" of "argument --goal: expected one argument"."""
-    found = FLAG.search(message)
-    return found[0] if found else None
+    """Return the flag that argparse complains of, such as "--goal" in "argument --goal: ..."."""
+    flag = FLAG.search(message)
+    return flag[0] if flag else None
 
 
-def _said_by_type() -> Message | None:
-    """The message of the `type` function whose refusal argparse is passing on;
-    it would pass on the text alone.
+def _message_of_type_function() -> Message | None:
+    """Return the message of the `type` function whose refusal argparse is reporting.
+
+    argparse itself would only pass on its text.
     """
     error = sys.exc_info()[1]
     cause = error.__context__ if isinstance(error, argparse.ArgumentError) else None
-    said = cause.args[0] if isinstance(cause, argparse.ArgumentTypeError) else None
-    return said if isinstance(said, Message) else None
+    argument = cause.args[0] if isinstance(cause, argparse.ArgumentTypeError) else None
+    return argument if isinstance(argument, Message) else None

@@ -1,6 +1,4 @@
-"""The workloads of all entries: their schemas in Hydra's store,
-their option groups and their experiments.
-"""
+"""The workloads of all entries: their schemas in Hydra's store, their options and experiments."""
 
 import re
 from collections.abc import Sequence
@@ -21,11 +19,14 @@ from multicard.vision import trial
 from multicard.vision import workload as vision
 
 WORKLOADS = (vision.WORKLOAD, llm.WORKLOAD, script.WORKLOAD)
-ALL = "all"  # `experiment=all`: every experiment of an entry
+ALL = "all"  # `experiment=all` stands for every experiment of an entry.
 
 
 def register() -> None:
-    """Put the schemas where the files under `conf/` look for them (`schema/...`)."""
+    """Store the schemas under the names by which the files in `conf/` refer to them (`schema/...`).
+
+    Also register the resolvers that these files use.
+    """
     store = ConfigStore.instance()
     store.store(group="hydra", name="config", node=HydraWithExperiment)
     OmegaConf.register_new_resolver("of_weights", trial.of_weights, replace=True)
@@ -42,37 +43,38 @@ def register() -> None:
             for name, option in options.items():
                 node = OmegaConf.structured(option)
                 for key in workload.free:
-                    own = key.removeprefix(f"{group}.")
-                    if own != key and own in node:
-                        OmegaConf.set_struct(node[own], False)
+                    option_key = key.removeprefix(f"{group}.")
+                    if option_key != key and option_key in node:
+                        OmegaConf.set_struct(node[option_key], False)
                 store.store(group=f"schema/{group}", name=name, node=node)
 
 
 def composed(entry: str, words: Sequence[str]) -> DictConfig:
-    """The configuration of an entry's file by some words, with Hydra's own part;
-    raises what Hydra raises.
+    """Compose the configuration of an entry from words of the command line, with Hydra's own part.
+
+    Exceptions of Hydra are not caught.
     """
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return compose(entry.removesuffix(".py"), [*words], return_hydra_config=True)
 
 
 def of_entry(entry: str) -> Workload:
-    """The workload of an entry's file name."""
+    """Return the workload whose entry has this file name."""
     return next(workload for workload in WORKLOADS if workload.entry == entry)
 
 
 def groups(workload: Workload) -> dict[str, list[str]]:
-    """The options of each group that the entry accepts, in the order of its defaults list."""
+    """Return the options that the entry accepts in each group, in the order of its defaults."""
     return {group: options(workload, group) for group in _defaults(workload)}
 
 
 def optional_groups(workload: Workload) -> list[str]:
-    """The groups of which the entry has no option until one is chosen."""
+    """Return the groups in which the entry has no option until one is chosen."""
     return [group for group, option in _defaults(workload).items() if option is None]
 
 
 def _defaults(workload: Workload) -> dict[str, str | None]:
-    """The entry's option of each group."""
+    """Return the entry's default option of each group."""
     entries = (
         entry for entry in OmegaConf.load(_file(workload)).defaults if not isinstance(entry, str)
     )
@@ -83,14 +85,13 @@ def _defaults(workload: Workload) -> dict[str, str | None]:
 
 
 def defaults(kind: str) -> dict[str, Any]:
-    """The option of each group, and the value of each key outside of groups,
-    in a command of an entry that names none.
+    """Return the option of each group, and the value of each key outside of groups, by default.
 
     Args:
-        kind: of the runs, as the record's.
+        kind: The kind of the runs, as in their records.
     """
     workload = next(workload for workload in WORKLOADS if workload.name == kind)
-    own: Any = OmegaConf.to_container(OmegaConf.load(_file(workload)), resolve=False)
+    entry_config: Any = OmegaConf.to_container(OmegaConf.load(_file(workload)), resolve=False)
     keys = {
         field.name: field.default
         for field in fields(workload.schema)
@@ -98,14 +99,15 @@ def defaults(kind: str) -> dict[str, Any]:
     }
     return (
         keys
-        | {key: value for key, value in own.items() if not isinstance(value, dict | list)}
+        | {key: value for key, value in entry_config.items() if not isinstance(value, dict | list)}
         | _defaults(workload)
     )
 
 
 def known_keys(workload: Workload) -> dict[str, set[Any]]:
-    """Every group and key that a command line may set, with the keys of all options,
-    and their types.
+    """Return every group and key that a command line may set, with the types that it may have.
+
+    The keys of all options are included.
     """
     types: dict[str, set[Any]] = {name: set() for name in groups(workload)}
     schemas: list[tuple[str, type]] = [("", workload.schema)]
@@ -125,28 +127,32 @@ def _file(workload: Workload) -> Path:
 
 
 def options(workload: Workload, group: str) -> list[str]:
-    """The options of a group that the entry accepts."""
+    """Return the options of a group that the entry accepts."""
     if group == "experiment":
         return [*experiments(workload), ALL]
     return list(workload.options.get(group) or files(workload, group))
 
 
 def files(workload: Workload, group: str) -> list[str]:
-    """The options of a group that are files: the entry's own, as of `preset`,
-    or those that entries share.
+    """Return the options of a group that have a file.
+
+    The entry may have files of its own, as for `preset`. Otherwise the entries share them.
     """
-    own = _file(workload).with_suffix("") / group
-    return sorted(path.stem for path in (own if own.is_dir() else CONF / group).glob("*.yaml"))
+    entry_folder = _file(workload).with_suffix("") / group
+    return sorted(
+        path.stem
+        for path in (entry_folder if entry_folder.is_dir() else CONF / group).glob("*.yaml")
+    )
 
 
 def every_option(workload: Workload, group: str) -> list[str]:
-    """The options of a group that the entry accepts, those by a library's name too."""
-    named = workload.named.get(group)
-    return [*options(workload, group), *(named.names() if named else ())]
+    """Return the options of a group that the entry accepts, also those that a library names."""
+    library_options = workload.named.get(group)
+    return [*options(workload, group), *(library_options.names() if library_options else ())]
 
 
 def experiments(workload: Workload) -> list[str]:
-    """The experiments whose file under `conf/experiment/` names this entry."""
+    """Return the experiments whose file in `conf/experiment/` names this entry."""
     line = re.compile(rf"^ *entry: {re.escape(workload.entry)}$", re.MULTILINE)
     return sorted(
         path.stem for path in (CONF / "experiment").glob("*.yaml") if line.search(path.read_text())
@@ -154,5 +160,5 @@ def experiments(workload: Workload) -> list[str]:
 
 
 def with_experiment(words: list[str], name: str) -> list[str]:
-    """The words of a command with another experiment."""
+    """Return the words of a command, with the experiment replaced by another."""
     return [f"experiment={name}" if word.startswith("experiment=") else word for word in words]

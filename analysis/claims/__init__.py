@@ -1,8 +1,8 @@
-"""`claims`: the two papers' claims, tested on the runs at hand.
+"""`claims`: test the two papers' claims on the runs at hand.
 
-`vision_claims.yaml` and `tuning_claims.yaml` have the claims, each with the `rules` that test it:
-which cells of an experiment to compare, by which of the `measures`, within which bounds. `verdicts`
-judges the comparisons, and `render` writes the verdicts.
+`vision_claims.yaml` and `tuning_claims.yaml` have the claims. Each claim has the `rules` that test
+it: which cells of an experiment to compare, by which of the `measures`, and within which bounds.
+`verdicts` judges the comparisons, and `render` writes the verdicts.
 """
 
 from .verdicts import CLAIMS, Claim, ClaimFigure, ClaimVerdict, judge, named

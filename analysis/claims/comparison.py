@@ -1,11 +1,9 @@
-"""Comparisons of two groups of runs, `top` and `bottom`: the interval
-of a figure that compares them, and its verdict.
+"""Compare two groups of runs, `top` and `bottom`: the interval of a figure, and its verdict.
 
-Each run gives one figure: its time, its mean step, the mean over its ranks. The interval holds how
-runs of one setting differ on that machine, from all settings that were measured more than once
-(`analysis.stats.between_runs`). Without repetitions there is no interval: neither the epochs and
-steps of a run, nor its ranks, nor its answers show how another run of the same setting would have
-gone.
+Each run gives one figure: its time, its mean step, or the mean over its ranks. The interval
+includes how runs of one setting differ on that machine, estimated from all settings that were
+repeated (`analysis.stats.between_runs`). Without repetitions there is no interval. The epochs,
+steps, ranks and answers of one run do not show how another run of the same setting would have gone.
 """
 
 import math
@@ -30,17 +28,19 @@ HOLDS = "holds"
 FAILS = "does not hold"
 UNDECIDED = "undecided"
 UNMEASURED = "not measured"
-EXCEEDS = "exceeds"  # more than the paper prints, where it prints a range or "up to"
-# of a claim: comparisons are missing, or its runs may not decide
+EXCEEDS = "exceeds"  # The figure is above the range, or the "up to", that the paper prints.
+# These two are verdicts on a claim: comparisons are missing, or its runs may not decide.
 HALF = "half measured"
 ILLUSTRATED = "illustrated"
-PRIOR_SHARE_SD = 0.02  # of a share of a run's time, before any run was repeated
+# The assumed standard deviation of a share of a run's time, as long as no run was repeated.
+PRIOR_SHARE_SD = 0.02
 Scale = Callable[[float], float | None]
 
 
 class Readings:
-    """Records of runs, each read once, and how runs of one
-    setting differ among all that are judged.
+    """Reads records of runs once each, and knows how repeated runs differ.
+
+    All runs that are judged count for how repeated runs differ.
     """
 
     def __init__(self, runs: Sequence[Run]) -> None:
@@ -52,8 +52,9 @@ class Readings:
     def machines(
         self, figure: "Figure", scale: Scale, prior_sd: Prior, of_seeds: bool = False
     ) -> Machines:
-        """How runs differ in a figure on a scale (see `between_runs.by_machine`);
-        a figure always has one scale.
+        """Return how runs differ in a figure on a scale (see `between_runs.by_machine`).
+
+        The result is cached by the figure, so a figure must always be used with the same scale.
         """
         if figure not in self._machines:
             self._machines[figure] = between_runs.by_machine(
@@ -67,7 +68,7 @@ class Readings:
         return self._records[run.folder]
 
     def versions(self, run: Run) -> str:
-        """The driver and torch of a run."""
+        """Name the versions of torch and of the driver of a run."""
         if run.folder not in self._versions:
             machine = run.environment()
             driver = machine.gpus[0].driver if machine.gpus else None
@@ -78,7 +79,7 @@ class Readings:
         return self._versions[run.folder]
 
     def training(self, run: Run) -> VisionRecord:
-        """The record of a training run; raises ValueError for another."""
+        """Return the record of a run that trained on images; raise ValueError for other runs."""
         record = self.record(run)
         if not isinstance(record, VisionRecord):
             folder = clean(str(run.folder))
@@ -86,9 +87,7 @@ class Readings:
         return record
 
     def profile(self, run: Run) -> Profile:
-        """The summary of the run's profile; raises ValueError where there is none,
-        or it is broken.
-        """
+        """Return the summary of the run's profile; raise ValueError if it is missing or broken."""
         try:
             return Profile.of(self.record(run).profile)
         except ValueError as error:
@@ -99,13 +98,15 @@ class Readings:
             ) from None
 
 
-Figure = Callable[[Readings, Run], float]  # raises ValueError where a run has none
+# Reads a figure of a run, or raises ValueError if the run has none.
+Figure = Callable[[Readings, Run], float]
 
 
 @dataclass(frozen=True)
 class Sides:
-    """Two groups of runs to compare, and the confidence of their interval;
-    no `bottom` for a cell by itself.
+    """Two groups of runs to compare, and the confidence of the interval.
+
+    If a cell is measured by itself, it is `top`, and `bottom` is empty.
     """
 
     top: Sequence[Run]
@@ -114,7 +115,7 @@ class Sides:
     readings: Readings
 
     def values(self, figure: Figure, of_seeds: bool = False) -> tuple[list[float], list[float]]:
-        """A figure by side: of every run, or of every seed, the mean over its runs."""
+        """Return a figure for each run of both sides; with `of_seeds`, the mean for each seed."""
 
         def side_values(side: Sequence[Run]) -> list[float]:
             return [
@@ -127,43 +128,44 @@ class Sides:
     def spreads(
         self, figure: Figure, scale: Scale, prior_sd: Prior, of_seeds: bool = False
     ) -> tuple[Spread, Spread]:
-        """How runs differ in a figure on a scale: on the machine of the bottom, and of the top."""
+        """Return how runs differ in a figure on the machine of the bottom, and of the top."""
         machines = self.readings.machines(figure, scale, prior_sd, of_seeds)
         return machines.of(self.bottom), machines.of(self.top)
 
     def ratio(self, figure: Figure, of_seeds: bool = False) -> Interval:
+        """Return the ratio of a figure's means, with how runs differ."""
         top, bottom = self.values(figure, of_seeds)
-        one = between_runs.of_values(
+        ratio = between_runs.of_values(
             bottom, top, self.spreads(figure, log, between_runs.timed_prior, of_seeds)
         )
-        low, high = (one.bounds(self.confidence) if one.repeated else None) or (None, None)
-        return Interval(one.ratio, low, high, self.basis)
+        low, high = (ratio.bounds(self.confidence) if ratio.repeated else None) or (None, None)
+        return Interval(ratio.ratio, low, high, self.basis)
 
     def exact_ratio(self, figure: Figure) -> Interval:
-        """The ratio of mean figures that are counted; its interval has no width for single runs."""
+        """Return the ratio of means of counted figures; of single runs, without any width."""
         top, bottom = self.values(figure)
         basis = "exact" if len(top) == len(bottom) == 1 else self.basis
         return intervals.exact_ratio(top, bottom, self.confidence, basis)
 
     def share(self, figure: Figure) -> Interval:
-        """A share of the runs of `top`, with how runs differ; bounds within 0 and 1."""
-        one = self._mean(figure, float, PRIOR_SHARE_SD)
-        if one.low is None or one.high is None:
-            return one
-        return Interval(one.estimate, max(0.0, one.low), min(1.0, one.high), one.basis)
+        """Return the mean share of the runs of `top`, with how runs differ, within 0 and 1."""
+        mean = self._mean(figure, float, PRIOR_SHARE_SD)
+        if mean.low is None or mean.high is None:
+            return mean
+        return Interval(mean.estimate, max(0.0, mean.low), min(1.0, mean.high), mean.basis)
 
     def factor(self, figure: Figure) -> Interval:
-        """The geometric mean of a ratio that each run of `top` has by itself;
-        raises ValueError for 0 and infinity.
+        """Return the geometric mean of a ratio that each run of `top` has by itself.
+
+        Raises:
+            ValueError: the ratio of a run is 0 or infinite.
         """
         if not all(0 < value < math.inf for value in self.values(figure)[0]):
             raise Refusal("claim.zero", "one side of a ratio is 0")
         return self._mean(figure, math.log, between_runs.timed_prior).mapped(math.exp)
 
     def _mean(self, figure: Figure, scale: Callable[[float], float], prior_sd: Prior) -> Interval:
-        """The mean over `top` on a scale; without bounds
-        where nothing was repeated on the machine.
-        """
+        """Return the mean over `top` on a scale; without bounds if the machine repeated nothing."""
         mean = fmean(map(scale, self.values(figure)[0]))
         spread = self.readings.machines(figure, scale, prior_sd).of(self.top)
         if not spread.repetitions:
@@ -173,12 +175,13 @@ class Sides:
 
     @property
     def basis(self) -> str:
+        """The number of runs that an interval rests on, in words."""
         counts = {len(self.top), len(self.bottom)} - {0}
         runs = "runs" if max(counts) > 1 else "run"
         return f"{' and '.join(map(str, sorted(counts)))} {runs}"
 
 
-# the interval of a measured ratio at a confidence
+# Returns the interval of a measured ratio at a confidence.
 AtConfidence = Callable[[Readings, float], Interval]
 
 
@@ -186,11 +189,11 @@ AtConfidence = Callable[[Readings, float], Interval]
 class ClaimUnit:
     """A unit in which a figure of a claim is printed.
 
-    convert: brings the measured ratio or share into the unit; it increases.
-    text: the words around the number. opposite: those around a number below 0, which `mirrored`
-    makes positive; empty
-        where a sign says it.
-    of_bottom: True if the figure says what the bottom has over the top, as "faster by" does.
+    text: the words around the number.
+    convert: an increasing function that converts the measured ratio or share into the unit.
+    of_bottom: True if the figure says how much better the bottom is, as "faster by" does.
+    opposite: the words around a negative number, which `mirrored` makes positive. If it is empty,
+        the number keeps its sign.
     """
 
     name: str
@@ -204,37 +207,39 @@ class ClaimUnit:
     def phrase(
         self, estimate: float, low: float | None = None, high: float | None = None
     ) -> Message:
-        """A figure in words, with its interval: "faster by 25.0 % (20.0 to 30.0)",
-        "slower by 10.0 % (5.0 to 15.0)".
+        """Write a figure with its interval in words.
+
+        Examples are "faster by 25.0 % (20.0 to 30.0)" and "slower by 10.0 % (5.0 to 15.0)".
         """
         bounds = [] if low is None or high is None or low == high else [low, high]
         is_opposite = bool(self.opposite) and estimate < 0
-        # each bound needs words of its own
+        # If the bounds have different signs, each of them needs its own words.
         if self.opposite and any((bound < 0) != is_opposite for bound in bounds):
             ends = [self._bound(bound) for bound in bounds]
         elif is_opposite:
             ends = [self._number(self.mirrored(bound)) for bound in reversed(bounds)]
         else:
             ends = [self._number(bound) for bound in bounds]
-        words, shown = (
+        words, value = (
             (self.opposite, self.mirrored(estimate)) if is_opposite else (self.text, estimate)
         )
-        number = self._number(shown)
-        said = words.format(number) + (f" ({' to '.join(ends)})" if ends else "")
+        number = self._number(value)
+        text = words.format(number) + (f" ({' to '.join(ends)})" if ends else "")
         return Message(
-            "claim.figure", said, unit=self.name, number=number, opposite=is_opposite, ends=ends
+            "claim.figure", text, unit=self.name, number=number, opposite=is_opposite, ends=ends
         )
 
     def _bound(self, value: float) -> str:
-        """A bound beyond which lies the other side: in percent,
-        from twice as much on in times ("2.6x faster").
+        """Write a bound with its direction, in percent or, from twice as much on, in times.
+
+        An example is "2.6x faster".
         """
         is_opposite = value < 0
-        words, more = (self.opposite, self.mirrored(value)) if is_opposite else (self.text, value)
-        if more < 100:
-            number = self._number(more)
+        words, amount = (self.opposite, self.mirrored(value)) if is_opposite else (self.text, value)
+        if amount < 100:
+            number = self._number(amount)
             return Message("claim.bound", words.format(number), number=number, opposite=is_opposite)
-        times = intervals.times(1 + more / 100)
+        times = intervals.times(1 + amount / 100)
         return Message(
             "claim.bound-in-times", f"{times} {words.split()[0]}", times=times, opposite=is_opposite
         )
@@ -244,8 +249,9 @@ class ClaimUnit:
 
 
 def _slower(percent: float) -> float:
-    """How much faster the other side is, in percent: B is 25 %
-    slower than A where A is 25 % faster than B.
+    """Convert "slower by" into "faster by", in percent, for the other side.
+
+    B is 20 % slower than A if A is 25 % faster than B.
     """
     share = 1 + percent / 100
     return 100 * (1 / share - 1) if share > 0 else math.inf
@@ -267,7 +273,7 @@ UNITS: dict[UnitName, ClaimUnit] = {
 
 @dataclass(frozen=True)
 class ComparedCell:
-    """One side of a comparison: a cell as a person would type it, and its runs."""
+    """One side of a comparison: the cell as a person would type it, and its runs."""
 
     label: str
     runs: tuple[Run, ...]
@@ -275,21 +281,20 @@ class ComparedCell:
 
 @dataclass(frozen=True)
 class RuleComparison:
-    """One comparison of a rule, before its interval is worked out.
+    """One comparison of a rule, before its interval is computed.
 
-    what: what is compared ("gpus=4 against 1"). where: the cell that both are in
-    ("precision=fp32").
-    over, under: the bounds between which the claim has the figure, in `unit`.
-    upto: the most that the claim has; a figure above it exceeds the claim.
-    runs: of both sides; empty where a cell was not measured.
-    sides: the cells that these runs are of.
-    beyond: True in cells that the papers do not have.
-    interval: the interval of the measured ratio at a confidence; None where `settled`.
-    stands_for: the number of comparisons from which this one was picked, for the correction of the
-    confidence.
-    settled: verdict and text of a comparison that has no number.
-    least, most: the ratios between which what is measured can lie;
-    one beyond them is marked as doubtful.
+    what: the sides that are compared ("gpus=4 against 1").
+    where: the cell that both sides are in ("precision=fp32").
+    over, under: the bounds between which the claim expects the figure, in `unit`.
+    upto: the most that the claim allows. A figure above it exceeds the claim.
+    runs: the runs of both sides; empty if a cell was not measured.
+    sides: the cells that these runs belong to.
+    beyond: True for cells that the papers do not have.
+    interval: computes the interval of the measured ratio at a confidence; None if `settled`.
+    stands_for: the number of comparisons from which this one was picked. The confidence is
+        corrected for it.
+    settled: the verdict and text of a comparison that has no number.
+    least, most: the range of possible ratios. A ratio beyond it is marked as doubtful.
     """
 
     what: str
@@ -308,8 +313,9 @@ class RuleComparison:
     most: float = math.inf
 
     def verdict(self, low: float | None, high: float | None) -> str:
-        """By where the whole interval lies; undecided where there is none,
-        or it contains a bound.
+        """Judge the comparison by where the whole interval lies.
+
+        It is undecided if there is no interval, or if the interval contains a bound.
         """
         if low is None or high is None:
             return UNDECIDED
@@ -322,7 +328,8 @@ class RuleComparison:
 
 
 def _reaches(figure: float, bound: float) -> bool:
-    """True of a figure at an upper bound or above it; an infinite bound is none,
-    also for an infinite figure.
+    """Return True if a figure is at an upper bound or above it.
+
+    An infinite bound is never reached, not even by an infinite figure.
     """
     return bound < math.inf and figure >= bound

@@ -1,12 +1,11 @@
-"""Conditions under which a comparison of times, or of what was learned, says something of a claim.
+"""Conditions that both sides must meet, so that a comparison of times or learning shows something.
 
-Each side learned, did the same work, and had the same share of its machine. Where one of these is
-not so, a reader sees through the figure at once, and the comparison is undecided with the reason.
-What others did to a run meanwhile is a limit of its record (`multicard.records.limits`),
-and is no matter of these.
+Each side must have learned, done the same amount of work, and had the same share of its machine. If
+one of these is violated, the comparison is undecided, with the reason. Disturbance by other
+processes is handled elsewhere, as a limit of the run's record (`multicard.records.limits`).
 
-A rule that is about such a difference names it as `by_design`: with DDP, more GPUs do more work.
-What is counted (bytes, samples, memory) is so whatever was learned, and has no conditions.
+A rule that is about such a difference names it in `by_design`: with DDP, more GPUs do more work.
+Counted figures (bytes, samples, memory) do not depend on what was learned, and have no conditions.
 """
 
 import math
@@ -29,8 +28,8 @@ from .comparison import FAILS, ComparedCell, Readings, RuleComparison
 from .measures import Measure
 
 Condition = Literal["learning", "work", "cores"]
-LEAST_STEP_S = 1e-5  # of training: to launch its kernels alone takes longer
-FIRST_SHARE = 10  # of the steps a tenth is the beginning, as a tenth is the end
+LEAST_STEP_S = 1e-5  # No training step is shorter: launching its kernels alone takes longer.
+FIRST_SHARE = 10  # The first tenth of the steps is the beginning, as the last tenth is the end.
 
 
 def doubts(
@@ -40,70 +39,76 @@ def doubts(
     readings: Readings,
     repeated: RepeatedRuns,
 ) -> list[Message]:
-    """Why a comparison decides nothing, whatever its figure is; empty where it may decide.
+    """Return why a comparison decides nothing, whatever its figure is; empty if it may decide.
 
     Args:
-        measures: what is compared.
-        by_design: what the sides have otherwise by design.
-        repeated: how runs of one setting differ.
+        comparison: the comparison to check.
+        measures: the measures that are compared.
+        by_design: conditions that the sides need not meet, because they differ there by design.
+        readings: the records of the runs.
+        repeated: how repeated runs of one setting differ.
     """
-    forbidden = set()
+    forbidden_uses = set()
     for measure in measures:
-        forbidden.update(measure.forbidden)
-    is_timed = Forbids.rate in forbidden
+        forbidden_uses.update(measure.forbidden)
+    is_timed = Forbids.rate in forbidden_uses
     sides = comparison.sides
-    if not forbidden or not sides:
+    if not forbidden_uses or not sides:
         return []
-    found: list[Message] = []
+    reasons: list[Message] = []
     if "learning" not in by_design:
         for side in sides:
-            found.extend(_unlearned(side, readings, repeated))
+            reasons.extend(_why_not_learned(side, readings, repeated))
     if "work" not in by_design and any(measure.of_whole_runs for measure in measures):
-        found += _other_work(sides)
+        reasons += _different_work(sides)
     if "cores" not in by_design and is_timed:
-        found += _other_share(sides)
+        reasons += _different_share(sides)
     if is_timed:
         for side in sides:
-            found.extend(_impossible(side, readings))
+            reasons.extend(_impossible_times(side, readings))
     if any(measure.of_profile for measure in measures):
-        found += _other_profiler(sides, readings)
-    return found
+        reasons += _different_profilers(sides, readings)
+    return reasons
 
 
 def refutes(
-    comparison: RuleComparison, verdict: str, measures: Sequence[Measure], found: Sequence[Message]
+    comparison: RuleComparison,
+    verdict: str,
+    measures: Sequence[Measure],
+    doubts_found: Sequence[Message],
 ) -> bool:
-    """True where what was learned refutes a claim although a side
-    learned nothing: that side is what the claim denies.
+    """Return True if a comparison refutes a claim about learning although one side learned nothing.
 
-    "Accuracy does not deteriorate" fails where one side alone is at chance;
-    two such sides show nothing of each other.
+    Such a side is exactly what the claim denies: "accuracy does not deteriorate" fails if one side
+    is at chance. If both sides are at chance, the comparison shows nothing.
     """
     of_learning = all(measure.forbidden == {Forbids.learning} for measure in measures)
-    unlearned = {doubt.facts["cell"] for doubt in found if doubt.code in UNLEARNED}
-    others = [doubt for doubt in found if doubt.code not in UNLEARNED]
+    unlearned = {doubt.facts["cell"] for doubt in doubts_found if doubt.code in UNLEARNED_CODES}
+    other_doubts = [doubt for doubt in doubts_found if doubt.code not in UNLEARNED_CODES]
     is_shown = len(comparison.sides) == 1 or len(unlearned) < len(
         {side.label for side in comparison.sides}
     )
-    return verdict == FAILS and of_learning and not others and is_shown
+    return verdict == FAILS and of_learning and not other_doubts and is_shown
 
 
-# What a side learned
+# Did each side learn?
 
-UNLEARNED = {"claim.at-chance", "claim.losses-not-finite", "claim.losses-did-not-fall"}
+UNLEARNED_CODES = {"claim.at-chance", "claim.losses-not-finite", "claim.losses-did-not-fall"}
 
 
-def _unlearned(side: ComparedCell, readings: Readings, repeated: RepeatedRuns) -> list[Message]:
-    """Why nothing says that the runs of a cell learned; none where its records do not tell."""
+def _why_not_learned(
+    side: ComparedCell, readings: Readings, repeated: RepeatedRuns
+) -> list[Message]:
+    """Return why the runs of a cell did not learn; empty if they did, or if records cannot tell."""
     if repeated.at_chance(side.runs):
         accuracy = grouping.of_setting(side.runs, ACCURACY) or 0.0
-        said = f"{side.label}: an accuracy of {accuracy:.1%} is at chance level"
-        return [Message("claim.at-chance", said, cell=side.label, accuracy=accuracy)]
+        text = f"{side.label}: an accuracy of {accuracy:.1%} is at chance level"
+        return [Message("claim.at-chance", text, cell=side.label, accuracy=accuracy)]
     for run in side.runs:
-        lost = _not_finite(run, readings)
-        if lost:
-            said = f"{side.label}: losses that are no numbers, in {lost} of its steps or epochs"
-            return [Message("claim.losses-not-finite", said, cell=side.label, count=lost)]
+        not_finite = _count_not_finite(run, readings)
+        if not_finite:
+            text = f"{side.label}: the loss is not finite in {not_finite} of its steps or epochs"
+            return [Message("claim.losses-not-finite", text, cell=side.label, count=not_finite)]
         ends = _first_and_last(run, readings)
         if (
             ends is not None
@@ -111,29 +116,29 @@ def _unlearned(side: ComparedCell, readings: Readings, repeated: RepeatedRuns) -
             and not details.held_out_loss_fell(run)
         ):
             first, last = ends
-            said = (
-                f"{side.label}: its loss did not fall by over {LOSS_APART:.0%} ({first:.3g} to"
+            text = (
+                f"{side.label}: its loss did not fall by more than {LOSS_APART:.0%} ({first:.3g} to"
                 f" {last:.3g})"
             )
             return [
-                Message("claim.losses-did-not-fall", said, cell=side.label, first=first, last=last)
+                Message("claim.losses-did-not-fall", text, cell=side.label, first=first, last=last)
             ]
     return []
 
 
-def _not_finite(run: Run, readings: Readings) -> int:
-    """The number of steps whose loss was no number, or else of epochs."""
+def _count_not_finite(run: Run, readings: Readings) -> int:
+    """Count the steps whose loss was not finite, or else the epochs."""
     record = readings.record(run)
+    if record.non_finite_losses:
+        return record.non_finite_losses
     losses = [epoch.train_loss for epoch in getattr(record, "epochs", ())]
-    of_epochs = sum(loss is None or not math.isfinite(loss) for loss in losses)
-    is_told = of_epochs < len(losses)
-    return (record.non_finite_losses or 0) or (of_epochs if is_told else 0)
+    not_finite = sum(loss is None or not math.isfinite(loss) for loss in losses)
+    # If no epoch has a finite loss, the run may have recorded none at all.
+    return not_finite if not_finite < len(losses) else 0
 
 
 def _first_and_last(run: Run, readings: Readings) -> tuple[float, float] | None:
-    """The loss at the beginning of a run and at its end;
-    None where its record has no two of them.
-    """
+    """Return a run's loss at its beginning and at its end, or None if its record lacks one."""
     record = readings.record(run)
     if isinstance(record, VisionRecord):
         losses = [epoch.train_loss for epoch in record.epochs if epoch.train_loss is not None]
@@ -144,12 +149,12 @@ def _first_and_last(run: Run, readings: Readings) -> tuple[float, float] | None:
     last = record.loss.mean_of_last_tenth
     if first is None or last is None:
         return None
-    # One step's loss may be low by luck
+    # The loss of one step may be low by chance, so compare with the mean of the first tenth.
     return (first, last) if is_less(last, first) else (_first_tenth(run, readings) or first, last)
 
 
 def _first_tenth(run: Run, readings: Readings) -> float | None:
-    """The mean loss of a run's first steps; None without a file of them."""
+    """Return the mean loss over the first tenth of a run's steps, or None without their file."""
     try:
         rows = steps.table(run.folder, readings.record(run))
     except (OSError, ValueError):
@@ -160,79 +165,88 @@ def _first_tenth(run: Run, readings: Readings) -> float | None:
     return float(losses[: max(1, len(losses) // FIRST_SHARE)].mean()) if len(losses) else None
 
 
-# What it did
+# Did both sides do the same work, with the same share of the machine?
 
 
-def _other_work(sides: Sequence[ComparedCell]) -> list[Message]:
-    """Samples that were trained on, each time that one was, and those of an evaluation."""
-    found = []
+def _different_work(sides: Sequence[ComparedCell]) -> list[Message]:
+    """Compare the numbers of samples that were trained on, with repetitions, and evaluated."""
+    reasons = []
     for column, of_what in (("samples_trained", "trained on"), ("test_samples", "evaluated")):
         amounts = []
         for side in sides:
             amounts.extend(run[column] for run in side.runs)
-        known = [amount for amount in amounts if amount is not None]
-        if known and min(known) < max(known) * (1 - LEFT_OUT):
-            least = min(known)
-            most = max(known)
-            said = f"its sides did not do as much: {least:,} and {most:,} samples {of_what}"
-            found.append(Message("claim.other-work", said, column=column, least=least, most=most))
-    return found
+        known_amounts = [amount for amount in amounts if amount is not None]
+        if known_amounts and min(known_amounts) < max(known_amounts) * (1 - LEFT_OUT):
+            least = min(known_amounts)
+            most = max(known_amounts)
+            text = (
+                f"its sides did different amounts of work: {least:,} and {most:,} samples {of_what}"
+            )
+            reasons.append(Message("claim.other-work", text, column=column, least=least, most=most))
+    return reasons
 
 
-def _other_share(sides: Sequence[ComparedCell]) -> list[Message]:
-    """Cores of a node, threads, and other runs of the sweep beside it."""
+def _different_share(sides: Sequence[ComparedCell]) -> list[Message]:
+    """Compare cores, threads, and whether other runs of the sweep ran at the same time."""
     runs = list(chain.from_iterable(side.runs for side in sides))
-    found = []
-    for what in ("cores", "threads"):
-        known = [run for run in runs if run[what] is not None]
-        if not _have_as_many(known, what):
-            values = sorted({run[what] for run in known})
-            said = f"its sides had different {what}: {' or '.join(map(str, values))}"
-            found.append(Message("claim.other-cores", said, what=what, values=values))
+    reasons = []
+    for column in ("cores", "threads"):
+        known_runs = [run for run in runs if run[column] is not None]
+        if not _have_as_many(known_runs, column):
+            values = sorted({run[column] for run in known_runs})
+            text = f"its sides had different {column}: {' or '.join(map(str, values))}"
+            reasons.append(Message("claim.other-cores", text, what=column, values=values))
     if len({bool(run["beside_others"]) for run in runs}) > 1:
-        found.append(
-            Message("claim.beside-others", "one side alone ran beside other runs of its sweep")
+        reasons.append(
+            Message("claim.beside-others", "only one side ran beside other runs of its sweep")
         )
-    return found
+    return reasons
 
 
-def _have_as_many(runs: Sequence[Run], what: Literal["cores", "threads"]) -> bool:
-    """True where nodes have as many, or ranks do: more GPUs bring cores along,
-    or share those there are.
+def _have_as_many(runs: Sequence[Run], column: Literal["cores", "threads"]) -> bool:
+    """Return True if all nodes, or all ranks, have the same number of cores or threads.
+
+    More GPUs may either bring more cores, or share the cores of the node.
     """
     counts = [run["gpus"] or 1 for run in runs]
-    if what == "threads":  # of a rank
-        of_ranks = [run[what] for run in runs]
+    if column == "threads":  # Records count threads per rank, and cores per node.
+        of_ranks = [run[column] for run in runs]
         of_nodes = [threads * count for threads, count in zip(of_ranks, counts, strict=True)]
     else:
-        of_nodes = [run[what] for run in runs]
+        of_nodes = [run[column] for run in runs]
         of_ranks = [cores / count for cores, count in zip(of_nodes, counts, strict=True)]
     if len({*of_nodes}) < 2 or len({*of_ranks}) < 2:
         return True
-    # 16 cores are 5 threads for each of 3 ranks
+    # Cores may not divide evenly: 16 cores are 5 threads for each of 3 ranks.
     return len({*counts}) > 1 and max(of_nodes) - min(of_nodes) < max(counts)
 
 
-def _impossible(side: ComparedCell, readings: Readings) -> list[Message]:
+def _impossible_times(side: ComparedCell, readings: Readings) -> list[Message]:
+    """Return a message if a run's steps are shorter than any training step can be."""
     for run in side.runs:
         record = readings.record(run)
         total_s = run["total_s"]
         count = sum(epoch.steps or 0 for epoch in getattr(record, "epochs", ()))
         if count and total_s is not None and total_s < count * LEAST_STEP_S:
             step_s = total_s / count
-            said = f"{side.label}: steps of {step_s:.1g} s cannot be"
-            return [Message("claim.impossible-time", said, cell=side.label, step_s=step_s)]
+            text = f"{side.label}: steps of {step_s:.1g} s are impossible"
+            return [Message("claim.impossible-time", text, cell=side.label, step_s=step_s)]
     return []
 
 
-def _other_profiler(sides: Sequence[ComparedCell], readings: Readings) -> list[Message]:
+def _different_profilers(sides: Sequence[ComparedCell], readings: Readings) -> list[Message]:
+    """Return a message if the sides were profiled by different tools or over different windows."""
     profiles = []
     for side in sides:
         profiles.extend(readings.record(run).profile for run in side.runs)
     sources = sorted(
-        {f"{one.source} {one.window or 'after'}" for one in profiles if one and one.source}
+        {
+            f"{profile.source} {profile.window or 'after'}"
+            for profile in profiles
+            if profile and profile.source
+        }
     )
     if len(sources) < 2:
         return []
-    said = f"its sides were profiled differently: {' and '.join(sources)}"
-    return [Message("claim.other-profiler", said, sources=sources)]
+    text = f"its sides were profiled differently: {' and '.join(sources)}"
+    return [Message("claim.other-profiler", text, sources=sources)]

@@ -1,9 +1,9 @@
-"""Measures of two groups of runs (`Sides`), by the names that rules give them.
+"""Measures of two groups of runs (`Sides`), by the names that rules use.
 
-A measure is a figure of a run in one of the forms of `Sides`: a ratio of two groups, or a share or
-factor of one group. Figures of profiles are calls, copies and collectives of a rank, as the papers'
-Table 1 names them. Counted bytes and the peak of torch's allocator are exact: the interval of
-single runs has no width. Resident memory of CPU ranks is not.
+A measure is a figure of a run in one of the forms of `Sides`: the ratio of two groups, or a share
+or factor of one group. Figures of profiles are calls, copies and collectives of a rank, named as in
+the papers' Table 1. Counted bytes and the peak of torch's allocator are exact, so the interval of
+single runs has no width. The resident memory of CPU ranks is not exact.
 """
 
 import math
@@ -30,14 +30,15 @@ from ..stats.intervals import Interval
 from . import run_figures
 from .comparison import Figure, Readings, Sides
 
-RankFigure = Callable[[Profile, ProfileRank], float]  # raises ValueError where a profile has none
+# Reads a figure of a rank from its profile, or raises ValueError if the profile lacks it.
+RankFigure = Callable[[Profile, ProfileRank], float]
 
 
-# Figures of a rank's profile
+# Figures of a rank's profile.
 
 
 def _mean_of_ranks(rank_figure: RankFigure, per_step: bool = False) -> Figure:
-    """The mean over the ranks of a profile, of the whole window or of one step."""
+    """Average a figure over the ranks of a profile, for the whole window or per step."""
 
     def figure(readings: Readings, run: Run) -> float:
         profile = readings.profile(run)
@@ -58,11 +59,13 @@ def _mean_of_ranks(rank_figure: RankFigure, per_step: bool = False) -> Figure:
 
 
 def _metric(group: str, metric: str) -> RankFigure:
+    """Return a function that reads the seconds of a metric of a profile."""
+
     def seconds(profile: Profile, rank: ProfileRank) -> float:
         if metric in profile.not_recorded:
-            said = f"{profile.source} records no {metric}: `profile=nsys` does"
+            text = f"{profile.source} records no {metric}: `profile=nsys` does"
             raise Refusal(
-                "claim.not-recorded", said, key="profile", source=profile.source, metric=metric
+                "claim.not-recorded", text, key="profile", source=profile.source, metric=metric
             )
         for row in profile.rank_rows(rank.rank):
             if (row.group, row.metric) == (group, metric):
@@ -75,16 +78,18 @@ def _metric(group: str, metric: str) -> RankFigure:
 
 
 def communicating(_: Profile, rank: ProfileRank) -> float:
+    """Return the seconds that a rank spent communicating."""
     missing = Refusal("claim.no-communication", "no communication in the profile")
     return run_figures.known_values([rank.derived.communication_s], missing)[0]
 
 
 def window(_: Profile, rank: ProfileRank) -> float:
+    """Return the seconds that were profiled on a rank."""
     return rank.window_s
 
 
 def waiting_share(profile: Profile, rank: ProfileRank) -> float:
-    """The share of launches and synchronisations in the CUDA calls."""
+    """Return the share of launches and synchronizations in the time of all CUDA calls."""
     calls_s = {
         row.metric: row.total_s for row in profile.rank_rows(rank.rank) if row.group == "api"
     }
@@ -96,22 +101,24 @@ def waiting_share(profile: Profile, rank: ProfileRank) -> float:
     return waiting_s / sum(calls_s.values())
 
 
-def _over(part: RankFigure, whole: RankFigure) -> Figure:
-    """A part / a whole; infinite where the whole is 0 and the part is not.
-    Raises ValueError where both are.
+def _ratio_of_parts(part: RankFigure, whole: RankFigure) -> Figure:
+    """Return a figure that divides a part by a whole.
+
+    It is infinite if the whole is 0 and the part is not. It raises ValueError if both are 0.
     """
 
     def share(profile: Profile, rank: ProfileRank) -> float:
-        above = part(profile, rank)
-        below = whole(profile, rank)
-        if not above and not below:
+        part_value = part(profile, rank)
+        whole_value = whole(profile, rank)
+        if not part_value and not whole_value:
             raise Refusal("claim.nothing-in-profile", "a profile has nothing of what is compared")
-        return above / below if below else math.inf
+        return part_value / whole_value if whole_value else math.inf
 
     return _mean_of_ranks(share)
 
 
 def _combined(combine: Callable[[list[float]], float], *parts: RankFigure) -> RankFigure:
+    """Return a figure that combines other figures, as by `sum`."""
     return lambda profile, rank: combine([part(profile, rank) for part in parts])
 
 
@@ -123,26 +130,30 @@ MEMCPY = _metric("api", "cudaMemcpyAsync")
 DESTROY = _metric("api", "cudaEventDestroy")
 BROADCAST = _metric("collective", "nccl Broadcast")
 ALL_GATHER = _metric("collective", "nccl AllGather")
-FOUR = _combined(sum, COPYING, LAUNCHING, STREAM, communicating)  # of 2503.15252, Fig. 3
-# than copies, which change with the precision
-OTHERS = (LAUNCHING, STREAM, communicating, BROADCAST, DESTROY)
-FIVE = _combined(sum, LAUNCHING, STREAM, COPYING, EVENT, ALL_GATHER)  # of 2505.22905, Fig. 15
+# The calls of 2503.15252, Fig. 3.
+FIG_3_CALLS = _combined(sum, COPYING, LAUNCHING, STREAM, communicating)
+# The calls whose times copies are compared with. Copies themselves change with the precision.
+OTHER_CALLS = (LAUNCHING, STREAM, communicating, BROADCAST, DESTROY)
+# The calls of 2505.22905, Fig. 15.
+FIG_15_CALLS = _combined(sum, LAUNCHING, STREAM, COPYING, EVENT, ALL_GATHER)
 
 
-# Measures in forms of their own
+# Measures that none of the general forms of `Sides` can express.
 
 
 def peak_memory(sides: Sides) -> Interval:
-    """The peak on the rank that held most, in the run that held most;
-    as wide as the interval of the mean.
+    """Compare the peak memory of the fullest rank in the fullest run of each side.
+
+    The interval is as wide as the interval of the mean.
     """
-    exact = is_exact((*sides.top, *sides.bottom), MEMORY)
-    means = sides.exact_ratio(run_figures.PEAK) if exact else sides.ratio(run_figures.PEAK)
+    are_exact = is_exact((*sides.top, *sides.bottom), MEMORY)
+    means = sides.exact_ratio(run_figures.PEAK) if are_exact else sides.ratio(run_figures.PEAK)
     top, bottom = sides.values(run_figures.PEAK)
     return means.mapped(lambda ratio: ratio * max(top) / max(bottom) / means.estimate)
 
 
 def mean_share_of_tensors(sides: Sides) -> Interval:
+    """Return the mean share of tensors in the bytes copied; exact for a single run."""
     (share, *others), _ = sides.values(run_figures.share_of_tensors)
     if others:
         return intervals.mean([share, *others], sides.confidence, sides.basis)
@@ -150,11 +161,11 @@ def mean_share_of_tensors(sides: Sides) -> Interval:
 
 
 def accuracy(sides: Sides, figure: Figure = run_figures.ACCURACY) -> Interval:
-    """An accuracy as a share, top - bottom or that of `top` alone, with an interval over all
-    answers of a side (Wilson; Newcombe for the difference), widened by how runs differ.
+    """Return the difference of an accuracy (top - bottom), or the accuracy of `top`, as a share.
 
-    Many answers do not show how another training would have gone, nor do runs of the same seed,
-    which count as one.
+    The interval covers all answers of a side (Wilson; Newcombe for the difference), and is widened
+    by how runs differ. Many answers alone do not show how another training would have gone. Neither
+    do several runs with the same seed, so these count as one.
     """
     accuracies = sides.values(figure, of_seeds=True)
     samples = sides.values(run_figures.ANSWERS, of_seeds=True)
@@ -179,63 +190,78 @@ def accuracy(sides: Sides, figure: Figure = run_figures.ACCURACY) -> Interval:
 
 
 def accuracy_of_epochs(sides: Sides) -> Interval:
-    """What the epochs after the first one add to the accuracy of `top`, less what it differs by
-    from that of `bottom`; as shares.
+    """Return what the epochs after the first one add to the accuracy of `top`, as a share.
+
+    The difference between the accuracies of `top` and `bottom` is subtracted.
     """
     last, first = (
-        accuracy(replace(sides, bottom=()), one)
-        for one in (run_figures.ACCURACY, run_figures.AFTER_1)
+        accuracy(replace(sides, bottom=()), figure)
+        for figure in (run_figures.ACCURACY, run_figures.AFTER_1)
     )
     either_way = (accuracy(sides), accuracy(replace(sides, top=sides.bottom, bottom=sides.top)))
-    apart = max(either_way, key=lambda difference: difference.estimate)
-    return intervals.difference(intervals.difference(last, first), apart)
+    difference_between_sides = max(either_way, key=lambda difference: difference.estimate)
+    return intervals.difference(intervals.difference(last, first), difference_between_sides)
 
 
 def until_same_loss(sides: Sides) -> Interval:
-    """The ratio of the times until the training loss is the least
-    that each run of both sides reached, or less.
+    """Return the ratio of the times until every run reaches the same training loss.
+
+    This loss is the lowest one that all runs of both sides reached.
     """
     least = max(min(run_figures.losses(sides.readings, run)) for run in (*sides.top, *sides.bottom))
     return sides.ratio(partial(run_figures.until_loss_s, loss=least), of_seeds=True)
 
 
 def loss(sides: Sides, figure: Figure) -> Interval:
-    """The ratio of the training losses; infinite, or 0, where a loss of one side became no number.
-    Raises ValueError where both did, or a record has none.
+    """Return the ratio of the training losses.
+
+    It is infinite, or 0, if the losses of one side became NaN or infinite.
+
+    Raises:
+        ValueError: the losses of both sides did, or a record has no losses.
     """
-    lost = [math.inf in losses for losses in sides.values(run_figures.mean_loss)]
+    not_finite = [math.inf in losses for losses in sides.values(run_figures.mean_loss)]
     if len({len(sides.readings.record(run).epochs) for run in (*sides.top, *sides.bottom)}) > 1:
         raise Refusal("claim.other-epochs", "runs of different numbers of epochs")
-    if all(lost):
+    if all(not_finite):
         raise Refusal("claim.no-numbers", "the losses stopped being numbers on both sides")
-    if any(lost):
-        ratio = math.inf if lost[0] else 0.0
+    if any(not_finite):
+        ratio = math.inf if not_finite[0] else 0.0
         return Interval(ratio, ratio, ratio, "a loss that became no number")
     return sides.ratio(figure, of_seeds=True)
 
 
 def losses_apart(sides: Sides) -> Interval:
-    """The largest relative difference between a step's losses of two runs of one seed, from the
-    seed in which it is least to that in which it is most. Steps without a loss that is a number on
-    both sides are as far apart as can be. Raises ValueError where no seed is on both sides,
-    or one took more steps.
+    """Return the largest relative difference between the step losses of runs with the same seed.
+
+    The interval reaches from the seed in which it is smallest to the one in which it is largest.
+    The difference is infinite if a step has no finite loss on one side.
+
+    Raises:
+        ValueError: both sides have no seed in common, or different numbers of steps.
     """
-    apart = []
+    largest_differences = []
     for top, bottom in product(sides.top, sides.bottom):
         if top["seed"] == bottom["seed"]:
-            own, other = (run_figures.step_losses(sides.readings, run) for run in (top, bottom))
-            if len(own) != len(other):
+            top_losses, bottom_losses = (
+                run_figures.step_losses(sides.readings, run) for run in (top, bottom)
+            )
+            if len(top_losses) != len(bottom_losses):
                 raise Refusal("claim.other-steps", "runs of different numbers of steps")
             with np.errstate(divide="ignore", invalid="ignore"):
-                differences = np.abs(own / other - 1)
-            apart.append(float(np.where(np.isfinite(differences), differences, math.inf).max()))
-    if not apart:
+                differences = np.abs(top_losses / bottom_losses - 1)
+            largest_differences.append(
+                float(np.where(np.isfinite(differences), differences, math.inf).max())
+            )
+    if not largest_differences:
         raise Refusal("claim.no-common-seed", "no seed was measured on both sides")
-    return Interval(fmean(apart), min(apart), max(apart), "exact")
+    return Interval(
+        fmean(largest_differences), min(largest_differences), max(largest_differences), "exact"
+    )
 
 
 def time_in(sides: Sides, figure: Figure) -> Interval:
-    """The ratio of a metric's seconds; infinite where the bottom has none."""
+    """Return the ratio of a metric's seconds; infinite if the bottom has none."""
     top, bottom = sides.values(figure)
     if min(top) > 0 and not any(bottom):
         return Interval(math.inf, math.inf, math.inf, "none on one side")
@@ -243,33 +269,42 @@ def time_in(sides: Sides, figure: Figure) -> Interval:
 
 
 def falls_over_others(sides: Sides, figure: RankFigure) -> Interval:
-    """How many times a metric's seconds fall from top to bottom / those of the other metric that
-    falls most; / 1 where none falls.
+    """Return how much more a metric's seconds fall from top to bottom than the other metrics' do.
+
+    The metric's fall is divided by the fall of the other metric that falls most, or by 1 if no
+    other falls.
     """
-    figures = [_mean_of_ranks(one, per_step=True) for one in (figure, *OTHERS)]
-    own, *falls = (
-        time_in(sides, one).mapped(math.log) for one in figures if any(sides.values(one)[0])
+    figures = [_mean_of_ranks(rank_figure, per_step=True) for rank_figure in (figure, *OTHER_CALLS)]
+    own_fall, *other_falls = (
+        time_in(sides, rank_figure).mapped(math.log)
+        for rank_figure in figures
+        if any(sides.values(rank_figure)[0])
     )
-    falls.append(Interval(0.0, 0.0, 0.0))
-    return intervals.difference(own, max(falls, key=lambda fall: fall.estimate)).mapped(math.exp)
+    other_falls.append(Interval(0.0, 0.0, 0.0))
+    return intervals.difference(own_fall, max(other_falls, key=lambda fall: fall.estimate)).mapped(
+        math.exp
+    )
 
 
 def with_iteration(sides: Sides, figure: Figure) -> Interval:
-    """A figure where an iteration takes longer / where it takes less, of whichever side; without
-    bounds where the iterations are not told apart.
+    """Compare a figure on the side with the longer iteration with the other side.
+
+    The interval has no bounds if runs cannot distinguish the iterations.
     """
     iteration = sides.ratio(run_figures.STEP)
-    longer = sides if iteration.estimate > 1 else replace(sides, top=sides.bottom, bottom=sides.top)
-    told = (
+    longer_first = (
+        sides if iteration.estimate > 1 else replace(sides, top=sides.bottom, bottom=sides.top)
+    )
+    are_distinguishable = (
         iteration.low is not None
         and iteration.high is not None
         and not iteration.low <= 1 <= iteration.high
     )
-    ratio = longer.ratio(figure)
-    return ratio if told else Interval(ratio.estimate, None, None, ratio.basis)
+    ratio = longer_first.ratio(figure)
+    return ratio if are_distinguishable else Interval(ratio.estimate, None, None, ratio.basis)
 
 
-# By name
+# All measures by name.
 
 
 OF_TIME = frozenset({Forbids.rate})
@@ -279,14 +314,13 @@ OF_LEARNING = frozenset({Forbids.learning})
 
 @dataclass(frozen=True)
 class Measure:
-    """A measure, by which rules compare runs.
+    """A measure by which rules compare runs.
 
-    words: the figure as a sentence names it. column: by which `best_of` picks the best and the
-    worst.
-    of_profile: of runs that were profiled, whose times are compared with one another's alone.
-    forbidden: limits of a run that forbid one of these forbid the measure: of times, of what was
-    learnt, or none of
-        what is counted.
+    words: the figure as a sentence names it.
+    column: the column by which `best_of` picks the best and the worst.
+    forbidden: the uses of runs that the measure needs. A limit that forbids one of them excludes a
+        run. Times and what was learned need some, counted figures need none.
+    of_profile: True if runs were profiled. Their times are compared only with one another.
     """
 
     words: str
@@ -297,7 +331,7 @@ class Measure:
 
     @property
     def of_whole_runs(self) -> bool:
-        """True of a time, or of what was learned, that depends on how much a run trained."""
+        """True if a time, or what was learned, depends on how much a run trained."""
         return bool(self.forbidden) and not self.of_profile and self.column != "step_s"
 
 
@@ -341,14 +375,14 @@ def _time_in(words: str, metric: RankFigure) -> Measure:
     )
 
 
-_FIVE_CALLS = (
+_SHARE_OF_FIVE = (
     "part of cudaLaunchKernel, cudaStreamSynchronize, cudaEventSynchronize, AllGather and"
     " host-to-device copies in the profiled time"
 )
 _THAN_OTHERS = "/ that of the other call, or collectives, that falls most"
 _OF_FOUR = "in the sum with copies to the device, cudaStreamSynchronize and"
 MEASURES = {
-    # of the whole training, with its evaluations
+    # These are of the whole training, including its evaluations.
     "time": _ratio("time", run_figures.TIME, "total_s"),
     "iteration": _ratio("time of an iteration", run_figures.STEP, "step_s"),
     "share_of_pauses": _share(
@@ -379,7 +413,7 @@ MEASURES = {
     "peak_memory": Measure("peak memory of a GPU", peak_memory, "peak_memory_bytes", OF_COUNTS),
     "images_trained": _counted(
         "images that a GPU trained on, each time that it did",
-        run_figures.a_rank(run_figures.column("samples_trained")),
+        run_figures.per_rank(run_figures.column("samples_trained")),
     ),
     "bytes_to_device": _exact("bytes to all devices", "h2d_bytes"),
     "time_of_copies": _ratio(
@@ -390,7 +424,7 @@ MEASURES = {
         "bytes copied for training to all devices", run_figures.trained_h2d_bytes
     ),
     "bytes_for_a_rank": _counted(
-        "bytes copied for training to a device", run_figures.a_rank(run_figures.trained_h2d_bytes)
+        "bytes copied for training to a device", run_figures.per_rank(run_figures.trained_h2d_bytes)
     ),
     "bytes_copied": _counted(
         "bytes copied to, within and from the devices", run_figures.copied_bytes
@@ -444,10 +478,11 @@ MEASURES = {
     "time_in_event_destroy": _time_in("time in cudaEventDestroy", DESTROY),
     "time_broadcasting": _time_in("time of ncclDevKernel_Broadcast", BROADCAST),
     "share_of_launches": _profiled_ratio(
-        f"share of cudaLaunchKernel {_OF_FOUR} collectives", _over(LAUNCHING, FOUR)
+        f"share of cudaLaunchKernel {_OF_FOUR} collectives", _ratio_of_parts(LAUNCHING, FIG_3_CALLS)
     ),
     "share_of_collectives": _profiled_ratio(
-        f"share of collectives {_OF_FOUR} cudaLaunchKernel", _over(communicating, FOUR)
+        f"share of collectives {_OF_FOUR} cudaLaunchKernel",
+        _ratio_of_parts(communicating, FIG_3_CALLS),
     ),
     "copies_over_others": _profiled(
         f"fall of host-to-device copies {_THAN_OTHERS}", falls_over_others, COPYING
@@ -458,43 +493,49 @@ MEASURES = {
     "launching_with_iteration": _profiled(
         "part of cudaLaunchKernel in the profiled time, where an iteration takes longer / where it"
         " takes less",
-        *(with_iteration, _over(LAUNCHING, window)),
+        *(with_iteration, _ratio_of_parts(LAUNCHING, window)),
     ),
     "launches_over_copies": _profiled(
         "cudaLaunchKernel and cudaStreamSynchronize / host-to-device copies",
-        *(Sides.factor, _over(_combined(sum, LAUNCHING, STREAM), COPYING)),
+        *(Sides.factor, _ratio_of_parts(_combined(sum, LAUNCHING, STREAM), COPYING)),
     ),
     "share_launching": _profiled_ratio(
-        "part of cudaLaunchKernel in the profiled time", _over(LAUNCHING, window)
+        "part of cudaLaunchKernel in the profiled time", _ratio_of_parts(LAUNCHING, window)
     ),
     "share_synchronising": _profiled_ratio(
-        "part of cudaStreamSynchronize in the profiled time", _over(STREAM, window)
+        "part of cudaStreamSynchronize in the profiled time", _ratio_of_parts(STREAM, window)
     ),
     "share_waiting": _profiled(
-        "part of cudaStreamSynchronize in the profiled time", Sides.share, _over(STREAM, window)
+        "part of cudaStreamSynchronize in the profiled time",
+        Sides.share,
+        _ratio_of_parts(STREAM, window),
     ),
     "share_of_lesser_call": _profiled(
         "part of the lesser of cudaLaunchKernel and cudaStreamSynchronize in the profiled time",
-        *(Sides.share, _over(_combined(min, LAUNCHING, STREAM), window)),
+        *(Sides.share, _ratio_of_parts(_combined(min, LAUNCHING, STREAM), window)),
     ),
-    "share_of_five": _profiled_ratio(_FIVE_CALLS, _over(FIVE, window)),
+    "share_of_five": _profiled_ratio(_SHARE_OF_FIVE, _ratio_of_parts(FIG_15_CALLS, window)),
     "share_of_calls": _profiled(
         "part of launches and synchronisation in a rank's CUDA calls",
         Sides.share,
         _mean_of_ranks(waiting_share),
     ),
     "share_copying": _profiled(
-        "part of host-to-device copies in the profiled time", Sides.share, _over(COPYING, window)
+        "part of host-to-device copies in the profiled time",
+        Sides.share,
+        _ratio_of_parts(COPYING, window),
     ),
     "first_calls_over_others": _profiled(
         "the lesser of cudaEventSynchronize and cudaLaunchKernel / the greatest of the other three",
         *(
             Sides.factor,
-            _over(_combined(min, EVENT, LAUNCHING), _combined(max, ALL_GATHER, STREAM, COPYING)),
+            _ratio_of_parts(
+                _combined(min, EVENT, LAUNCHING), _combined(max, ALL_GATHER, STREAM, COPYING)
+            ),
         ),
     ),
     "all_gather_over_rest": _profiled(
         "AllGather / the greater of cudaStreamSynchronize and host-to-device copies",
-        *(Sides.factor, _over(ALL_GATHER, _combined(max, STREAM, COPYING))),
+        *(Sides.factor, _ratio_of_parts(ALL_GATHER, _combined(max, STREAM, COPYING))),
     ),
 }

@@ -1,4 +1,4 @@
-"""Verdicts as a table for the terminal, as one claim at length, and as JSON for programs."""
+"""Write verdicts as a table for the terminal, as one claim at length, and as JSON for programs."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -8,51 +8,74 @@ from itertools import chain
 from typing import Any
 
 from multicard.config.job import count
-from multicard.messages import Message
+from multicard.messages import Message, typed
 from multicard.records import limits, text_table
 from multicard.records.comparable import DOUBTFUL, DOUBTFUL_MEANING
 from multicard.records.output import Output
 from multicard.records.text_table import clean, first_few
 
+from ..runs.columns import KINDS
 from ..runs.grouping import grouped
 from ..stats.between_runs import REMEDY
 from .comparison import EXCEEDS, FAILS, HALF, HOLDS, ILLUSTRATED, UNDECIDED, UNMEASURED
 from .verdicts import NO_RUNS, ClaimVerdict, labels
 
-# columns where the output is no terminal, and of a narrow terminal
+# The width of the output if it is not a terminal, and the least width on a terminal.
 WIDTH = 120
 LEAST_WIDTH = 80
-BEYOND = ", beside the papers' cells"
-UNLIKE = "~"  # marks what was measured in another setting than the paper's
-MOST_UNLIKE = 8  # differences from the papers' setting that a note below the table names
-# figures of a rule that the table lists; of more, it lists the least and the greatest
+BEYOND = ", in cells that the papers lack"
+UNLIKE = "~"  # Marks figures that were measured in another setting than the paper's.
+MAX_UNLIKE = 8  # The most differences from the papers' setting that a note below the table names.
+# If a rule has more figures, the table lists only the least and the greatest.
 MAX_LISTED = 4
-SUMMARISED = {one: one for one in (HOLDS, EXCEEDS, FAILS, UNDECIDED, HALF, ILLUSTRATED, UNMEASURED)}
-SUMMARISED |= {HOLDS: "hold", EXCEEDS: "exceed", FAILS: "do not hold"}
+PLURALS = {
+    verdict: verdict
+    for verdict in (HOLDS, EXCEEDS, FAILS, UNDECIDED, HALF, ILLUSTRATED, UNMEASURED)
+}
+PLURALS |= {HOLDS: "hold", EXCEEDS: "exceed", FAILS: "do not hold"}
 HEADINGS = ("claim", "printed", "measured", "verdict")
 
 
 def table(verdicts: Sequence[ClaimVerdict], limit: int | None) -> list[str]:
-    """A table of the measured claims of each section; the names of the rest,
-    and the commands that measure these.
+    """Return a table of the measured claims of each section.
+
+    Below stand the names of the other claims, and the commands that measure them.
     """
     width = _width(limit)
     lines = list[str]()
-    judged = [verdict for verdict in verdicts if verdict.verdict != UNMEASURED]
-    rest = [verdict for verdict in verdicts if verdict.verdict == UNMEASURED]
-    for title, of_section in sections(judged):
+    measured = [verdict for verdict in verdicts if verdict.verdict != UNMEASURED]
+    unmeasured = [verdict for verdict in verdicts if verdict.verdict == UNMEASURED]
+    if not measured:
+        return _none_measured(verdicts)
+    for title, of_section in sections(measured):
         rows = []
         for verdict in of_section:
             rows.extend((_row(verdict), [""] * len(HEADINGS)))
         lines += [title, "", *text_table.text(HEADINGS, rows, width, wrap=True)]
-    if rest:
-        names = map(_unmeasured, rest)
+    if unmeasured:
+        names = map(_name_with_reason, unmeasured)
         lines += text_table.folded([clean(f"not measured: {'; '.join(names)}")], width, "")
     return [*lines, "", *_notes(verdicts, width)]
 
 
-def _unmeasured(verdict: ClaimVerdict) -> str:
-    """The name of a claim that was not measured, with the reason where there are runs."""
+def _none_measured(verdicts: Sequence[ClaimVerdict]) -> list[str]:
+    """Say that the runs measure no claim, and which commands measure all of them."""
+    number = len(verdicts)
+    lines: list[str] = [
+        Message(
+            "claim.none-measured", f"{number} claims, and these runs measure none of them", n=number
+        )
+    ]
+    for kind in ("vision", "llm"):
+        subject = KINDS[kind].title
+        command = f"{typed(KINDS[kind].entry)} experiment=all name=papers-{subject}"
+        text = f"`{command}` measures those on {subject}; with `scale=smoke`, in minutes, to try it"
+        lines.append(Message("claim.measured-by", text, command=command))
+    return lines
+
+
+def _name_with_reason(verdict: ClaimVerdict) -> str:
+    """Name a claim that was not measured, with the reason if it has runs."""
     name = verdict.claim.name
     return name if verdict.why == NO_RUNS else f"{name} ({verdict.why})"
 
@@ -62,10 +85,12 @@ def _width(limit: int | None) -> int:
 
 
 def sections(verdicts: Sequence[ClaimVerdict]) -> list[tuple[str, list[ClaimVerdict]]]:
+    """Group the verdicts by the section of their claims."""
     return list(grouped(verdicts, lambda verdict: verdict.claim.section).items())
 
 
 def at_length(verdicts: Sequence[ClaimVerdict], limit: int | None) -> list[str]:
+    """Return all that is known of each claim, in lines."""
     width = _width(limit)
     lines = list[str]()
     for verdict in verdicts:
@@ -80,35 +105,32 @@ def at_length(verdicts: Sequence[ClaimVerdict], limit: int | None) -> list[str]:
 
 
 def _notes(verdicts: Sequence[ClaimVerdict], width: int) -> list[str]:
-    notes = text_table.folded([*map(clean, _explained(verdicts))], width, "")
+    """Explain the verdicts and their signs, and list the commands that measure the rest."""
+    notes = text_table.folded([*map(clean, _explanations(verdicts))], width, "")
     commands = dict.fromkeys(verdict.command for verdict in verdicts if verdict.command is not None)
-    return [
-        *notes,
-        *(
-            ["", "to measure the rest:", *(f"  {command}" for command in commands)]
-            if commands
-            else []
-        ),
-    ]
+    if commands:
+        notes += ["", "to measure the rest:", *(f"  {command}" for command in commands)]
+    return notes
 
 
-def output(verdicts: Sequence[ClaimVerdict], whole: bool) -> Output:
-    """The claims as a table, or at length where `whole`; CSV has a line for each, JSON all figures
-    too, in which a missing bound is null.
+def output(verdicts: Sequence[ClaimVerdict], at_full_length: bool) -> Output:
+    """Return the claims as a table, or at length if `whole`.
+
+    CSV has a line for each claim. JSON also has all figures; a missing bound is null.
     """
     claims = [_as_dict(verdict) for verdict in verdicts]
     rows = [
-        {key: value for key, value in one.items() if not isinstance(value, list | tuple | dict)}
-        for one in claims
+        {key: value for key, value in claim.items() if not isinstance(value, list | tuple | dict)}
+        for claim in claims
     ]
     tables = [
         text_table.TextTable(HEADINGS, [*map(_row, of_one)], [title])
         for title, of_one in sections(verdicts)
     ]
-    summed = summary(verdicts)[0]
-    lines = partial(at_length if whole else table, verdicts)
+    counts_line = summary(verdicts)[0]
+    lines = partial(at_length if at_full_length else table, verdicts)
     return Output(
-        lines, lambda: tables, rows, content=lambda _: {"claims": claims, "summary": summed}
+        lines, lambda: tables, rows, content=lambda _: {"claims": claims, "summary": counts_line}
     )
 
 
@@ -121,74 +143,80 @@ def _as_dict(verdict: ClaimVerdict) -> dict[str, Any]:
 
 
 def summary(verdicts: Sequence[ClaimVerdict]) -> Sequence[str]:
+    """Count the claims by verdict, and say what illustrated and counted claims are."""
     counts = Counter(verdict.verdict for verdict in verdicts)
     phrases = [
         f"{counts[kind]} {kind if counts[kind] == 1 else plural}"
-        for kind, plural in SUMMARISED.items()
+        for kind, plural in PLURALS.items()
     ]
-    said = f"{count(len(verdicts), 'claim')}: {', '.join(phrases)}"
-    lines = [Message("claim.counts", said, counts={kind: counts[kind] for kind in SUMMARISED})]
+    text = f"{count(len(verdicts), 'claim')}: {', '.join(phrases)}"
+    lines = [Message("claim.counts", text, counts={kind: counts[kind] for kind in PLURALS})]
     if counts[ILLUSTRATED]:
-        said = (
-            "illustrated: by runs that are not of the papers' setting (CPU ranks, shrunk, other"
-            " keys); they neither "
+        text = (
+            "illustrated: by runs without the papers' setting (CPU ranks, shrunk, other keys);"
+            " they neither "
         )
-        said += "confirm nor refute the papers"
-        lines.append(Message("claim.illustrated", said))
-    exact = [
+        text += "confirm nor refute the papers"
+        lines.append(Message("claim.illustrated", text))
+    counted_claims = [
         verdict.claim.name
         for verdict in verdicts
         if verdict.claim.counted and verdict.n and verdict.unlike
     ]
-    if exact:
-        said = f"decided all the same, since what they compare is counted: {', '.join(exact)}"
-        lines.append(Message("claim.counted", said, claims=exact))
+    if counted_claims:
+        text = (
+            "decided in any setting, because they compare counted figures:"
+            f" {', '.join(counted_claims)}"
+        )
+        lines.append(Message("claim.counted", text, claims=counted_claims))
     return lines
 
 
-def _explained(verdicts: Sequence[ClaimVerdict]) -> Sequence[str]:
+def _explanations(verdicts: Sequence[ClaimVerdict]) -> Sequence[str]:
+    """Explain how claims are judged, and the signs of these verdicts."""
     if not any(verdict.figures for verdict in verdicts):
         return summary(verdicts)
     lines: list[str] = [
         *summary(verdicts),
         Message(
             "claim.brackets",
-            "in brackets: intervals, which together cover the figures of a claim at 95 %"
+            "in brackets: intervals; together they cover the figures of a claim at 95 %"
             " (Bonferroni); counted figures of single runs have none",
         ),
         Message(
             "claim.holds-if",
-            "a claim holds if all comparisons of the papers' cells do (an up-to: if one does). It"
-            " is undecided if an interval contains a bound, there is none, or sides did not learn"
-            " or do as much",
+            "a claim holds if all comparisons of the papers' cells hold (an up-to: if one holds)."
+            " A comparison is undecided if its interval contains a bound or is missing, or if a"
+            " side did not learn or did less work",
         ),
     ]
     if any(verdict.shows == EXCEEDS for verdict in verdicts):
-        said = "exceeds: more than the papers print as a range, or as an up-to"
-        lines.append(Message("claim.exceeds", said))
+        text = "exceeds: more than the range, or the up-to, that the papers print"
+        lines.append(Message("claim.exceeds", text))
     if any(
         any(figure.estimate is not None and figure.low is None for figure in verdict.figures)
         for verdict in verdicts
     ):
-        said = f"figures without brackets: nothing was repeated on the machine: {REMEDY}"
-        lines.append(Message("claim.unrepeated", said, remedy=REMEDY))
+        text = f"figures without brackets: nothing was repeated on the machine: {REMEDY}"
+        lines.append(Message("claim.unrepeated", text, remedy=REMEDY))
     return [*lines, *(f"{sign}  {says}" for sign, says in meanings(verdicts))]
 
 
 def meanings(verdicts: Sequence[ClaimVerdict]) -> list[tuple[str, str]]:
-    """The signs behind these verdicts and their figures, with what they mean."""
-    found = list[tuple[str, str]]()
-    unlike = dict.fromkeys(chain.from_iterable(verdict.unlike for verdict in verdicts))
-    if unlike:
-        said = f"the papers had otherwise: {first_few(list(unlike), MOST_UNLIKE)}"
-        found.append((UNLIKE, Message("claim.unlike", said, unlike=[*unlike])))
+    """Return the signs that these verdicts and their figures bear, with what they mean."""
+    signs = list[tuple[str, str]]()
+    differences = dict.fromkeys(chain.from_iterable(verdict.unlike for verdict in verdicts))
+    if differences:
+        text = f"differs from the papers: {first_few(list(differences), MAX_UNLIKE)}"
+        signs.append((UNLIKE, Message("claim.unlike", text, unlike=[*differences])))
     if any(any(figure.doubtful for figure in verdict.figures) for verdict in verdicts):
-        found.append((DOUBTFUL, DOUBTFUL_MEANING))
-    of_runs = limits.meanings(chain.from_iterable(verdict.limits for verdict in verdicts))
-    return [*found, *of_runs]
+        signs.append((DOUBTFUL, DOUBTFUL_MEANING))
+    signs_of_runs = limits.meanings(chain.from_iterable(verdict.limits for verdict in verdicts))
+    return [*signs, *signs_of_runs]
 
 
 def _row(verdict: ClaimVerdict) -> list[str]:
+    """Return a claim's row of the table."""
     claim = verdict.claim
     note = [f"({claim.note})"] if claim.note else []
     says = "\n".join(
@@ -199,61 +227,71 @@ def _row(verdict: ClaimVerdict) -> list[str]:
             *(f"{paper}, {place}" for paper, place in claim.cited.items()),
         ]
     )
-    lost = f"; {count(len(verdict.lost), 'cell')} did not end ok" if verdict.lost else ""
+    failed_cells = f"; {count(len(verdict.lost), 'cell')} did not end ok" if verdict.lost else ""
     is_explained = verdict.shows == HALF or any(figure.doubts for figure in verdict.figures)
     reasons = [verdict.why] if is_explained else []
-    measured = (
-        [*listed(verdict), *reasons, f"n={verdict.n}{lost}: {verdict.setting}"]
+    measured_lines = (
+        [*listed(verdict), *reasons, f"n={verdict.n}{failed_cells}: {verdict.setting}"]
         if verdict.n
         else [verdict.why]
     )
-    return [says, claim.printed or "-", "\n".join(measured), marked(verdict)]
+    return [says, claim.printed or "-", "\n".join(measured_lines), marked(verdict)]
 
 
 def marked(verdict: ClaimVerdict) -> str:
-    marks = verdict.marks + UNLIKE * bool(verdict.unlike)
-    return f"{verdict.said} [{marks}]" if marks else verdict.said
+    """Return the verdict with its marks."""
+    marks = verdict.marks
+    if verdict.unlike:
+        marks += UNLIKE
+    return f"{verdict.in_words} [{marks}]" if marks else verdict.in_words
 
 
 def listed(verdict: ClaimVerdict) -> list[str]:
-    """Rule by rule a line for each figure; of many, the least and the greatest,
-    and how many have each verdict.
+    """List the figures of a claim rule by rule, a line each.
+
+    If a rule has many figures, list the least and the greatest, and count the verdicts.
     """
-    known = [figure for figure in verdict.figures if figure.verdict != UNMEASURED]
+    measured = [figure for figure in verdict.figures if figure.verdict != UNMEASURED]
     lines = list[str]()
-    labelled = list(zip(labels(known), known, strict=True))
-    for part in sorted({figure.part for figure in known}):
-        own = shown = [(label, figure) for label, figure in labelled if figure.part == part]
+    labelled_figures = list(zip(labels(measured), measured, strict=True))
+    for part in sorted({figure.part for figure in measured}):
+        rule_figures = shown_figures = [
+            (label, figure) for label, figure in labelled_figures if figure.part == part
+        ]
         numbers = [
             (figure.estimate, index)
-            for index, (_, figure) in enumerate(own)
+            for index, (_, figure) in enumerate(rule_figures)
             if figure.estimate is not None
         ]
-        if len(own) > MAX_LISTED:
-            shown = (
-                [own[index] for _, index in (min(numbers), max(numbers))]
+        if len(rule_figures) > MAX_LISTED:
+            shown_figures = (
+                [rule_figures[index] for _, index in (min(numbers), max(numbers))]
                 if numbers
-                else own[:MAX_LISTED]
+                else rule_figures[:MAX_LISTED]
             )
-        lines += [f"{label}: {figure.text}" + BEYOND * figure.beyond for label, figure in shown]
-        if len(own) > MAX_LISTED:
-            counts = Counter(figure.verdict for _, figure in own).items()
-            phrases = [f"{n} {kind if n == 1 else SUMMARISED[kind]}" for kind, n in counts]
-            said = f"least and greatest of {len(own)}: {', '.join(phrases)}"
-            lines.append(Message("claim.least-and-greatest", said, n=len(own), counts=dict(counts)))
+        for label, figure in shown_figures:
+            line = f"{label}: {figure.text}"
+            lines.append(line + BEYOND if figure.beyond else line)
+        if len(rule_figures) > MAX_LISTED:
+            counts = Counter(figure.verdict for _, figure in rule_figures).items()
+            phrases = [f"{n} {kind if n == 1 else PLURALS[kind]}" for kind, n in counts]
+            text = f"least and greatest of {len(rule_figures)}: {', '.join(phrases)}"
+            lines.append(
+                Message("claim.least-and-greatest", text, n=len(rule_figures), counts=dict(counts))
+            )
     return lines
 
 
 def fields(verdict: ClaimVerdict) -> dict[str, list[str]]:
-    """All that is known of a verdict, as lines by name."""
+    """Return all that is known of a verdict, as lines by field."""
     claim = verdict.claim
     figures = verdict.figures
-    same = (
+    shared_what = (
         figures[0].what
         if len({figure.what for figure in figures}) == 1 and figures[0].where
         else ""
     )
-    lines = [f"{same}:"] if same else []
+    lines = [f"{shared_what}:"] if shared_what else []
     for figure, label in zip(figures, labels(figures), strict=True):
         basis = "; ".join(part for part in (figure.basis, figure.why) if part)
         line = f"{label}: {figure.text}, {figure.verdict}"
@@ -282,8 +320,9 @@ def fields(verdict: ClaimVerdict) -> dict[str, list[str]]:
 
 
 def _measured(verdict: ClaimVerdict) -> str:
+    """Say what was measured, how it differs from the papers, and why the verdict is so."""
     parts = [verdict.setting, count(verdict.n, "run")]
     if verdict.unlike:
-        said = f"other than the papers': {', '.join(verdict.unlike)}"
-        parts.append(Message("claim.measured-unlike", said, unlike=[*verdict.unlike]))
+        text = f"differs from the papers: {', '.join(verdict.unlike)}"
+        parts.append(Message("claim.measured-unlike", text, unlike=[*verdict.unlike]))
     return "; ".join([*parts, verdict.why])

@@ -1,9 +1,11 @@
-"""Rules: which cells of an experiment a claim compares, and the bounds that its figures must keep.
+"""Rules: which cells of an experiment a claim compares, and which bounds the figures must keep.
 
-A rule is an entry under `rules` of a claim, and makes comparisons of a panel of the claim's
-experiment. Cells are compared that are alike in all swept columns but the axis in question. A
-comparison whose cells were not measured has no runs, so that a verdict can say how much of the
-claim it rests on. One in cells that the papers do not have is beyond them, and decides nothing.
+A rule is an entry under `rules` of a claim. It makes comparisons of a panel of the claim's
+experiment. The compared cells agree in all swept columns except the axis in question.
+
+A comparison without runs stands for cells that were not measured. This way, a verdict can say how
+much of the claim was measured. A comparison of cells that the papers do not have is "beyond" them,
+and decides nothing.
 """
 
 import math
@@ -41,8 +43,8 @@ from .comparison import (
 from .conditions import Condition
 from .measures import MEASURES, Measure
 
-UNLUCKY = ("oom", "diverged")  # ends that would come again
-LEAST_SPREAD = 1e-9  # relative, below which figures are equal
+UNLUCKY = ("oom", "diverged")  # Repeating such a run would probably end the same way.
+LEAST_SPREAD = 1e-9  # Figures whose relative difference is below it count as equal.
 _ESTIMATE = operator.attrgetter("estimate")
 OPERATORS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 
@@ -57,14 +59,13 @@ class Rule(
 ):
     """A rule of a claim, which makes comparisons.
 
-    over, under: the bounds, in `unit`; bounds: the word of `words.csv` that they are of, multiplied
-    by `times`.
-    upto: what the papers print at most, in `unit`; above it a figure exceeds the claim.
+    over, under: the bounds, in `unit`.
+    upto: the most that the papers print, in `unit`. A figure above it exceeds the claim.
+    bounds: the word of `words.csv` that the bounds come from, multiplied by `times`.
     only: the cells that count, by swept column: a value, a list of values, or a condition (">=
-    300").
-    by_design: conditions of a comparison that this one does not need to meet, as its sides differ
-    there by design:
-        `learning`, `work`, `cores` (see `conditions`).
+        300").
+    by_design: conditions (`learning`, `work`, `cores`, see `conditions`) that the sides need not
+        meet, because they differ there by design.
     """
 
     unit: UnitName = "times"
@@ -77,9 +78,17 @@ class Rule(
     by_design: list[Condition] = []
 
     def comparison(
-        self, panel: Panel, what: str, where: Cell, cells: Sequence[Mapping[str, Any]], **more: Any
+        self,
+        panel: Panel,
+        what: str,
+        where: Cell,
+        cells: Sequence[Mapping[str, Any]],
+        **more_fields: Any,
     ) -> RuleComparison:
-        """A comparison of these cells, without runs where one of them has none that ended ok."""
+        """Make a comparison of these cells.
+
+        It has no runs if one of the cells has no run that ended ok.
+        """
         sides = tuple(
             ComparedCell(grouping.short_label(cell.items()), _ok_runs(panel, cell))
             for cell in cells
@@ -87,10 +96,10 @@ class Rule(
         is_measured = all(side.runs for side in sides)
         runs = tuple(chain.from_iterable(side.runs for side in sides)) if is_measured else ()
         beyond = not all(map(panel.experiment.prints, cells))
-        about = {"runs": runs, "sides": sides, "beyond": beyond} | more
+        fields = {"runs": runs, "sides": sides, "beyond": beyond} | more_fields
         where_label = grouping.short_label(where)
         unit = UNITS[self.unit]
-        return RuleComparison(what, where_label, unit, self.over, self.under, self.upto, **about)
+        return RuleComparison(what, where_label, unit, self.over, self.under, self.upto, **fields)
 
     @property
     def axes(self) -> list[str]:
@@ -100,18 +109,19 @@ class Rule(
 
     @property
     def forbidden(self) -> set[Forbids]:
-        """Limits that forbid one of these forbid to judge the rule by a run."""
+        """The uses of runs that the rule needs. A limit that forbids one of them excludes a run."""
         of_axes = {Forbids.speed_up} if "gpus" in self.axes else set[Forbids]()
         return of_axes.union(*(measure.forbidden for measure in self.measures))
 
     @property
     def measures(self) -> list[Measure]:
-        """What is measured of runs."""
+        """The measures that the rule compares."""
         names = (getattr(self, name, "") for name in ("measure", "than_measure"))
         return [MEASURES[name] for name in names if name]
 
     @property
     def text(self) -> str:
+        """The rule in words."""
         rule = msgspec.to_builtins(self)
         measure, kind, only = (rule.pop(key, "") for key in ("measure", "rule", "only"))
         word = rule.pop("bounds", "")
@@ -127,20 +137,21 @@ class Rule(
         elif bounds:
             parts.append(bounds)
         parts += [kind.replace("_", " ")] if kind != "contrast" else []
-        parts += [f"{key} {_in_words(value, key)}" for key, value in rule.items() if key != "unit"]
-        parts += [f"where {_in_words(only)}"] if only else []
+        parts += [f"{key} {_describe(value, key)}" for key, value in rule.items() if key != "unit"]
+        parts += [f"where {_describe(only)}"] if only else []
         return f"{MEASURES[measure].words if measure else 'how runs end'}: {', '.join(parts)}"
 
 
 class Contrast(Rule, frozen=True, kw_only=True, tag="contrast"):
-    """Compare values of an axis in each cell of the others: the measure of the first, the top,
-    with the second's.
+    """Compare two values of an axis, in each cell of the other axes.
+
+    The measure of the top value is compared with the measure of the bottom value.
 
     axis: a swept column, or several of them.
-    pairs: top and bottom, a list of values for several axes. "*" is every other value, "first" the
-    first, "next_fewer"
-        the value before the other one, for "*" before each, and "fewer" all those before it.
-    what: the measure, where a claim has several of the same pairs.
+    pairs: the top and the bottom value; lists of values if there are several axes. "*" stands for
+        every other value, "first" for the first one, "next_fewer" for the value before the other
+        one (with "*": before each), and "fewer" for all values before it.
+    what: the name of the measure, if several rules of a claim have the same pairs.
     """
 
     measure: str
@@ -151,19 +162,21 @@ class Contrast(Rule, frozen=True, kw_only=True, tag="contrast"):
     def comparisons(self, panel: Panel) -> list[RuleComparison]:
         pairs = self.pairs
         if len(self.axes) == 1:
-            of_axis = chain.from_iterable(_pairs(panel, self.axes[0], pair) for pair in pairs)
+            of_axis = chain.from_iterable(
+                _pairs_of_values(panel, self.axes[0], pair) for pair in pairs
+            )
             pairs = [([top], [bottom]) for top, bottom in of_axis]
         sides = [tuple(dict(zip(self.axes, side, strict=True)) for side in pair) for pair in pairs]
         comparisons = []
         for top, bottom in sides:
             comparisons.extend(
-                self._compared(panel, cell, top, bottom)
-                for cell in _cells(panel, self.axes, self.only)
+                self._compare_cell(panel, cell, top, bottom)
+                for cell in _cells_across(panel, self.axes, self.only)
                 if all(panel.experiment.has((*cell, *side.items())) for side in (top, bottom))
             )
         return comparisons
 
-    def _compared(
+    def _compare_cell(
         self, panel: Panel, cell: Cell, top: Mapping[str, Any], bottom: Mapping[str, Any]
     ) -> RuleComparison:
         first, second = (bottom, top) if UNITS[self.unit].of_bottom else (top, bottom)
@@ -173,17 +186,19 @@ class Contrast(Rule, frozen=True, kw_only=True, tag="contrast"):
         )
         what = f"{self.what}, {what}" if self.what else what
         cells = [{**dict(cell), **side} for side in (top, bottom)]
-        tops, bottoms = (_ok_runs(panel, each) for each in cells)
-        about: dict[str, Any] = {"interval": _measured(self.measure, tops, bottoms)}
+        tops, bottoms = (_ok_runs(panel, cell) for cell in cells)
+        fields: dict[str, Any] = {"interval": _interval_of(self.measure, tops, bottoms)}
         if tops and bottoms:
-            about["most"] = _most(self.measure, tops, bottoms)
-            about["least"] = 1 / _most(self.measure, bottoms, tops)
-        return self.comparison(panel, what, cell, cells, **about)
+            fields["most"] = _largest_ratio(self.measure, tops, bottoms)
+            fields["least"] = 1 / _largest_ratio(self.measure, bottoms, tops)
+        return self.comparison(panel, what, cell, cells, **fields)
 
 
 class GainFalls(Rule, frozen=True, kw_only=True, tag="gain_falls"):
-    """The share that `bottom` saves of the top's measure is
-    larger on fewer GPUs than on the next more.
+    """Test that a gain falls with more GPUs.
+
+    The gain is the share that `bottom` saves of the top's measure. It must be larger on fewer GPUs
+    than on the next larger number.
     """
 
     measure: str
@@ -194,11 +209,11 @@ class GainFalls(Rule, frozen=True, kw_only=True, tag="gain_falls"):
     over: float = 0.0
 
     def comparisons(self, panel: Panel) -> list[RuleComparison]:
-        steps = _pairs(panel, "gpus", ("next_fewer", "*"))
-        cells = _cells(panel, [self.axis, "gpus"], self.only)
-        return [self._compared(panel, cell, *step) for cell, step in product(cells, steps)]
+        steps = _pairs_of_values(panel, "gpus", ("next_fewer", "*"))
+        cells = _cells_across(panel, [self.axis, "gpus"], self.only)
+        return [self._compare_cell(panel, cell, *step) for cell, step in product(cells, steps)]
 
-    def _compared(self, panel: Panel, cell: Cell, few: int, many: int) -> RuleComparison:
+    def _compare_cell(self, panel: Panel, cell: Cell, few: int, many: int) -> RuleComparison:
         sides = [
             [{**dict(cell), self.axis: value, "gpus": gpus} for value in (self.top, self.bottom)]
             for gpus in (few, many)
@@ -206,10 +221,10 @@ class GainFalls(Rule, frozen=True, kw_only=True, tag="gain_falls"):
 
         def interval(readings: Readings, confidence: float) -> Interval:
             at_few, at_many = (
-                _measured(self.measure, *(_ok_runs(panel, one) for one in both))(
-                    readings, confidence
-                )
-                for both in sides
+                _interval_of(
+                    self.measure, *(_ok_runs(panel, cell_values) for cell_values in two_cells)
+                )(readings, confidence)
+                for two_cells in sides
             )
             return intervals.difference(
                 *(gain.mapped(lambda ratio: 1 - 1 / ratio) for gain in (at_few, at_many))
@@ -220,24 +235,25 @@ class GainFalls(Rule, frozen=True, kw_only=True, tag="gain_falls"):
 
 
 class EachCell(Rule, frozen=True, kw_only=True, tag="each_cell"):
-    """A figure of every cell by itself."""
+    """Test a figure of every cell by itself."""
 
     measure: str
     what: str
 
     def comparisons(self, panel: Panel) -> list[RuleComparison]:
-        cells = _cells(panel, [], self.only)
-        return [self._of_cell(panel, cell) for cell in cells if panel.experiment.has(cell)]
+        cells = _cells_across(panel, [], self.only)
+        return [self._compare_cell(panel, cell) for cell in cells if panel.experiment.has(cell)]
 
-    def _of_cell(self, panel: Panel, cell: Cell) -> RuleComparison:
-        interval = _measured(self.measure, _ok_runs(panel, dict(cell)), ())
+    def _compare_cell(self, panel: Panel, cell: Cell) -> RuleComparison:
+        interval = _interval_of(self.measure, _ok_runs(panel, dict(cell)), ())
         return self.comparison(panel, self.what, cell, [dict(cell)], interval=interval)
 
 
 class BestOf(Rule, frozen=True, kw_only=True, tag="best_of"):
-    """The best value of an axis needs at least `over` % less of a measure than the worst.
+    """Test that the best value of an axis needs at least `over` % less of a measure than the worst.
 
-    Both are picked after measuring, so a comparison counts as often as there are pairs.
+    Both are picked after measuring. For the confidence, the comparison therefore counts as all
+    comparisons of two values.
     """
 
     measure: str
@@ -249,39 +265,41 @@ class BestOf(Rule, frozen=True, kw_only=True, tag="best_of"):
             raise ValueError("best_of needs `over`, the least difference")
 
     def comparisons(self, panel: Panel) -> list[RuleComparison]:
-        return [self._compared(panel, cell) for cell in _cells(panel, [self.axis], self.only)]
+        return [
+            self._compare_cell(panel, cell) for cell in _cells_across(panel, [self.axis], self.only)
+        ]
 
-    def _compared(self, panel: Panel, cell: Cell) -> RuleComparison:
+    def _compare_cell(self, panel: Panel, cell: Cell) -> RuleComparison:
         column = MEASURES[self.measure].column
         cells = _papers_cells(panel, cell, [self.axis])
-        groups = [(one[self.axis], _ok_runs(panel, one)) for one in cells]
-        measured = [
+        groups = [(cell_values[self.axis], _ok_runs(panel, cell_values)) for cell_values in cells]
+        measured_values = [
             (figure, value, runs) for value, runs in groups if (figure := of_setting(runs, column))
         ]
-        if not len(groups) == len(measured) > 1:
+        if not len(groups) == len(measured_values) > 1:
             return self.comparison(panel, f"{self.axis}: best against worst", cell, cells, runs=())
-        measured.sort(key=operator.itemgetter(0))
-        _, best, least = measured[0]
-        _, worst, most = measured[-1]
+        measured_values.sort(key=operator.itemgetter(0))
+        _, best, least = measured_values[0]
+        _, worst, most = measured_values[-1]
         what = f"{self.axis}: {grouping.typed(best)} against {grouping.typed(worst)}"
-        interval = _measured(self.measure, most, least)
-        pairs = math.comb(len(measured), 2)
-        named = ((worst, most), (best, least))
+        interval = _interval_of(self.measure, most, least)
+        pairs = math.comb(len(measured_values), 2)
+        values_and_runs = ((worst, most), (best, least))
         sides = tuple(
-            ComparedCell(f"{self.axis}={grouping.typed(value)}", runs) for value, runs in named
+            ComparedCell(f"{self.axis}={grouping.typed(value)}", runs)
+            for value, runs in values_and_runs
         )
-        about = {"runs": (*most, *least), "sides": sides, "stands_for": pairs}
-        return self.comparison(panel, what, cell, cells, interval=interval, **about)
+        fields = {"runs": (*most, *least), "sides": sides, "stands_for": pairs}
+        return self.comparison(panel, what, cell, cells, interval=interval, **fields)
 
 
 class SpreadsMore(Rule, frozen=True, kw_only=True, tag="spreads_more"):
-    """A measure spreads more along one axis than along another, or than another measure does.
+    """Test that a measure spreads more along one axis than another axis or measure does.
 
-    The spread is the logarithm of the most of a measure over its least along an axis, for each
-    value of the other axis. Compared are the smallest spread along `axis` and the largest along
-    `than`.
+    The spread along an axis is the logarithm of the greatest over the least measure, for each value
+    of the other axis. The smallest spread along `axis` is compared with the largest along `than`.
 
-    than, than_measure: the other axis and the other measure; by default the same ones.
+    than, than_measure: the other axis and the other measure. By default, they are the same.
     """
 
     measure: str
@@ -299,36 +317,42 @@ class SpreadsMore(Rule, frozen=True, kw_only=True, tag="spreads_more"):
 
     def comparisons(self, panel: Panel) -> list[RuleComparison]:
         axes = list(dict.fromkeys(axis for _, axis in self.sides))
-        return [self._compared(panel, cell, axes) for cell in _cells(panel, axes, self.only)]
+        return [
+            self._compare_cell(panel, cell, axes) for cell in _cells_across(panel, axes, self.only)
+        ]
 
-    def _compared(self, panel: Panel, cell: Cell, axes: list[str]) -> RuleComparison:
+    def _compare_cell(self, panel: Panel, cell: Cell, axes: list[str]) -> RuleComparison:
         cells = _papers_cells(panel, cell, axes)
-        wide = _groups_along(panel, cells, axes[0])
-        narrow = _groups_along(panel, cells, axes[-1])
-        named = [f"{measure} by {axis.rpartition('.')[2]}" for measure, axis in self.sides]
-        what = f"spread of {' against '.join(named)}".replace("_", " ")
-        (measure, _), (other, _) = self.sides
+        wide_groups = _groups_along(panel, cells, axes[0])
+        narrow_groups = _groups_along(panel, cells, axes[-1])
+        side_names = [f"{measure} by {axis.rpartition('.')[2]}" for measure, axis in self.sides]
+        what = f"spread of {' against '.join(side_names)}".replace("_", " ")
+        (measure, _), (other_measure, _) = self.sides
 
         def interval(readings: Readings, confidence: float) -> Interval:
             least = min(
-                (_spread(measure, groups, readings, confidence) for groups in wide), key=_ESTIMATE
+                (_spread(measure, groups, readings, confidence) for groups in wide_groups),
+                key=_ESTIMATE,
             )
             greatest = max(
-                (_spread(other, groups, readings, confidence) for groups in narrow), key=_ESTIMATE
+                (_spread(other_measure, groups, readings, confidence) for groups in narrow_groups),
+                key=_ESTIMATE,
             )
             return intervals.difference(
                 least.mapped(_log_spread), greatest.mapped(_log_spread)
             ).mapped(math.exp)
 
-        pairs = sum(math.comb(len(groups), 2) for groups in (*wide, *narrow))
+        pairs = sum(math.comb(len(groups), 2) for groups in (*wide_groups, *narrow_groups))
         return self.comparison(panel, what, cell, cells, interval=interval, stands_for=pairs)
 
 
 class Ends(Rule, frozen=True, kw_only=True, tag="ends"):
-    """Runs of cells end with a status: `ok`, or `oom` where this memory runs out.
-    Machines with the papers' decide.
+    """Test that runs end with a status: `ok`, or `oom` if this memory runs out.
 
-    cells: each by some swept columns. memory: of a GPU, or of the host.
+    Only machines with as much memory as the papers' decide.
+
+    cells: the cells to test, each by values of some swept columns.
+    memory: the memory that may run out: the GPU's or the host's.
     """
 
     cells: list[dict[str, Any]]
@@ -336,49 +360,51 @@ class Ends(Rule, frozen=True, kw_only=True, tag="ends"):
     memory: Literal["gpu", "host"]
 
     def comparisons(self, panel: Panel) -> list[RuleComparison]:
-        return [self._compared(panel, cell) for cell in self.cells]
+        return [self._compare_cell(panel, cell) for cell in self.cells]
 
-    def _compared(self, panel: Panel, cell: dict[str, Any]) -> RuleComparison:
-        runs = list(chain.from_iterable(_groups(panel, cell)))
-        statuses = set(map(self._end, runs))
-        refuted = statuses <= {"ok", "oom"} and len(statuses) == 1
-        verdict = HOLDS if statuses == {self.status} else FAILS if refuted else UNDECIDED
-        settled = verdict, " and ".join(sorted(statuses))
-        more: dict[str, Any] = {"runs": tuple(runs), "beyond": False, "settled": settled}
-        return self.comparison(panel, "it ends", tuple(cell.items()), [cell], **more)
+    def _compare_cell(self, panel: Panel, cell: dict[str, Any]) -> RuleComparison:
+        runs = list(chain.from_iterable(_runs_by_cell(panel, cell)))
+        statuses = set(map(self._end_of_run, runs))
+        if statuses == {self.status}:
+            verdict = HOLDS
+        elif statuses in ({"ok"}, {"oom"}):
+            verdict = FAILS
+        else:
+            verdict = UNDECIDED
+        verdict_and_text = verdict, " and ".join(sorted(statuses))
+        fields: dict[str, Any] = {"runs": tuple(runs), "beyond": False, "settled": verdict_and_text}
+        return self.comparison(panel, "it ends", tuple(cell.items()), [cell], **fields)
 
     @property
     def forbidden(self) -> set[Forbids]:
-        """What others used meanwhile, of processors or memory, may be what ran out."""
+        """Disturbed runs do not count: other processes may have used the memory that ran out."""
         return {Forbids.rate}
 
-    def _end(self, run: Run) -> str:
-        """A run's status, which says what ran out where it was the other memory,
-        or others had a part of it.
-        """
+    def _end_of_run(self, run: Run) -> str:
+        """Return a run's status, and say so if the other memory ran out, or others used a part."""
         if run["status"] == "oom" and run["beside_others"]:
             return "oom beside other runs"
         is_other = run["status"] == "oom" and run["ran_out"] not in (None, self.memory)
         return f"oom of the {run['ran_out']}" if is_other else run["status"]
 
     def unlike(self, runs: Sequence[Run]) -> list[str]:
-        """The memory of machines that do not have within a tenth as much as the papers'."""
-        theirs = printed.papers().memory_gib[self.memory]
+        """Name memory sizes that differ from the papers' by more than a tenth."""
+        papers_gib = printed.papers().memory_gib[self.memory]
         machines = [run.environment() for run in runs]
         parts = []
-        for one in machines:
-            parts.extend((one.gpus[:1] if self.memory == "gpu" else [one.cpu]) or [None])
+        for machine in machines:
+            parts.extend((machine.gpus[:1] if self.memory == "gpu" else [machine.cpu]) or [None])
         sizes = {round(((part and part.memory_bytes) or 0) / 2**30) for part in parts}
         return [
             Message(
                 "claim.other-memory",
-                f"{self.memory} memory={gib} GiB (papers: {theirs:g})",
+                f"{self.memory} memory={gib} GiB (papers: {papers_gib:g})",
                 memory=self.memory,
                 gib=gib,
-                papers=theirs,
+                papers=papers_gib,
             )
             for gib in sizes
-            if abs(gib / theirs - 1) > 0.1
+            if abs(gib / papers_gib - 1) > 0.1
         ]
 
 
@@ -386,68 +412,83 @@ AnyRule = Contrast | GainFalls | EachCell | BestOf | SpreadsMore | Ends
 
 
 def _papers_cells(panel: Panel, cell: Cell, axes: Sequence[str]) -> list[dict[str, Any]]:
-    """The cells along some axes that the papers have; all of them where they have none."""
-    along = [
+    """Return the cells along some axes that the papers have; all cells if they have none."""
+    cells_along = [
         dict(zip(axes, values, strict=True))
-        for values in product(*(_values(panel, axis) for axis in axes))
+        for values in product(*(_axis_values(panel, axis) for axis in axes))
     ]
-    cells = [{**dict(cell), **one} for one in along if panel.experiment.has((*cell, *one.items()))]
-    return [one for one in cells if panel.experiment.prints(one)] or cells
+    cells = [
+        {**dict(cell), **cell_values}
+        for cell_values in cells_along
+        if panel.experiment.has((*cell, *cell_values.items()))
+    ]
+    return [cell_values for cell_values in cells if panel.experiment.prints(cell_values)] or cells
 
 
 def _groups_along(
     panel: Panel, cells: Sequence[Mapping[str, Any]], axis: str
 ) -> list[list[tuple[Run, ...]]]:
-    """The runs of the cells along an axis, for each value of the others."""
+    """Group the cells by the values of the other axes, and return their runs."""
     groups = grouping.grouped(
         cells, lambda cell: tuple(pair for pair in cell.items() if pair[0] != axis)
     )
     return [
-        [_ok_runs(panel, cell) for cell in alike] for alike in groups.values() if len(alike) > 1
+        [_ok_runs(panel, cell) for cell in group_cells]
+        for group_cells in groups.values()
+        if len(group_cells) > 1
     ]
 
 
 def _log_spread(ratio: float) -> float:
+    """Return the logarithm of a spread, which is itself the logarithm of a ratio."""
     return math.log(math.log(ratio)) if ratio > 1 + LEAST_SPREAD else math.log(LEAST_SPREAD)
 
 
 def _spread(
     measure: str, groups: Sequence[Sequence[Run]], readings: Readings, confidence: float
 ) -> Interval:
+    """Return the largest ratio of a measure between two of the groups."""
     return max(
-        (_measured(measure, *pair)(readings, confidence) for pair in permutations(groups, 2)),
+        (_interval_of(measure, *pair)(readings, confidence) for pair in permutations(groups, 2)),
         key=_ESTIMATE,
     )
 
 
-def _measured(measure: str, top: Sequence[Run], bottom: Sequence[Run]) -> AtConfidence:
+def _interval_of(measure: str, top: Sequence[Run], bottom: Sequence[Run]) -> AtConfidence:
+    """Return a function that measures two sides at a confidence."""
     return lambda readings, confidence: MEASURES[measure].interval(
         Sides(top, bottom, confidence, readings)
     )
 
 
-def _most(measure: str, top: Sequence[Run], bottom: Sequence[Run]) -> float:
-    """The largest possible ratio of the time on fewer GPUs (`top`) to that on more (`bottom`). An
-    iteration is at best equally long, as it takes more rows on more GPUs.
+def _largest_ratio(measure: str, top: Sequence[Run], bottom: Sequence[Run]) -> float:
+    """Return the largest possible ratio of the time on fewer GPUs (`top`) to the time on more.
+
+    An iteration is at best equally long, because it processes more rows on more GPUs.
     """
-    fewer = grouping.ranks(top[0])
-    more = grouping.ranks(bottom[0])
-    if measure not in ("time", "iteration", "evaluation") or fewer >= more:
+    top_ranks = grouping.ranks(top[0])
+    bottom_ranks = grouping.ranks(bottom[0])
+    if measure not in ("time", "iteration", "evaluation") or top_ranks >= bottom_ranks:
         return math.inf
-    return formulas.DOUBTFUL_EFFICIENCY * (1 if measure == "iteration" else more / fewer)
+    return formulas.DOUBTFUL_EFFICIENCY * (
+        1 if measure == "iteration" else bottom_ranks / top_ranks
+    )
 
 
-def _pairs(panel: Panel, axis: str, pair: tuple[Any, Any]) -> list[tuple[Any, Any]]:
-    """The pairs that a pair stands for: of the papers' values of an axis, then of all,
-    where others were measured.
+def _pairs_of_values(panel: Panel, axis: str, pair: tuple[Any, Any]) -> list[tuple[Any, Any]]:
+    """Return the pairs of values that a pair stands for.
+
+    Pairs of the papers' values come first, then pairs with other values that were measured.
     """
-    values = _values(panel, axis)
-    printed = [value for value in values if value in panel.experiment.swept[axis]]
-    return list(dict.fromkeys((*_expanded(pair, printed or values), *_expanded(pair, values))))
+    values = _axis_values(panel, axis)
+    printed_values = [value for value in values if value in panel.experiment.swept[axis]]
+    return list(
+        dict.fromkeys((*_expand_pair(pair, printed_values or values), *_expand_pair(pair, values)))
+    )
 
 
-def _expanded(pair: tuple[Any, Any], values: Sequence[Any]) -> list[tuple[Any, Any]]:
-    """The pairs that "*", "first", "fewer" and "next_fewer" stand for, of the values of an axis."""
+def _expand_pair(pair: tuple[Any, Any], values: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """Replace "*", "first", "fewer" and "next_fewer" in a pair by values of the axis."""
     if pair[0] == "next_fewer":
         return [(before, after) for before, after in pairwise(values) if pair[1] in ("*", after)]
     if pair[0] == "fewer":
@@ -456,47 +497,60 @@ def _expanded(pair: tuple[Any, Any], values: Sequence[Any]) -> list[tuple[Any, A
         ]
     if pair[1] == "next_fewer":
         return [(after, before) for before, after in pairwise(values) if pair[0] in ("*", after)]
-    sides = [values if side == "*" else values[:1] if side == "first" else [side] for side in pair]
-    return [(top, bottom) for top, bottom in product(*sides) if top != bottom]
+    placeholders = {"*": values, "first": values[:1]}
+    tops, bottoms = (
+        placeholders.get(side, [side]) if isinstance(side, str) else [side] for side in pair
+    )
+    return [(top, bottom) for top, bottom in product(tops, bottoms) if top != bottom]
 
 
-def _values(panel: Panel, column: str) -> list[Any]:
-    """Values of a swept column: the paper's and those measured beside them; the latter alone where
-    none of the paper's was measured. Numbers ascend.
+def _axis_values(panel: Panel, column: str) -> list[Any]:
+    """Return the values of a swept column: the paper's and others that were measured.
+
+    If none of the paper's values was measured, only the others are returned. Numbers ascend.
     """
-    printed = panel.experiment.swept[column]
-    measured = panel.values(column)
-    both = [*printed, *(value for value in measured if value not in printed)]
-    return grouping.ordered(both if {*printed} & {*measured} else measured)
+    printed_values = panel.experiment.swept[column]
+    measured_values = panel.values(column)
+    all_values = [
+        *printed_values,
+        *(value for value in measured_values if value not in printed_values),
+    ]
+    return grouping.ordered(
+        all_values if {*printed_values} & {*measured_values} else measured_values
+    )
 
 
-def _in_words(value: Any, key: str = "") -> str:
-    """The value of a rule's key: "nchw against nhwc", "strategy ddp_ds and gpus >= 2"."""
+def _describe(value: Any, key: str = "") -> str:
+    """Write the value of a rule's key: "nchw against nhwc", "strategy ddp_ds and gpus >= 2"."""
     if isinstance(value, dict):
-        return " and ".join(f"{name} {_in_words(one)}" for name, one in value.items())
+        return " and ".join(f"{name} {_describe(part)}" for name, part in value.items())
     if isinstance(value, list | tuple):
-        between = " against " if key == "pair" else ", "
-        key_of_one = "pair" if key == "pairs" else ""
-        return between.join(_in_words(one, key_of_one) for one in value)
+        separator = " against " if key == "pair" else ", "
+        part_key = "pair" if key == "pairs" else ""
+        return separator.join(_describe(part, part_key) for part in value)
     return grouping.typed(value)
 
 
-def _cells(panel: Panel, axes: Sequence[str], only: Mapping[str, Any]) -> Iterator[Cell]:
-    """Cells of the swept columns but `axes`, and what follows from these,
-    that `only` lets through.
+def _cells_across(panel: Panel, axes: Sequence[str], only: Mapping[str, Any]) -> Iterator[Cell]:
+    """Yield the cells of all swept columns except `axes` that meet the conditions of `only`.
+
+    Columns that follow from an axis are left out too.
     """
     experiment = panel.experiment
-    free = [column for column in experiment.swept if column not in axes]
+    other_columns = [column for column in experiment.swept if column not in axes]
     columns = [
-        column for column in free if not any(experiment.follows(column, axis) for axis in axes)
+        column
+        for column in other_columns
+        if not any(experiment.follows(column, axis) for axis in axes)
     ]
-    for values in product(*(_values(panel, column) for column in columns)):
+    for values in product(*(_axis_values(panel, column) for column in columns)):
         cell = dict(zip(columns, values, strict=True))
-        if all(_meets(cell[column], condition) for column, condition in only.items()):
+        if all(_meets_condition(cell[column], condition) for column, condition in only.items()):
             yield tuple(cell.items())
 
 
-def _meets(value: Any, condition: Any) -> bool:
+def _meets_condition(value: Any, condition: Any) -> bool:
+    """Return True if a value meets a condition of `only`: a value, a list, or ">= 300"."""
     if isinstance(condition, list):
         return value in condition
     match = re.fullmatch(r"([<>]=?) ?(\d+)", condition) if isinstance(condition, str) else None
@@ -505,14 +559,17 @@ def _meets(value: Any, condition: Any) -> bool:
     return isinstance(value, int | float) and OPERATORS[match[1]](value, int(match[2]))
 
 
-def _groups(panel: Panel, wanted: Mapping[str, Any]) -> list[list[Run]]:
+def _runs_by_cell(panel: Panel, wanted: Mapping[str, Any]) -> list[list[Run]]:
+    """Return the runs of each cell that has the wanted values."""
     return [runs for cell, runs in panel.cells.items() if wanted.items() <= dict(cell).items()]
 
 
 def _ok_runs(panel: Panel, wanted: Mapping[str, Any]) -> tuple[Run, ...]:
-    """The runs of cells that ended ok; none where another ran out of
-    memory or diverged: these are the lucky ones.
+    """Return the runs of the wanted cells that ended ok.
+
+    If another run of these cells ran out of memory or diverged, the others were lucky, and none is
+    returned.
     """
-    runs = list(chain.from_iterable(_groups(panel, wanted)))
-    lucky = any(run["status"] in UNLUCKY for run in runs)
-    return () if lucky else tuple(run for run in runs if run["status"] == "ok")
+    runs = list(chain.from_iterable(_runs_by_cell(panel, wanted)))
+    were_lucky = any(run["status"] in UNLUCKY for run in runs)
+    return () if were_lucky else tuple(run for run in runs if run["status"] == "ok")

@@ -1,4 +1,4 @@
-"""Figures of a run that measures compare; each raises ValueError where a run has none."""
+"""Figures of a run that measures compare. Each raises ValueError if a run lacks the figure."""
 
 import math
 import operator
@@ -19,20 +19,23 @@ from ..runs.grouping import ranks
 from ..runs.load import Run
 from .comparison import Figure, Readings
 
-WINDOW_S = 10.0  # over which GPUs are compared: ten of NVML's samples
+WINDOW_S = 10.0  # GPUs are compared over windows of this length, ten of NVML's samples.
 
 
 def known_values(values: Sequence[float | None], missing: Refusal) -> list[float]:
-    """The values; refused with `missing`, which says what a run lacks, where there are none,
-    or one is None.
+    """Return the values, or raise `missing` if there are none or one of them is None.
+
+    `missing` says what the run lacks.
     """
-    known = [value for value in values if value is not None]
-    if not known or len(known) < len(values):
+    present = [value for value in values if value is not None]
+    if not present or len(present) < len(values):
         raise missing
-    return known
+    return present
 
 
 def column(name: str) -> Figure:
+    """Return a figure that reads a column of a run."""
+
     def figure(_: Readings, run: Run) -> float:
         if run[name] is not None:
             return run[name]
@@ -50,13 +53,15 @@ ACCURACY = column("test_accuracy")
 ANSWERS = column("test_samples")
 
 
-def a_rank(figure: Figure) -> Figure:
+def per_rank(figure: Figure) -> Figure:
+    """Return a figure divided by the number of ranks."""
     return lambda readings, run: figure(readings, run) / ranks(run)
 
 
 def pauses_s(readings: Readings, run: Run) -> list[tuple[float, float]]:
-    """The time until the first batch of each epoch after the first one,
-    and until that of its evaluation.
+    """Return the seconds until the first batches of each epoch, and of its evaluation.
+
+    The first epoch is left out.
     """
     if run["numa"] == "node" and run.environment().numa != "node":
         raise Refusal(
@@ -80,25 +85,27 @@ def pauses_s(readings: Readings, run: Run) -> list[tuple[float, float]]:
 
 
 def all_pauses_s(readings: Readings, run: Run) -> float:
+    """Return the sum of all pauses, in seconds."""
     return sum(map(sum, pauses_s(readings, run)))
 
 
 def share_of_pauses(readings: Readings, run: Run) -> float:
-    """The pauses / the time of the epochs after the first one and their evaluations."""
-    return _part(all_pauses_s(readings, run) / sum(_epochs_s(readings, run)))
+    """Return the share of pauses in the epochs after the first one and their evaluations."""
+    return _valid_share(all_pauses_s(readings, run) / sum(_epochs_s(readings, run)))
 
 
 def share_of_least_pause(readings: Readings, run: Run) -> float:
-    """The least share of an epoch and its evaluation that is a
-    pause: one long pause is none before each of them.
+    """Return the least share of a pause in an epoch and its evaluation, over all epochs.
+
+    The least one is used because a single long pause does not mean that every epoch has one.
     """
-    return _part(
+    return _valid_share(
         min(map(operator.truediv, map(min, pauses_s(readings, run)), _epochs_s(readings, run)))
     )
 
 
-def _part(share: float) -> float:
-    """A share of a time; refused where it is longer than that time."""
+def _valid_share(share: float) -> float:
+    """Return a share of a time; refuse it if the part is longer than the whole."""
     if share > 1:
         raise Refusal(
             "claim.longer-than-all", "a part of a run lasted longer than all of it", share=share
@@ -107,15 +114,16 @@ def _part(share: float) -> float:
 
 
 def _epochs_s(readings: Readings, run: Run) -> list[float]:
-    """The time of each epoch after the first one with its evaluation."""
+    """Return the seconds of each epoch after the first one, with its evaluation."""
     ended_s = [epoch.ended_s for epoch in readings.training(run).epochs]
     missing = Refusal("claim.no-epoch-ends", "epochs without the times of their ends")
     return [end_s - start_s for start_s, end_s in pairwise(known_values(ended_s, missing))]
 
 
 def share_of_reading(readings: Readings, run: Run) -> float:
-    """The share of reading the data set into each process (`input.read_s`) in the run,
-    its start included.
+    """Return the share of a run, with its start, in which processes read the data set.
+
+    The time of reading is `input.read_s` of the record.
     """
     read_s = (readings.training(run).input or {}).get("read_s")
     start_s = run["startup_s"]
@@ -126,12 +134,14 @@ def share_of_reading(readings: Readings, run: Run) -> float:
             "a record without the time of reading: `dataset.cache=process` has it",
             key="dataset.cache",
         )
-    return _part(read_s / (start_s + total_s))
+    return _valid_share(read_s / (start_s + total_s))
 
 
 def _utilisation(readings: Readings, run: Run) -> np.ndarray:
-    """The share of the time in which a kernel was at work,
-    of each 10 s of the epochs and each GPU (windows, GPUs).
+    """Return the share of the time in which a kernel ran on each GPU, by windows of the epochs.
+
+    Returns:
+        An array of shape (windows, GPUs).
     """
     readings.training(run)
     timeline = details.timeline(run)
@@ -149,8 +159,9 @@ def _utilisation(readings: Readings, run: Run) -> np.ndarray:
 
 
 def busiest_over_idlest(readings: Readings, run: Run) -> float:
-    """The work of the busiest GPU of each 10 s / of the idlest:
-    GPUs that take turns are alike over a whole run.
+    """Return the ratio of the busiest GPU's work to the idlest GPU's work, over windows of 10 s.
+
+    Over a whole run, GPUs that take turns would look equally busy.
     """
     shares = _utilisation(readings, run)
     idlest = float(shares.min(axis=1).sum())
@@ -158,22 +169,24 @@ def busiest_over_idlest(readings: Readings, run: Run) -> float:
 
 
 def share_of_idlest(readings: Readings, run: Run) -> float:
+    """Return the mean share of time in which the idlest GPU of each window worked."""
     return float(_utilisation(readings, run).min(axis=1).mean())
 
 
 def trained_h2d_bytes(readings: Readings, run: Run) -> float:
-    """Bytes to the devices for training; evaluation is
-    divided among the ranks by every strategy.
+    """Return the bytes that were copied to the devices for training.
+
+    Evaluation is left out, because every strategy divides it among the ranks.
     """
     moved = readings.record(run).transfer_bytes
     kinds = () if moved is None else (moved.h2d_images, moved.h2d_labels, moved.h2d_setup)
     parts = [part.train for part in kinds if part is not UNSET]
-    said = "a record that does not separate the bytes of training from those of evaluation"
-    return sum(known_values(parts, Refusal("claim.bytes-not-apart", said)))
+    text = "a record that does not separate the bytes of training from those of evaluation"
+    return sum(known_values(parts, Refusal("claim.bytes-not-apart", text)))
 
 
 def copying_s(readings: Readings, run: Run) -> float:
-    """Seconds of a rank's copies to the device in training, by the phases of its steps."""
+    """Return the seconds of a rank's copies to the device in training, by its steps' phases."""
     record = readings.training(run)
     steps = sum(epoch.steps or 0 for epoch in record.epochs)
     step_s = (record.phases_s or {}).get("h2d")
@@ -182,8 +195,10 @@ def copying_s(readings: Readings, run: Run) -> float:
 
 
 def share_of_tensors(readings: Readings, run: Run) -> float:
-    """Bytes of the images copied for training / bytes of all images trained on as tensors of three
-    channels; of photographs alone, which a file holds in another size than a tensor.
+    """Return the bytes of images copied for training, as a share of their bytes as tensors.
+
+    The tensors have three channels and the run's image size and precision. Only photographs count,
+    because their files have another size than the tensors.
     """
     if run["dataset"] != "images":
         raise Refusal(
@@ -199,28 +214,29 @@ def share_of_tensors(readings: Readings, run: Run) -> float:
             "claim.no-image-bytes",
             "a record without bytes of images, their number, size or precision",
         )
-    value_bits = int(precision.transfer[-2:])  # float32, bfloat16
+    value_bits = int(precision.transfer[-2:])  # The name ends with them: float32, bfloat16.
     return images.train / (samples * 3 * size_px**2 * value_bits / 8)
 
 
 def copied_bytes(_: Readings, run: Run) -> float:
-    """Bytes to the devices, and those within and from them of the profiled steps scaled to all,
-    over all ranks.
+    """Return the bytes copied to, within and from the devices, over all ranks.
+
+    Bytes within and from the devices were profiled in some steps and scaled to all steps.
     """
     parts = [run[column] for column in ("h2d_bytes", "d2d_bytes", "d2h_bytes")]
-    said = "a record without bytes copied within and from the devices: `profile=kineto` has them"
-    return math.fsum(known_values(parts, Refusal("claim.no-copied-bytes", said, key="profile")))
+    text = "a record without bytes copied within and from the devices: `profile=kineto` has them"
+    return math.fsum(known_values(parts, Refusal("claim.no-copied-bytes", text, key="profile")))
 
 
 def accuracy_after(count: int) -> Figure:
-    """The accuracy after so many epochs."""
+    """Return a figure that reads the accuracy after this number of epochs."""
 
     def figure(readings: Readings, run: Run) -> float:
-        reached = [
+        accuracies = [
             epoch.test_accuracy for epoch in readings.training(run).epochs[count - 1 : count]
         ]
-        said = f"no accuracy after epoch {count}: that many are needed, each evaluated"
-        return known_values(reached, Refusal("claim.no-accuracy", said, epoch=count))[0]
+        text = f"no accuracy after epoch {count}: a run needs that many epochs, each evaluated"
+        return known_values(accuracies, Refusal("claim.no-accuracy", text, epoch=count))[0]
 
     return figure
 
@@ -230,29 +246,37 @@ AFTER_3 = accuracy_after(3)
 
 
 def losses(readings: Readings, run: Run) -> list[float]:
-    """The training loss of each epoch; infinite where it became no number (null in a record)."""
+    """Return the training loss of each epoch; infinite if it was not finite (null in a record)."""
     epochs = readings.training(run).epochs
-    found = [math.inf if epoch.train_loss is None else epoch.train_loss for epoch in epochs]
-    if not found or min(found) <= 0:
+    epoch_losses = [math.inf if epoch.train_loss is None else epoch.train_loss for epoch in epochs]
+    if not epoch_losses or min(epoch_losses) <= 0:
         folder = clean(str(run.folder))
         raise Refusal(
             "claim.no-losses", f"{folder}: its record has no losses above 0", folder=folder
         )
-    return found
+    return epoch_losses
 
 
 def mean_loss(readings: Readings, run: Run, first: float = 0.0, last: float = 1.0) -> float:
-    """The geometric mean of the losses of all epochs, or of a part of them (0.5 to 1: the second
-    half); infinite where one became no number.
+    """Return the geometric mean of the losses of all epochs, or of a part of the epochs.
+
+    It is infinite if one of the losses is not finite.
+
+    Args:
+        readings: the records of the runs.
+        run: the run.
+        first: where the part begins, as a share of the epochs. 0.5 to 1 is the second half.
+        last: where the part ends.
     """
-    found = losses(readings, run)
-    part = found[int(first * len(found)) : math.ceil(last * len(found))]
+    epoch_losses = losses(readings, run)
+    part = epoch_losses[int(first * len(epoch_losses)) : math.ceil(last * len(epoch_losses))]
     return math.exp(sum(map(math.log, part)) / len(part))
 
 
 def mean_loss_over_first(readings: Readings, run: Run) -> float:
-    """The geometric mean of the losses of all epochs / that of the first: the less, the faster the
-    loss falls, at whatever level it begins.
+    """Return the geometric mean of the losses of all epochs, divided by the first epoch's loss.
+
+    The lower it is, the faster the loss falls, at whatever level it begins.
     """
     return mean_loss(readings, run) / losses(readings, run)[0]
 
@@ -262,17 +286,19 @@ SECOND_HALF = partial(mean_loss, first=0.5)
 
 
 def step_losses(readings: Readings, run: Run) -> np.ndarray:
-    """The training loss of each step as rank 0 has it (steps,);
-    raises ValueError where a run has no steps.
+    """Return rank 0's training loss of each step, of shape (steps,).
+
+    Raises:
+        ValueError: the run has no steps.
     """
     rows = steps.table(run.folder, readings.record(run))
     return rows["loss"].to_numpy()[rows["rank"].to_numpy() == 0]
 
 
 def until_loss_s(readings: Readings, run: Run, loss: float) -> float:
-    """The time until the end of the first epoch with this training loss, or less."""
+    """Return the seconds until the end of the first epoch whose training loss is at most `loss`."""
     by_epoch = zip(readings.training(run).epochs, losses(readings, run), strict=True)
-    ends_s = [epoch.ended_s for epoch, own in by_epoch if own <= loss < math.inf]
+    ends_s = [epoch.ended_s for epoch, epoch_loss in by_epoch if epoch_loss <= loss < math.inf]
     return known_values(
         ends_s[:1], Refusal("claim.loss-not-reached", "a run did not reach the loss")
     )[0]

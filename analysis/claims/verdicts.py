@@ -1,18 +1,20 @@
-"""The papers' claims, and verdicts on them from the runs at hand.
+"""Judge the papers' claims by the runs at hand.
 
-Each comparison of a claim is judged by its whole interval, and the intervals of a claim together
-cover at 95 %. The claim holds if all comparisons of the paper's cells do, and does not if one is
-refuted (an "up to": the other way round). It is exceeded where one has more than the paper prints,
-and all others hold. Where some are missing and none decides, it is half measured. A comparison
-whose sides did not learn, or not do as much, decides nothing (`conditions`).
+Each comparison of a claim is judged by its whole interval. The intervals of a claim together cover
+at 95 %. The claim holds if all comparisons of the paper's cells hold, and does not hold if one is
+refuted. For an "up to" it is the reverse: one comparison must hold. The claim is exceeded if a
+comparison has more than the paper prints and all others hold. It is half measured if some
+comparisons are missing and none decides. A comparison decides nothing if its sides did not learn,
+or did different amounts of work (`conditions`).
 
-Runs decide where they have the paper's setting (`same_setting`) but for what the experiment has
-otherwise for a reason. Others illustrate a claim: they are shown with what differs, and never
-decide.
+Only runs with the paper's setting (`same_setting`) decide. Differences that the experiment makes
+for a reason do not count. Other runs illustrate a claim: they are shown with their differences, and
+never decide.
 
-Where several settings can test a claim (image sizes, machines, commits), each is judged by itself
-and never averaged. The verdict is that of the most telling: what may decide, then the setting that
-is most like the paper's, its GPU, the one with the most comparisons, and the newest.
+If several settings can test a claim (image sizes, machines, commits), each is judged by itself,
+without averaging. The claim's verdict is the verdict of the most telling setting: one that may
+decide, then the one most like the paper's, the one on the paper's GPU, the one with the most
+comparisons, and the newest.
 """
 
 import difflib
@@ -55,9 +57,9 @@ from .comparison import (
 from .rules import UNLUCKY, AnyRule, Ends
 
 NO_RUNS = Message("claim.no-runs", "no runs of these cells")
-MAX_NAMED = 3  # comparisons, or cells, that a line names
+MAX_NAMED = 3  # The most comparisons, or cells, that a line names.
 FILES = [Path(__file__).with_name(f"{kind}_claims.yaml") for kind in ("vision", "tuning")]
-# of the papers, with their bounds
+# The words with which the papers judge a difference, with the bounds that each word stands for.
 WORDS = {row["word"]: row for row in printed.rows("words", Path(__file__).parent)}
 PAPERS = {2503: "2503.15252", 2505: "2505.22905"}
 
@@ -65,16 +67,16 @@ PAPERS = {2503: "2503.15252", 2505: "2505.22905"}
 class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A sentence of a paper that runs can test.
 
-    name: as `--only` takes it. section: the heading in the file.
+    name: the name that `--only` takes.
+    section: the heading in the file of claims.
     says: the sentence.
-    places: its table, figure or section by key of PAPERS; empty where neither paper has it.
-    printed: the papers' own figures; empty where the sentence has them all.
-    experiment: of conf/experiment, whose cells test the claim.
+    places: the table, figure or section, by key of PAPERS. It is empty if neither paper has it.
+    printed: the papers' own figures. It is empty if the sentence has them all.
+    experiment: the experiment of conf/experiment whose cells test the claim.
     needs: which comparisons of the paper's cells must hold: `all`, or `one` of them (an "up to").
-    counted: True if it follows from what a program does and not from a machine or setting, so that
-    CPU ranks and
-        shrunk runs decide it as GPUs do; not from another loader, which has its own way to the
-        device.
+    counted: True if the claim follows from what a program does, not from a machine or a setting. In
+        that case, CPU ranks and shrunk runs decide it as GPUs do. Another loader does not, because
+        it copies data to the device differently.
     note: a caveat that is printed with the claim.
     """
 
@@ -91,11 +93,13 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def test(self) -> str:
+        """How the claim is tested, in words."""
         rules = "; ".join(rule.text for rule in self.rules)
         return f"{rules} (in one cell)" if self.needs == "one" else rules
 
     @property
     def cited(self) -> dict[str, str]:
+        """The place of the claim in each paper, by the paper's arXiv number."""
         return {PAPERS[paper]: place for paper, place in self.places.items()}
 
     @property
@@ -107,66 +111,76 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def load_claims(content: bytes) -> tuple[Claim, ...]:
-    """Claims of a YAML file, with the keys under `all` of their section; rules are contrasts where
-    they do not say, and have the bounds of their word.
+    """Read the claims of a YAML file.
+
+    Each claim gets the keys under `all` of its section. A rule without a kind is a contrast, and a
+    rule with a word gets the word's bounds.
 
     Raises:
-        msgspec.ValidationError: an unknown key or rule, or a value of the wrong type,
-        with its place in the file.
+        msgspec.ValidationError: a key or rule is unknown, or a value has the wrong type. The
+            message has the place in the file.
     """
     claims = []
-    for section, written in msgspec.yaml.decode(content).items():
-        common = written.pop("all", {})
-        for name, claim in written.items():
+    for section, section_claims in msgspec.yaml.decode(content).items():
+        shared_keys = section_claims.pop("all", {})
+        for name, claim in section_claims.items():
             rules = claim["rules"] if isinstance(claim["rules"], list) else [claim["rules"]]
-            bounded = [{"rule": "contrast"} | _bounds(rule) | rule for rule in rules]
-            claims.append(common | claim | {"name": name, "section": section, "rules": bounded})
+            bounded_rules = [{"rule": "contrast"} | _bounds(rule) | rule for rule in rules]
+            claims.append(
+                shared_keys | claim | {"name": name, "section": section, "rules": bounded_rules}
+            )
     return msgspec.convert(claims, tuple[Claim, ...])
 
 
 def _bounds(rule: dict[str, Any]) -> dict[str, Any]:
+    """Return the bounds and the unit of the word that a rule names."""
     word = WORDS[rule["bounds"]] if "bounds" in rule else {}
-    limits = {
+    bounds = {
         side: float(word[side]) * rule.get("times", 1)
         for side in ("over", "under")
         if word.get(side)
     }
-    return limits | ({"unit": word["unit"]} if word.get("unit") else {})
+    return bounds | ({"unit": word["unit"]} if word.get("unit") else {})
 
 
 CLAIMS = tuple(chain.from_iterable(load_claims(file.read_bytes()) for file in FILES))
 
 
 def named(names: Sequence[str]) -> list[Claim]:
-    """The claims of these names, in this order; raises ValueError for an unknown one,
-    with the nearest.
+    """Return the claims of these names, in this order.
+
+    Raises:
+        ValueError: a claim is unknown. The message suggests the nearest name.
     """
     claims = {claim.name: claim for claim in CLAIMS}
     for name in names:
         if name not in claims:
-            near = next(iter(difflib.get_close_matches(name, claims, n=1)), None)
-            meant = "" if near is None else f" (did you mean {near}?)"
-            said = f"--only: no claim {name}{meant}; there are {', '.join(claims)}"
+            nearest = next(iter(difflib.get_close_matches(name, claims, n=1)), None)
+            suggestion = "" if nearest is None else f" (did you mean {nearest}?)"
+            text = f"--only: no claim {name}{suggestion}; there are {', '.join(claims)}"
             raise Refusal(
-                "claim.unknown", said, key="--only", name=name, near=near, known=[*claims]
+                "claim.unknown", text, key="--only", name=name, near=nearest, known=[*claims]
             )
     return [claims[name] for name in dict.fromkeys(names)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimFigure:
-    """One comparison of a claim, worked out.
+    """The result of one comparison of a claim.
 
-    what, where: what is compared, and in which cell; over, under, upto: the bounds, as in
-    `comparison.Comparison`.
-    estimate, low, high: in `unit`; None where there is none, which `why` explains.
-    confidence: of this interval; the intervals of a claim cover together at 95 %.
-    verdict: of this comparison alone.
-    runs: how many are compared. basis: the samples behind the interval.
-    part: index of the claim's rule.
-    beyond: True in cells that the papers do not have: it decides nothing.
-    doubtful: True if it is more than GPUs can give.
-    doubts: why it decides nothing, whatever its figure (`conditions`).
+    what: the sides that are compared.
+    where: the cell in which they are compared.
+    over, under, upto: the bounds, as in `comparison.Comparison`.
+    estimate, low, high: the figure and its interval in `unit`. They are None if there is no figure
+        or no interval, and `why` says the reason.
+    confidence: the confidence of this interval. The intervals of a claim together cover at 95 %.
+    verdict: the verdict on this comparison alone.
+    runs: the number of runs that are compared.
+    basis: the samples that the interval rests on.
+    part: the index of the claim's rule.
+    beyond: True for cells that the papers do not have. Such a comparison decides nothing.
+    doubtful: True if the figure is more than GPUs can reach.
+    doubts: the reasons why it decides nothing, whatever its figure (`conditions`).
     """
 
     what: str
@@ -191,9 +205,11 @@ class ClaimFigure:
 
 
 @dataclass(frozen=True)
-class Other:
-    """Another setting that tests the same claim. apart: what tells it from the first.
-    figures: how many it has.
+class OtherSetting:
+    """Another setting that tests the same claim.
+
+    apart: the columns in which it differs from the first setting.
+    figures: the number of its figures.
     """
 
     apart: str
@@ -205,22 +221,22 @@ class Other:
 
 @dataclass(frozen=True)
 class ClaimVerdict:
-    """A claim, and what the runs say of it.
+    """A claim, and what the runs show about it.
 
-    verdict: `holds`, `exceeds`, `does not hold`, `undecided`, `half measured` or `not measured`, or
-    `illustrated` by
-        runs that may not decide. shows: what these have of the others.
-    asked: comparisons that all cells of the paper give there. lost: cells without a run that ended
-    ok, and how they
-        ended. why: what decided the verdict, what is missing, or why nothing could.
-    figures: of the most telling setting; empty where nothing was measured.
-    n: runs compared. limits: of all of them.
-    setting: what was measured, and where. apart: what tells it from other settings of the
-    experiment.
-    unlike: what these runs have otherwise than the papers, so that they do not decide; unless it is
-    counted, or what
-        the experiment has otherwise for a reason.
-    command: measures the claim, or what is missing; None where it was measured.
+    verdict: `holds`, `exceeds`, `does not hold`, `undecided`, `half measured`, `not measured`, or
+        `illustrated` if the runs may not decide.
+    shows: the verdict that the runs would give if they were allowed to decide.
+    figures: the figures of the most telling setting; empty if nothing was measured.
+    asked: the number of comparisons that all cells of the paper would give.
+    n: the number of runs that are compared.
+    limits: the limits of all these runs.
+    why: what decided the verdict, what is missing, or why nothing could be decided.
+    setting: what was measured, and on which machine.
+    apart: the columns in which it differs from other settings of the experiment.
+    unlike: the differences from the papers that keep these runs from deciding. Differences do not
+        count if the claim is counted, or if the experiment makes them for a reason.
+    lost: cells without a run that ended ok, and how their runs ended.
+    command: the command that measures the claim, or what is missing; None if it was measured.
     others: other settings, each judged by itself.
     """
 
@@ -237,7 +253,7 @@ class ClaimVerdict:
     unlike: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
     command: str | None = None
-    others: tuple[Other, ...] = ()
+    others: tuple[OtherSetting, ...] = ()
 
     @property
     def marks(self) -> str:
@@ -246,17 +262,19 @@ class ClaimVerdict:
 
     @property
     def decides(self) -> bool:
-        """True if it confirms or refutes the papers, or would with more runs."""
+        """True if it confirms or refutes the papers, or would do so with more runs."""
         return bool(self.n) and self.verdict != ILLUSTRATED
 
     @property
-    def said(self) -> str:
+    def in_words(self) -> str:
+        """The verdict in words: "illustrated" also says what the runs show."""
         return f"{self.verdict}: {self.shows}" if self.verdict == ILLUSTRATED else self.verdict
 
 
 class _Candidate:
-    """A claim's comparisons in one panel: those of the paper's cells, or of others alone,
-    and those beside them.
+    """One panel with the claim's comparisons in it, which may become the claim's verdict.
+
+    Comparisons of the paper's cells decide. If there are only others (`beyond`), those count.
     """
 
     def __init__(self, claim: Claim, panel: Panel, readings: Readings) -> None:
@@ -264,81 +282,117 @@ class _Candidate:
         self.panel = panel
         comparisons = []
         for part, rule in enumerate(claim.rules):
-            comparisons.extend((part, one) for one in rule.comparisons(panel))
+            comparisons.extend((part, comparison) for comparison in rule.comparisons(panel))
         self.measured = [(part, comparison) for part, comparison in comparisons if comparison.runs]
         self.beyond = all(comparison.beyond for _, comparison in self.measured)
         self.asked = [
             comparison for _, comparison in comparisons if self.beyond or not comparison.beyond
         ]
-        runs = chain.from_iterable(one.runs for _, one in self.measured)
+        runs = chain.from_iterable(comparison.runs for _, comparison in self.measured)
         self.runs: list[Run] = list({id(run): run for run in runs}.values())
         differences = same_setting.differences(panel)
-        apart = list[str]()
+        other_differences = list[str]()
         for rule in claim.rules:
             if isinstance(rule, Ends):
-                apart.extend(rule.unlike(self.runs))
+                other_differences.extend(rule.unlike(self.runs))
         if self.beyond:
-            apart.append(Message("claim.beyond", "cells beyond the papers'"))
-        apart += [limit.says for limit in self._forbidding()]
+            other_differences.append(Message("claim.beyond", "cells beyond the papers'"))
+        other_differences += [limit.says for limit in self._forbidding()]
         versions = sorted({readings.versions(run) for run in self.runs})
         if len(versions) > 1:
-            said = f"several versions: {' or '.join(versions)}"
-            apart.append(Message("claim.several-versions", said, versions=versions))
-        self.unlike = [*(difference.text for difference in differences), *apart]
-        on_purpose = all(difference.why for difference in differences)  # the experiment's own
+            text = f"several versions: {' or '.join(versions)}"
+            other_differences.append(Message("claim.several-versions", text, versions=versions))
+        self.unlike = [*(difference.text for difference in differences), *other_differences]
+        # A difference with a reason is the experiment's own choice.
+        on_purpose = all(difference.why for difference in differences)
         counts = claim.counted and all(difference.column != "loader" for difference in differences)
-        self.decides = counts or (on_purpose and not apart)
+        self.decides = counts or (on_purpose and not other_differences)
 
     def _forbidding(self) -> list[Limit]:
-        """What forbids to judge this claim by these runs; not what the claim itself is about."""
-        forbidden = {Forbids.verdict}.union(*(rule.forbidden for rule in self.claim.rules))
-        about = set(chain.from_iterable(rule.axes for rule in self.claim.rules))
+        """Return the limits that forbid judging this claim by these runs.
+
+        A limit in a column that the claim itself compares does not count.
+        """
+        forbidden_uses = {Forbids.verdict}.union(*(rule.forbidden for rule in self.claim.rules))
+        compared_columns = set(chain.from_iterable(rule.axes for rule in self.claim.rules))
         if all(all(measure.of_profile for measure in rule.measures) for rule in self.claim.rules):
-            about.add(limits.PROFILED.column)
-        found = limits.forbidding(limits.in_order(grouping.limits_of(self.runs)), *forbidden)
-        return [limit for limit in found if limits.column(limit.code) not in about]
+            compared_columns.add(limits.PROFILED.column)
+        forbidding_limits = limits.forbidding(
+            limits.in_order(grouping.limits_of(self.runs)), *forbidden_uses
+        )
+        return [
+            limit
+            for limit in forbidding_limits
+            if limits.column(limit.code) not in compared_columns
+        ]
 
     @property
     def weight(self) -> tuple[bool, int, bool, int, str]:
+        """The sort key of candidates: the most telling one has the greatest."""
         is_papers_gpu = all(str(run["hardware"]).startswith(printed.HARDWARE) for run in self.runs)
         newest = max(str(run["started_at"] or "") for run in self.runs)
-        own = sum(self.beyond or not comparison.beyond for _, comparison in self.measured)
-        return self.decides, -len(self.unlike), is_papers_gpu, own, newest
+        deciding_comparisons = sum(
+            self.beyond or not comparison.beyond for _, comparison in self.measured
+        )
+        return self.decides, -len(self.unlike), is_papers_gpu, deciding_comparisons, newest
 
     def judge(self, readings: Readings) -> ClaimVerdict:
+        """Judge the claim by this panel."""
         confidence = intervals.bonferroni(
             sum(comparison.stands_for for _, comparison in self.measured)
         )
-        judged = [
-            (one, self._judged(one, part, readings, confidence)) for part, one in self.measured
+        judged_comparisons = [
+            (comparison, self._judge_comparison(comparison, part, readings, confidence))
+            for part, comparison in self.measured
         ]
-        deciding = [(one, figure) for one, figure in judged if self.beyond or not one.beyond]
-        shows = self._shows([figure for _, figure in deciding])
-        lost = _lost_cells(self.panel)
-        known = [one for one, figure in deciding if figure.verdict != UNMEASURED]
-        missing = labels([one for one in self.asked if one not in known]) if shows == HALF else []
-        why = _why(shows, [figure for _, figure in deciding], len(self.asked), missing, lost)
+        deciding = [
+            (comparison, figure)
+            for comparison, figure in judged_comparisons
+            if self.beyond or not comparison.beyond
+        ]
+        shows = self._shown_verdict([figure for _, figure in deciding])
+        lost_cells = _lost_cells(self.panel)
+        measured_comparisons = [
+            comparison for comparison, figure in deciding if figure.verdict != UNMEASURED
+        ]
+        missing_labels = (
+            labels(
+                [comparison for comparison in self.asked if comparison not in measured_comparisons]
+            )
+            if shows == HALF
+            else []
+        )
+        why = _why(
+            shows, [figure for _, figure in deciding], len(self.asked), missing_labels, lost_cells
+        )
         verdict = shows if self.decides or shows == UNMEASURED else ILLUSTRATED
         command = self.panel.experiment.command if verdict == ILLUSTRATED else self.panel.command
         verdict = ClaimVerdict(
-            self.claim, verdict, shows, asked=len(self.asked), lost=lost, why=why, command=command
+            self.claim,
+            verdict,
+            shows,
+            asked=len(self.asked),
+            lost=lost_cells,
+            why=why,
+            command=command,
         )
         if shows == UNMEASURED:
             return verdict
-        about = {"unlike": tuple(self.unlike), "apart": clean(self.panel.apart)}
-        about |= {"limits": tuple(limits.in_order(grouping.limits_of(self.runs)))}
-        about |= {"figures": tuple(figure for _, figure in judged), "n": len(self.runs)}
-        about |= {"setting": _setting(self.panel.experiment, self.runs)}
+        fields = {"unlike": tuple(self.unlike), "apart": clean(self.panel.apart)}
+        fields |= {"limits": tuple(limits.in_order(grouping.limits_of(self.runs)))}
+        fields |= {
+            "figures": tuple(figure for _, figure in judged_comparisons),
+            "n": len(self.runs),
+        }
+        fields |= {"setting": _setting(self.panel.experiment, self.runs)}
         return replace(
-            verdict, **about, command=command if verdict.verdict in (HALF, ILLUSTRATED) else None
+            verdict, **fields, command=command if verdict.verdict in (HALF, ILLUSTRATED) else None
         )
 
-    def _judged(
+    def _judge_comparison(
         self, comparison: RuleComparison, part: int, readings: Readings, confidence: float
     ) -> ClaimFigure:
-        """A comparison worked out; undecided where its sides
-        do not meet the conditions of its rule.
-        """
+        """Judge one comparison; undecided if its sides do not meet the conditions of its rule."""
         figure = _figure(comparison, part, readings, confidence)
         rule = self.claim.rules[part]
         if self.claim.counted or figure.verdict not in (HOLDS, EXCEEDS, FAILS):
@@ -352,62 +406,71 @@ class _Candidate:
             figure, verdict=UNDECIDED, why=clean("; ".join(doubts)), doubts=tuple(doubts)
         )
 
-    def _shows(self, figures: Sequence[ClaimFigure]) -> str:
-        known = [figure.verdict for figure in figures if figure.verdict != UNMEASURED]
-        if self.claim.needs == "one" and EXCEEDS in known:
+    def _shown_verdict(self, figures: Sequence[ClaimFigure]) -> str:
+        """Return the verdict that these figures give, if the runs may decide."""
+        known_verdicts = [figure.verdict for figure in figures if figure.verdict != UNMEASURED]
+        if self.claim.needs == "one" and EXCEEDS in known_verdicts:
             return EXCEEDS
         one_decides, all_decide = (HOLDS, FAILS) if self.claim.needs == "one" else (FAILS, HOLDS)
-        if one_decides in known:
+        if one_decides in known_verdicts:
             return one_decides
-        if len(known) < len(self.asked):
-            return HALF if known else UNMEASURED
-        if {*known} == {all_decide}:
+        if len(known_verdicts) < len(self.asked):
+            return HALF if known_verdicts else UNMEASURED
+        if {*known_verdicts} == {all_decide}:
             return all_decide
-        return EXCEEDS if {*known} <= {HOLDS, EXCEEDS} else UNDECIDED
+        return EXCEEDS if {*known_verdicts} <= {HOLDS, EXCEEDS} else UNDECIDED
 
 
 def judge(
     runs: Sequence[Run], mix: bool = False, claims: Sequence[Claim] = CLAIMS
 ) -> list[ClaimVerdict]:
-    """The verdict on each claim, in their order."""
-    apart = [
-        [run for run in runs if bool(run["oversubscribed"]) is shared] for shared in (False, True)
+    """Return the verdict on each claim, in the order of the claims.
+
+    Oversubscribed runs are never compared with other runs.
+    """
+    runs_by_sharing = [
+        [run for run in runs if bool(run["oversubscribed"]) is oversubscribed]
+        for oversubscribed in (False, True)
     ]
     panels_by_experiment = dict[str, list[Panel]]()
     for name in dict.fromkeys(claim.experiment for claim in claims):
-        by_part = [panels(load(name), part, mix) for part in apart]
+        by_part = [panels(load(name), part, mix) for part in runs_by_sharing]
         panels_by_experiment[name] = list(chain.from_iterable(by_part))
-    readings = Readings(apart[0] or runs)
+    readings = Readings(runs_by_sharing[0] or runs)
     return [_judge(claim, panels_by_experiment[claim.experiment], readings) for claim in claims]
 
 
 def _judge(claim: Claim, settings: Sequence[Panel], readings: Readings) -> ClaimVerdict:
+    """Judge a claim by its most telling setting, and name the others."""
     candidates = [
         candidate for panel in settings if (candidate := _Candidate(claim, panel, readings)).runs
     ]
     candidates.sort(key=lambda candidate: candidate.weight, reverse=True)
     verdicts = [candidate.judge(readings) for candidate in candidates]
-    # stable: those without a figure come last
+    # The sort is stable: verdicts without a figure come last.
     verdicts.sort(key=lambda verdict: verdict.verdict == UNMEASURED)
     if not verdicts:
         return ClaimVerdict(claim, UNMEASURED, why=NO_RUNS, command=load(claim.experiment).command)
-    first, *rest = verdicts
+    most_telling, *other_verdicts = verdicts
     others = tuple(
-        Other(one.apart, one.setting, one.said, one.marks, len(one.figures))
-        for one in rest
-        if one.n
+        OtherSetting(
+            verdict.apart, verdict.setting, verdict.in_words, verdict.marks, len(verdict.figures)
+        )
+        for verdict in other_verdicts
+        if verdict.n
     )
-    return replace(first, others=others)
+    return replace(most_telling, others=others)
 
 
 def _figure(
     comparison: RuleComparison, part: int, readings: Readings, confidence: float
 ) -> ClaimFigure:
+    """Measure one comparison and judge it by its interval."""
     keys = ("what", "where", "over", "under", "upto", "beyond")
-    about: dict[str, Any] = {key: getattr(comparison, key) for key in keys} | {
+    fields: dict[str, Any] = {key: getattr(comparison, key) for key in keys} | {
         "runs": len(comparison.runs)
     }
-    figure = ClaimFigure(**about, part=part, confidence=confidence)
+    figure = ClaimFigure(**fields, part=part, confidence=confidence)
     unit = comparison.unit
     if comparison.settled is not None:
         return replace(figure, **dict(zip(("verdict", "text"), comparison.settled, strict=True)))
@@ -419,85 +482,96 @@ def _figure(
         return replace(figure, unit=unit.name, why=str(error))
     low = interval.low
     high = interval.high
-    doubtful = not comparison.least <= ratio.estimate <= comparison.most
+    is_doubtful = not comparison.least <= ratio.estimate <= comparison.most
     verdict = comparison.verdict(low, high)
-    text = unit.phrase(interval.estimate, low, high) + DOUBTFUL * doubtful
-    without = ""
+    text = unit.phrase(interval.estimate, low, high) + DOUBTFUL * is_doubtful
+    missing_interval = ""
     if low is None or high is None:
-        said = f"no interval of {interval.basis} on a machine without repetitions"
-        without = Message("claim.no-interval", said, basis=interval.basis)
-    if doubtful and verdict in (HOLDS, EXCEEDS):
-        verdict = UNDECIDED  # what cannot be shows nothing
-    known = replace(
-        figure, verdict=verdict, text=text, unit=unit.name, basis=interval.basis, why=without
+        reason = f"no interval of {interval.basis} on a machine without repetitions"
+        missing_interval = Message("claim.no-interval", reason, basis=interval.basis)
+    if is_doubtful and verdict in (HOLDS, EXCEEDS):
+        verdict = UNDECIDED  # An impossible figure shows nothing.
+    measured_figure = replace(
+        figure,
+        verdict=verdict,
+        text=text,
+        unit=unit.name,
+        basis=interval.basis,
+        why=missing_interval,
     )
-    return replace(known, estimate=interval.estimate, low=low, high=high, doubtful=doubtful)
+    return replace(
+        measured_figure, estimate=interval.estimate, low=low, high=high, doubtful=is_doubtful
+    )
 
 
 def _why(
     verdict: str,
     figures: Sequence[ClaimFigure],
     asked: int,
-    missing: Sequence[str],
-    lost: Sequence[str],
+    missing_labels: Sequence[str],
+    lost_cells: Sequence[str],
 ) -> str:
-    """The comparisons that decided, how much of the claim was measured, what is missing,
-    and cells that ended badly.
-    """
+    """Say which comparisons decided, how many were measured or missing, and which cells failed."""
     kinds = (FAILS, EXCEEDS, UNDECIDED, UNMEASURED)
-    by_verdict = {kind: [one for one in figures if one.verdict == kind] for kind in kinds}
+    by_verdict = {kind: [figure for figure in figures if figure.verdict == kind] for kind in kinds}
     reasons = []
     if verdict == FAILS:
-        against = labels(by_verdict[FAILS])
+        refuting = labels(by_verdict[FAILS])
         reasons.append(
-            Message("claim.refuted", f"refuted by {first_few(against, MAX_NAMED)}", by=against)
+            Message("claim.refuted", f"refuted by {first_few(refuting, MAX_NAMED)}", by=refuting)
         )
     if verdict == EXCEEDS:
-        above = labels(by_verdict[EXCEEDS])
-        said = f"more than printed: {first_few(above, MAX_NAMED)}"
-        reasons.append(Message("claim.exceeded", said, by=above))
+        exceeding = labels(by_verdict[EXCEEDS])
+        text = f"more than printed: {first_few(exceeding, MAX_NAMED)}"
+        reasons.append(Message("claim.exceeded", text, by=exceeding))
     if verdict == UNDECIDED and by_verdict[UNDECIDED]:
         reasons.append(_undecided(by_verdict[UNDECIDED]))
-    measured = len(figures) - len(by_verdict[UNMEASURED])
-    if measured:
-        said = f"{measured} of {count(asked, 'comparison')}"
-        reasons.append(Message("claim.measured", said, measured=measured, asked=asked))
-    if missing:
-        said = f"missing: {first_few(missing, MAX_NAMED)}"
-        reasons.append(Message("claim.missing", said, missing=[*missing]))
+    measured_count = len(figures) - len(by_verdict[UNMEASURED])
+    if measured_count:
+        text = f"{measured_count} of {count(asked, 'comparison')}"
+        reasons.append(Message("claim.measured", text, measured=measured_count, asked=asked))
+    if missing_labels:
+        text = f"missing: {first_few(missing_labels, MAX_NAMED)}"
+        reasons.append(Message("claim.missing", text, missing=[*missing_labels]))
     reasons += [figure.why for figure in by_verdict[UNMEASURED][:1]]
-    if lost:
+    if lost_cells:
         reasons.append(
-            Message("claim.not-ok", f"not ok: {first_few(lost, MAX_NAMED)}", cells=[*lost])
+            Message(
+                "claim.not-ok", f"not ok: {first_few(lost_cells, MAX_NAMED)}", cells=[*lost_cells]
+            )
         )
     return clean("; ".join(reasons))
 
 
 def _undecided(figures: Sequence[ClaimFigure]) -> Message:
-    """Which comparisons decide nothing, and what helps where they have no interval."""
-    named = labels(figures)
-    said = f"undecided: {first_few(named, MAX_NAMED)}"
+    """Name the comparisons that decide nothing, and what helps if they have no interval."""
+    comparison_labels = labels(figures)
+    text = f"undecided: {first_few(comparison_labels, MAX_NAMED)}"
     doubts = list(dict.fromkeys(chain.from_iterable(figure.doubts for figure in figures)))
     if doubts:
-        shown = first_few(doubts, MAX_NAMED)
+        shown_doubts = first_few(doubts, MAX_NAMED)
         return Message(
-            "claim.undecided-by-condition", f"{said} ({shown})", comparisons=named, reasons=doubts
+            "claim.undecided-by-condition",
+            f"{text} ({shown_doubts})",
+            comparisons=comparison_labels,
+            reasons=doubts,
         )
     without_interval = next((figure.why for figure in figures if figure.why), None)
     if without_interval is None:
-        return Message("claim.undecided", said, comparisons=named)
+        return Message("claim.undecided", text, comparisons=comparison_labels)
     return Message(
         "claim.undecided-without-interval",
-        f"{said} ({without_interval}; {REMEDY})",
-        comparisons=named,
+        f"{text} ({without_interval}; {REMEDY})",
+        comparisons=comparison_labels,
         reason=without_interval,
         remedy=REMEDY,
     )
 
 
 def labels(figures: Sequence[ClaimFigure] | Sequence[RuleComparison]) -> list[str]:
-    """A label for each figure that tells it from the
-    others: its cell, what is compared, or both.
+    """Return a label for each figure that distinguishes it from the others.
+
+    The label is its cell, what is compared, or both.
     """
     if (
         len({figure.where for figure in figures}) == len(figures)
@@ -510,21 +584,23 @@ def labels(figures: Sequence[ClaimFigure] | Sequence[RuleComparison]) -> list[st
 
 
 def _lost_cells(panel: Panel) -> tuple[str, ...]:
-    lost = []
+    """Return the cells without a usable run, and how their runs ended."""
+    lost_cells = []
     for cell, runs in panel.cells.items():
-        bad = [run["status"] for run in runs if run["status"] != "ok"]
-        if not bad:
+        bad_statuses = [run["status"] for run in runs if run["status"] != "ok"]
+        if not bad_statuses:
             continue
         label = grouping.label(cell, [key for key, _ in cell])
-        ended = f"{label} {' and '.join(sorted({*bad}))}"
-        if len(bad) == len(runs):
-            lost.append(clean(ended))
-        elif {*bad} & {*UNLUCKY}:
-            lost.append(clean(f"{ended} ({len(bad)} of {count(len(runs), 'run')})"))
-    return tuple(lost)
+        ended = f"{label} {' and '.join(sorted({*bad_statuses}))}"
+        if len(bad_statuses) == len(runs):
+            lost_cells.append(clean(ended))
+        elif {*bad_statuses} & {*UNLUCKY}:
+            lost_cells.append(clean(f"{ended} ({len(bad_statuses)} of {count(len(runs), 'run')})"))
+    return tuple(lost_cells)
 
 
 def _setting(experiment: Experiment, runs: Sequence[Run]) -> str:
+    """Say which setting some runs have, and on which machines and commits they ran."""
     keys = [
         key
         for key in KINDS[experiment.kind].setting

@@ -1,1 +1,1 @@
-"""The commands of `python -m analysis`, a file each."""
+"""The commands of `python -m analysis`, one file each."""

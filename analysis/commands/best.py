@@ -1,10 +1,12 @@
-"""`best`: what to run, and the settings that did the same work, ranked.
+"""`best`: say what to run, and rank the settings that did the same work.
 
-Without a goal, the recommendation comes first, and settings are ranked by time. Figures are of the
-whole run: the mean over a setting's repetitions, of memory the maximum. Limits hold for these, not
-for single runs. Settings of the trade-off front are those that no other dominates in the goal,
-GPUs, accuracy (for tuning: held-out loss, else that of training) and cost (where GPUs have a
-price). Ties with the best are not on it.
+Without a goal, the recommendation comes first, and settings are ranked by time. Figures describe
+the whole run: the mean over a setting's repetitions, or the maximum for memory. Limits apply to
+these figures, not to single runs.
+
+The trade-off front has the settings that no other setting dominates in the goal, GPUs, accuracy and
+cost. For tuning, accuracy is the held-out loss, or else the training loss. Cost counts if GPUs have
+a price. Ties with the best setting are not on the front.
 """
 
 from collections import Counter
@@ -31,16 +33,14 @@ from ..table_columns import Column, rows, table
 from .ranking import COST, Limits, RankedSetting, Ranking
 
 
-class Said(NamedTuple):
-    """What is said of a ranking by time, and the setting that is recommended;
-    None without a recommendation.
-    """
+class RankingSummary(NamedTuple):
+    """The sentences about a ranking by time, and the recommended setting, if there is one."""
 
     sentences: Sequence[str]
     recommended: RankedSetting | None
 
 
-Answered = Callable[[Ranking], Said]
+Summarize = Callable[[Ranking], RankingSummary]
 
 
 def output(
@@ -48,90 +48,113 @@ def output(
     goal: str | None,
     asked: Limits,
     mix: bool,
-    answer: Answered,
+    summarize: Summarize,
     by: str | None = None,
 ) -> Output:
-    """The ranking of each work that was done, in sentences and as a table,
-    which begins with what is recommended.
+    """Return the ranking of each work that was done, in sentences and as a table.
+
+    The recommendation comes first.
 
     Args:
-        goal: None ranks by time, beside the best settings of the other goals.
-        answer: what is said of a ranking by time, where no goal is given.
-        by: one of `by_int4.BY`, by whose loss settings are judged; None: the plain one.
+        runs: the runs to rank.
+        goal: the goal to rank by. None ranks by time, and adds the best settings of other goals.
+        asked: the limits that settings must respect.
+        mix: rank runs of different commits, machines and cores together.
+        summarize: makes the sentences about a ranking by time. It is used only without a goal.
+        by: one of `by_int4.BY`: the loss that settings are judged by. None is the plain loss.
 
     Raises:
-        ValueError: nothing can be ranked, with the reason.
+        ValueError: nothing can be ranked. The message has the reason.
     """
-    judged = list[Message]()
+    notes_on_judging = list[Message]()
     if by is not None:
-        runs, judged = by_int4.judged(runs)
-    every, goal = goal is None, goal or "time"
+        runs, notes_on_judging = by_int4.judged(runs)
+    without_goal, goal = goal is None, goal or "time"
     selected = _selected(runs, goal, asked, mix)
     ranked = selected.ranked
     repeated = RepeatedRuns(runs)
     column = GOALS[goal].name
-    found = _with_untold(_rankings(ranked, goal, mix, repeated), selected)
+    rankings_found = _with_untold(_rankings(ranked, goal, mix, repeated), selected)
     tables = list[TextTable]()
     columns = list[list[Column]]()
-    for ranking in found:
-        # goals whose figures are of the same work
-        whole = ("memory",) if ranking.is_at_pace else GOALS
-        others = [
-            _ranking(ranking.runs, one, "", repeated, mix) for one in whole if every and one != goal
+    for ranking in rankings_found:
+        # If runs differ in length, memory is the only other goal that can be compared.
+        comparable_goals = ("memory",) if ranking.is_at_pace else GOALS
+        other_rankings = [
+            _ranking(ranking.runs, other_goal, "", repeated, mix)
+            for other_goal in comparable_goals
+            if without_goal and other_goal != goal
         ]
-        said = answer(ranking) if every else Said(ranking.sentences, None)
-        sentences = [*said.sentences, *(one.sentences[0] for one in others if one.settings)]
+        summary = summarize(ranking) if without_goal else RankingSummary(ranking.sentences, None)
+        sentences = [
+            *summary.sentences,
+            *(
+                other_ranking.sentences[0]
+                for other_ranking in other_rankings
+                if other_ranking.settings
+            ),
+        ]
         above = [f"{ranking.work}:", *sentences] if ranking.work else sentences
-        columns.append(ranking.columns([one.goal for one in others], said.recommended))
+        columns.append(
+            ranking.columns(
+                [other_ranking.goal for other_ranking in other_rankings], summary.recommended
+            )
+        )
         tables.append(table(columns[-1], above))
-    described = repeated.of_column(column).described(ranked) * (
-        len(ranked) > 1 and not grouping.is_exact(runs, column)
-    )
-    settings = list(chain.from_iterable(ranking.settings for ranking in found))
-    counted = chain.from_iterable(one.counted for one in settings)
+    interval_notes = []
+    if len(ranked) > 1 and not grouping.is_exact(runs, column):
+        interval_notes = repeated.of_column(column).described(ranked)
+    settings = list(chain.from_iterable(ranking.settings for ranking in rankings_found))
+    counted = chain.from_iterable(setting.counted for setting in settings)
     left_out = []
     if GOALS[goal].can_be_disturbed:
-        left_out = grouping.disturbed_notes(one.runs for one in settings)
+        left_out = grouping.disturbed_notes(setting.runs for setting in settings)
     notes = [
-        *judged,
-        *described,
+        *notes_on_judging,
+        *interval_notes,
         *_not_ranked(runs, selected),
         *left_out,
         *grouping.legend(counted),
     ]
 
     def lines(width: int | None) -> list[str]:
-        several = []
-        if len(found) > 1:
-            said = f"{len(found)} different works, each ranked by itself:"
-            several.append(Message("best.several-works", said, n=len(found)))
+        heading_lines = []
+        if len(rankings_found) > 1:
+            text = f"{len(rankings_found)} different works, each ranked by itself:"
+            heading_lines.append(Message("best.several-works", text, n=len(rankings_found)))
         printed = []
-        for one in tables:
-            if several:
+        for ranking_table in tables:
+            if heading_lines:
                 printed.append("")
-            printed += one.lines(width)
-        return [*several, *printed, *text_table.folded(notes, width)]
+            printed += ranking_table.lines(width)
+        return [*heading_lines, *printed, *text_table.folded(notes, width)]
 
-    shown = [*tables[:-1], tables[-1]._replace(below=notes)]
+    shown_tables = [*tables[:-1], tables[-1]._replace(below=notes)]
     ranked_rows = []
-    for own in columns:
-        ranked_rows += sorted(rows(own), key=lambda row: row["rank"])
-    return Output(lines, lambda: shown, ranked_rows)
+    for ranking_columns in columns:
+        ranked_rows += sorted(rows(ranking_columns), key=lambda row: row["rank"])
+    return Output(lines, lambda: shown_tables, ranked_rows)
 
 
 def rankings(runs: Sequence[Run], mix: bool = False, asked: Limits | None = None) -> list[Ranking]:
-    """The rankings by time, the work that was measured last first;
-    raises ValueError where there are none.
+    """Return the rankings by time. The work that was measured last comes first.
+
+    Raises:
+        ValueError: nothing can be ranked.
     """
     selected = _selected(runs, "time", asked or Limits(), mix)
-    found = _with_untold(_rankings(selected.ranked, "time", mix, RepeatedRuns(runs)), selected)
+    rankings_by_work = _with_untold(
+        _rankings(selected.ranked, "time", mix, RepeatedRuns(runs)), selected
+    )
     return sorted(
-        found, key=lambda one: max(run["started_at"] or "" for run in one.runs), reverse=True
+        rankings_by_work,
+        key=lambda ranking: max(run["started_at"] or "" for run in ranking.runs),
+        reverse=True,
     )
 
 
 def known_rankings(runs: Sequence[Run], mix: bool = False) -> list[Ranking]:
-    """The same; none where nothing can be ranked."""
+    """Return the rankings by time; an empty list if nothing can be ranked."""
     with suppress(ValueError):
         return rankings(runs, mix)
     return []
@@ -139,12 +162,12 @@ def known_rankings(runs: Sequence[Run], mix: bool = False) -> list[Ranking]:
 
 @dataclass(frozen=True)
 class Selected:
-    """Runs that can be ranked, and those that cannot.
+    """The runs that can be ranked, and the numbers of other runs.
 
-    with_figure: of settings that have the goal's figure. ranked: of these, within the limits that
-    were asked for.
-    traced: profiled while they trained. untold: by what limits them,
-    runs of which nothing can be said.
+    with_figure: the runs of settings that have the goal's figure.
+    ranked: the runs that are ranked: those of settings within the limits that were asked for.
+    traced: the number of runs that were profiled while they trained.
+    untold: the number of runs that no verdict is allowed for, by the limit that forbids it.
     """
 
     with_figure: list[Run]
@@ -154,61 +177,65 @@ class Selected:
 
 
 def _selected(runs: Sequence[Run], goal: str, asked: Limits, mix: bool) -> Selected:
-    """The runs that a goal ranks; raises a Refusal where there are none, with the reason."""
+    """Select the runs that a goal ranks.
+
+    Raises:
+        Refusal: there are none. The message has the reason.
+    """
     ended = grouping.ok_runs(runs)
     untraced = [run for run in ended if not run[grouping.TRACED]]
     ok, untold = _rankable(untraced)
     if not ok:
         is_traced = any(run[grouping.TRACED] for run in runs)
         traced = " without being profiled meanwhile" if is_traced else ""
-        why = f" without a limit ({'; '.join(untold)})" if untold else traced
-        said = f"none of {count(len(runs), 'run')} ended ok{why}"
-        raise Refusal("best.none-ok", said, runs=len(runs), profiled=is_traced, limits=[*untold])
+        reason = f" without a limit ({'; '.join(untold)})" if untold else traced
+        text = f"none of {count(len(runs), 'run')} ended ok{reason}"
+        raise Refusal("best.none-ok", text, runs=len(runs), profiled=is_traced, limits=[*untold])
     column = GOALS[goal].name
     keys = ["kind", *grouping.settings(ok), *([] if mix else (*grouping.ORIGIN, *grouping.CORES))]
     settings = [group for group in grouping.group(ok, keys).values() if of_setting(group, column)]
     if not settings:
         raise _without_figure(goal, column, len(ok))
     with_figure = list(chain.from_iterable(settings))
-    kept = chain.from_iterable(setting for setting in settings if asked.keep(setting))
-    within = {run.folder for run in kept}
-    if not within:
-        reached = asked.nearest(settings)
-        said = f"none of {count(len(with_figure), 'run')} keeps to the limits ({reached})"
-        raise Refusal("best.limits", said, runs=len(with_figure), reached=reached)
-    ranked = [run for run in ok if run.folder in within]
+    runs_within = chain.from_iterable(setting for setting in settings if asked.keep(setting))
+    folders_within = {run.folder for run in runs_within}
+    if not folders_within:
+        nearest_figures = asked.nearest(settings)
+        text = f"none of {count(len(with_figure), 'run')} keeps to the limits ({nearest_figures})"
+        raise Refusal("best.limits", text, runs=len(with_figure), reached=nearest_figures)
+    ranked = [run for run in ok if run.folder in folders_within]
     return Selected(with_figure, ranked, len(ended) - len(untraced), untold)
 
 
 def _rankable(runs: Sequence[Run]) -> tuple[list[Run], Counter[str]]:
-    """The runs of which a verdict may be given, and the number of the others by what forbids it.
+    """Return the runs that a verdict may be given for, and count the others by the reason.
 
-    A run that shows no speed-up is ranked where all have as many ranks.
+    A run that shows no speed-up is ranked if all runs have the same number of ranks.
     """
-    forbidden = [Forbids.verdict]
+    forbidden_uses = [Forbids.verdict]
     if len({grouping.ranks(run) for run in runs}) > 1:
-        forbidden.append(Forbids.speed_up)
-    untold: Counter[str] = Counter()
-    told = []
+        forbidden_uses.append(Forbids.speed_up)
+    counts_by_limit: Counter[str] = Counter()
+    rankable = []
     for run in runs:
-        found = limits.forbidding(run.limits, *forbidden)
-        if found:
-            untold[found[0].says] += 1
+        forbidding_limits = limits.forbidding(run.limits, *forbidden_uses)
+        if forbidding_limits:
+            counts_by_limit[forbidding_limits[0].says] += 1
         else:
-            told.append(run)
-    return told, untold
+            rankable.append(run)
+    return rankable, counts_by_limit
 
 
 def _without_figure(goal: str, column: str, runs: int) -> Refusal:
-    """None of some runs has the figure of a goal: why, and what to do."""
-    said = f"none of {count(runs, 'run')} has {column}"
+    """Refuse a goal whose figure no run has. The message says why, and what to do."""
+    text = f"none of {count(runs, 'run')} has {column}"
     if goal == "energy":
-        said += "; NVML measures the energy of GPUs, not of CPU ranks"
+        text += "; NVML measures the energy of GPUs, not of CPU ranks"
     if goal == COST:
-        said += "; give the price of a GPU for an hour, as `--price 2.49` (CPU ranks use none)"
+        text += "; give the price of a GPU for an hour, as `--price 2.49` (CPU ranks use none)"
     return Refusal(
         "best.no-figure",
-        said,
+        text,
         key="--price" if goal == COST else None,
         goal=goal,
         column=column,
@@ -217,73 +244,89 @@ def _without_figure(goal: str, column: str, runs: int) -> Refusal:
 
 
 def _not_ranked(runs: Sequence[Run], selected: Selected) -> list[Message]:
+    """Say which runs are not ranked, and why; an empty list if all are ranked."""
     statuses = Counter(clean(run["status"]) for run in runs)
-    traced = selected.traced
-    beyond = len(selected.with_figure) - len(selected.ranked)
-    without = statuses["ok"] - len(selected.with_figure) - traced - sum(selected.untold.values())
+    profiled = selected.traced
+    beyond_limits = len(selected.with_figure) - len(selected.ranked)
+    without_figure = (
+        statuses["ok"] - len(selected.with_figure) - profiled - sum(selected.untold.values())
+    )
     counts = {
         **{status: count for status, count in statuses.items() if status != "ok"},
-        "profiled while they trained": traced,
-        "without the figure": without,
-        "beyond the limits": beyond,
+        "profiled while they trained": profiled,
+        "without the figure": without_figure,
+        "beyond the limits": beyond_limits,
     }
     counts |= {f"limited ({says})": number for says, number in selected.untold.items()}
-    counts = {what: number for what, number in counts.items() if number}
+    counts = {reason: number for reason, number in counts.items() if number}
     if not counts:
         return []
-    said = f"not ranked: {', '.join(f'{number} {what}' for what, number in counts.items())}"
-    about: dict[str, Any] = {"profiled": traced, "without_figure": without, "beyond_limits": beyond}
+    text = f"not ranked: {', '.join(f'{number} {reason}' for reason, number in counts.items())}"
+    about: dict[str, Any] = {
+        "profiled": profiled,
+        "without_figure": without_figure,
+        "beyond_limits": beyond_limits,
+    }
     about["untold"] = sum(selected.untold.values())
     ended = {status: number for status, number in statuses.items() if status != "ok"}
-    return [Message("best.not-ranked", said, not_ok=ended, **about)]
+    return [Message("best.not-ranked", text, not_ok=ended, **about)]
 
 
 def _rankings(runs: Sequence[Run], goal: str, mix: bool, repeated: RepeatedRuns) -> list[Ranking]:
-    # how much memory a setting needs does not depend on how long it trains
-    found = works.by_work(runs, mix, at_pace=goal in ("time", "memory"))
+    """Rank the settings of each work by a goal."""
+    # The memory that a setting needs does not depend on how long it trains.
+    runs_by_work = works.by_work(runs, mix, at_pace=goal in ("time", "memory"))
     return [
         replace(
-            _ranking(own, goal, _work(work, list(found)), repeated, mix),
+            _ranking(work_runs, goal, _work(work, list(runs_by_work)), repeated, mix),
             lengths=works.lengths_of(work),
         )
-        for work, own in found.items()
+        for work, work_runs in runs_by_work.items()
     ]
 
 
-def _with_untold(found: list[Ranking], selected: Selected) -> list[Ranking]:
-    """Rankings of selected runs, a single one with those that are not in it."""
-    return [replace(one, untold=selected.untold) for one in found] if len(found) == 1 else found
+def _with_untold(all_rankings: list[Ranking], selected: Selected) -> list[Ranking]:
+    """Add the counts of runs that cannot be ranked, if there is a single ranking."""
+    if len(all_rankings) != 1:
+        return all_rankings
+    return [replace(all_rankings[0], untold=selected.untold)]
 
 
-def _work(work: grouping.Cell, every: Sequence[grouping.Cell]) -> str:
-    if len(every) == 1:
+def _work(work: grouping.Cell, all_works: Sequence[grouping.Cell]) -> str:
+    """Name a work by the settings that distinguish it; empty if there is only one work."""
+    if len(all_works) == 1:
         return ""
     kind = dict(work)["kind"]
-    of_kind = [dict(other) for other in every if dict(other)["kind"] == kind]
+    same_kind = [dict(other) for other in all_works if dict(other)["kind"] == kind]
     order = sorted(
         (key for key, _ in work),
         key=lambda key: (key in grouping.ORIGIN, key != "scale", "." in key),
     )
-    return f"{KINDS[kind].title} {grouping.label(work, grouping.telling(of_kind, order))}".rstrip()
+    return (
+        f"{KINDS[kind].title} {grouping.label(work, grouping.telling(same_kind, order))}".rstrip()
+    )
 
 
 def _ranking(runs: list[Run], goal: str, work: str, repeated: RepeatedRuns, mix: bool) -> Ranking:
+    """Rank the settings of one work."""
     column = PACE if goal == "time" and works.is_at_pace(runs) else GOALS[goal].name
     names = [*grouping.settings(runs), *([] if mix else grouping.CORES)]
     setting_columns = [name for name in names if any(name in run.columns for run in runs)]
     settings = list[RankedSetting]()
-    for cell, own in grouping.group(runs, setting_columns).items():
-        cost = of_setting(own, column)
+    for cell, setting_runs in grouping.group(runs, setting_columns).items():
+        cost = of_setting(setting_runs, column)
         if cost:
-            counted = grouping.counting(own, column)
-            ranks = grouping.ranks(own[0])
-            settings.append(RankedSetting(cell, own, cost, ranks, quality.of(own), counted))
+            counted = grouping.counting(setting_runs, column)
+            ranks = grouping.ranks(setting_runs[0])
+            settings.append(
+                RankedSetting(cell, setting_runs, cost, ranks, quality.of(setting_runs), counted)
+            )
     settings.sort(
-        key=lambda one: (
-            one.cost,
-            one.gpus,
-            one.error or 0.0,
-            of_setting(one.runs, "total_s") or 0.0,
+        key=lambda setting: (
+            setting.cost,
+            setting.gpus,
+            setting.error or 0.0,
+            of_setting(setting.runs, "total_s") or 0.0,
         )
     )
     keys = grouping.apart([dict(setting.cell) for setting in settings], setting_columns)

@@ -1,13 +1,13 @@
-"""`compare`: two sweeps cell by cell, by the time of a step.
+"""`compare`: compare two sweeps cell by cell, by the time of a step.
 
-A cell holds the runs of one configuration. Its repetitions (seeds) are averaged with the same
-weight. The time is the mean of the measured steps, which, unlike a median, adds up to the time of
-the work. Its interval holds how runs of the machine differ from one another, and the scatter of the
-steps (`analysis.stats.between_runs`). Differences of the environments of both are named below.
+A cell holds the runs of one configuration. Its repetitions (seeds) have equal weight. The step time
+is the mean over the measured steps, because means add up to the time of the work and medians do
+not. Its interval includes how runs on the machine differ and how steps scatter
+(`analysis.stats.between_runs`). Notes below the table name differences of the environments.
 
-Tuning runs with held-out rows have their losses on these beside it, compared row by row.
+Tuning runs with held-out rows also have their losses on these rows, compared row by row.
 
-Within one sweep, `--by KEY` compares each value of that key with each other.
+Within one sweep, `--by KEY` compares each value of that key with each other value.
 """
 
 from collections import Counter
@@ -32,8 +32,9 @@ from .compared_losses import ComparedLosses
 
 
 def differing_circumstances(compared: Sequence[CellComparison]) -> list[str]:
-    """Differences of the environments of A's runs and B's,
-    for each pair of values that is compared.
+    """Return lines about differences between the environments of A's runs and of B's runs.
+
+    Each pair of values that is compared has its own lines.
     """
     lines = list[str]()
     pairs = grouping.grouped(compared, lambda cell: cell.sides)
@@ -42,8 +43,8 @@ def differing_circumstances(compared: Sequence[CellComparison]) -> list[str]:
         b = list(chain.from_iterable(cell.b for cell in cells))
         for line in circumstances.differences(a, b):
             if len(pairs) > 1:
-                said = f"A {sides[0]}, B {sides[1]}: {line}"
-                lines.append(Message("compare.of-pair", said, a=sides[0], b=sides[1], line=line))
+                text = f"A {sides[0]}, B {sides[1]}: {line}"
+                lines.append(Message("compare.of-pair", text, a=sides[0], b=sides[1], line=line))
             else:
                 lines.append(line)
     return lines
@@ -52,35 +53,45 @@ def differing_circumstances(compared: Sequence[CellComparison]) -> list[str]:
 def output(
     compared: Sequence[CellComparison], margin: float = MARGIN, about: Sequence[str] = ()
 ) -> Output:
-    """A row for each cell; below, the verdicts counted, what figures mean,
-    and what differs beside the settings.
+    """Return a table with a row for each cell.
+
+    Below it stand the number of cells by verdict, what the figures mean, and what differs between
+    the sides apart from their settings.
     """
     columns = _columns(compared)
     sides = {cell.sides for cell in compared}
     above = [f"{b} (B) against {a} (A)" for a, b in sides if a] if len(sides) == 1 else []
-    once = ("A", "B") if len(sides) == 1 else ()  # said above the table
+    # If all cells compare the same two sides, a line above the table names them once.
+    named_above = ("A", "B") if len(sides) == 1 else ()
     below = ["", _counts(compared), *_explanations(compared, margin)]
     below += [f"warning: {line}" for line in differing_circumstances(compared)]
     runs = []
     for cell in compared:
         runs.extend((*cell.a, *cell.b))
     below += grouping.legend(runs)
-    shown = table(
-        [column for column in columns if column.heading not in once], [*about, *above], below
+    shown_table = table(
+        [column for column in columns if column.heading not in named_above], [*about, *above], below
     )
-    return Output(shown.lines, lambda: [shown], rows(columns))
+    return Output(shown_table.lines, lambda: [shown_table], rows(columns))
 
 
 def _counts(compared: Sequence[CellComparison]) -> Message:
-    """How many cells have each verdict."""
+    """Count the cells by verdict."""
     verdicts = Counter(cell.verdict for cell in compared)
-    faster, slower, same = (verdicts[verdict] for verdict in (FASTER, SLOWER, SAME))
-    others = len(compared) - faster - slower - same
-    counts = [f"{faster} {FASTER}", f"{slower} {SLOWER}", f"{same} {SAME}"]
-    if others:
-        counts.append(f"{others} without a verdict")
-    said = f"B against A, by cell: {', '.join(counts)}"
-    return Message("compare.counts", said, faster=faster, slower=slower, same=same, others=others)
+    faster, slower, same_speed = (verdicts[verdict] for verdict in (FASTER, SLOWER, SAME))
+    without_verdict = len(compared) - faster - slower - same_speed
+    counts = [f"{faster} {FASTER}", f"{slower} {SLOWER}", f"{same_speed} {SAME}"]
+    if without_verdict:
+        counts.append(f"{without_verdict} without a verdict")
+    text = f"B against A, by cell: {', '.join(counts)}"
+    return Message(
+        "compare.counts",
+        text,
+        faster=faster,
+        slower=slower,
+        same=same_speed,
+        others=without_verdict,
+    )
 
 
 def _columns(compared: Sequence[CellComparison]) -> list[Column]:
@@ -101,20 +112,20 @@ def _columns(compared: Sequence[CellComparison]) -> list[Column]:
             for key in keys
         ),
         *(
-            Column(side, side.lower(), [cell.sides[at] for cell in compared])
-            for at, side in enumerate("AB")
+            Column(side, side.lower(), [cell.sides[side_index] for cell in compared])
+            for side_index, side in enumerate("AB")
         ),
         Column("A step s", "a_step_s", [cell.step_s[0] for cell in compared], seconds),
         Column("B step s", "b_step_s", [cell.step_s[1] for cell in compared], seconds),
         Column("B / A", "ratio", [step and step.ratio for step in steps], "{:.3f}".format),
         *(
-            Column("", f"ratio_{end}", [one and one[at] for one in bounds])
-            for at, end in enumerate(("low", "high"))
+            Column("", f"ratio_{end}", [interval and interval[index] for interval in bounds])
+            for index, end in enumerate(("low", "high"))
         ),
         Column("interval", "", bounds, "{0[0]:.3f} to {0[1]:.3f}".format),
         *(
-            Column("", f"{side}_runs", [number[at] for number in counts])
-            for at, side in enumerate("ab")
+            Column("", f"{side}_runs", [number[side_index] for number in counts])
+            for side_index, side in enumerate("ab")
         ),
         Column(
             "runs",
@@ -123,7 +134,7 @@ def _columns(compared: Sequence[CellComparison]) -> list[Column]:
             lambda number: "" if number == (1, 1) else f"{number[0]} and {number[1]}",
         ),
         Column("verdict", "verdict", [cell.verdict for cell in compared]),
-        *_of_losses([cell.held_out for cell in compared]),
+        *_loss_columns([cell.held_out for cell in compared]),
         Column(
             "could see", "", [step and step.least_difference() for step in steps], "{:.1%}".format
         ),
@@ -131,56 +142,63 @@ def _columns(compared: Sequence[CellComparison]) -> list[Column]:
     ]
 
 
-def _of_losses(losses: Sequence[ComparedLosses | None]) -> list[Column]:
-    """Held-out losses of both sides and their verdict; no column where no cell has any."""
+def _loss_columns(losses: Sequence[ComparedLosses | None]) -> list[Column]:
+    """Return columns of held-out losses and their verdict; none if no cell has such losses."""
     if not any(losses):
         return []
-    bounds = [one and one.bounds for one in losses]
+    bounds = [loss and loss.bounds for loss in losses]
     return [
         Column(
-            "A held-out loss", "a_held_out_loss", [one and one.a for one in losses], "{:.3f}".format
+            "A held-out loss",
+            "a_held_out_loss",
+            [loss and loss.a for loss in losses],
+            "{:.3f}".format,
         ),
         Column(
-            "B held-out loss", "b_held_out_loss", [one and one.b for one in losses], "{:.3f}".format
+            "B held-out loss",
+            "b_held_out_loss",
+            [loss and loss.b for loss in losses],
+            "{:.3f}".format,
         ),
-        Column("", "held_out_ratio_low", [one and one[0] for one in bounds]),
-        Column("", "held_out_ratio_high", [one and one[1] for one in bounds]),
-        Column("held-out verdict", "held_out_verdict", [one and one.verdict for one in losses]),
+        Column("", "held_out_ratio_low", [interval and interval[0] for interval in bounds]),
+        Column("", "held_out_ratio_high", [interval and interval[1] for interval in bounds]),
+        Column("held-out verdict", "held_out_verdict", [loss and loss.verdict for loss in losses]),
     ]
 
 
 def _explanations(compared: Sequence[CellComparison], margin: float) -> list[str]:
-    judged = [cell.judged for cell in compared]
+    """Explain the columns and verdicts that occur, and name the runs that are left out of means."""
+    are_judged = [cell.judged for cell in compared]
     with_step = [cell for cell in compared if cell.step is not None]
     steps = [cell.step for cell in compared if cell.step is not None]
-    said = (
-        f"B / A: the ratio of mean step times, with its {CONFIDENCE:.0%} interval; below 1, B is"
-        " faster"
+    text = (
+        f"B / A: the ratio of mean step times, with its {CONFIDENCE:.0%} interval; if it is below"
+        " 1, B is faster"
     )
-    explained: list[str] = [Message("compare.ratio", said)]
+    explained: list[str] = [Message("compare.ratio", text)]
     if any(cell.verdict in (SAME, UNDECIDED) for cell in compared):
-        said = (
+        text = (
             f"{SAME}: the whole interval lies within {margin:.0%} (--margin); {UNDECIDED}: it"
             " does not"
         )
-        explained.append(Message("compare.margin", said, margin=margin))
+        explained.append(Message("compare.margin", text, margin=margin))
     if any(cell.held_out for cell in compared):
-        said = (
-            "held-out verdict: B against A, by differences row by row; no difference: within"
-            f" {LOSS_APART:.0%}"
+        text = (
+            "held-out verdict: B against A, by differences row by row; no difference: they differ"
+            f" by at most {LOSS_APART:.0%}"
         )
-        explained.append(Message("compare.held-out", said, margin=LOSS_APART))
-    if any(judged):
-        said = "could see: a difference that such runs would show 4 times of 5"
-        explained.append(Message("compare.could-see", said))
-    if sum(judged) > 1:
-        said = (
+        explained.append(Message("compare.held-out", text, margin=LOSS_APART))
+    if any(are_judged):
+        text = "could see: the smallest difference that such runs would detect 4 times of 5"
+        explained.append(Message("compare.could-see", text))
+    if sum(are_judged) > 1:
+        text = (
             "1 of 20 cells without a difference is expected to be called faster or slower by chance"
         )
-        explained.append(Message("compare.by-chance", said))
+        explained.append(Message("compare.by-chance", text))
     if any(not step.repeated for step in steps):
-        said = "intervals over the steps of single runs do not show how runs differ"
-        explained.append(Message("compare.single-runs", said))
+        text = "intervals over the steps of single runs do not include how runs differ"
+        explained.append(Message("compare.single-runs", text))
     machines = next((cell.machines for cell in with_step if cell.machines is not None), None)
     if machines is not None:
         firsts = list[Run]()
@@ -191,15 +209,16 @@ def _explanations(compared: Sequence[CellComparison], margin: float) -> list[str
         "A": list(chain.from_iterable(cell.a for cell in with_step)),
         "B": list(chain.from_iterable(cell.b for cell in with_step)),
     }
-    for side, runs in sides.items():  # runs of compared cells that are in no mean
-        unended = Counter(clean(run["status"]) for run in runs if run["status"] != "ok")
-        for status, number in unended.items():
-            said = f"left out of {side}: {number} {status}"
-            explained.append(Message("compare.left-out", said, side=side, status=status, n=number))
+    # Runs of compared cells may be in no mean, because they failed or were disturbed.
+    for side, runs in sides.items():
+        not_ok = Counter(clean(run["status"]) for run in runs if run["status"] != "ok")
+        for status, number in not_ok.items():
+            text = f"left out of {side}: {number} {status}"
+            explained.append(Message("compare.left-out", text, side=side, status=status, n=number))
         disturbed: Counter[str] = Counter()
         for cell in with_step:
             grouping.undisturbed(ok_runs(cell.a if side == "A" else cell.b), disturbed)
         for says, number in disturbed.items():
-            said = f"left out of the means of {side}: {count(number, 'run')} ({says})"
-            explained.append(Message("compare.disturbed", said, side=side, says=says, n=number))
+            text = f"left out of the means of {side}: {count(number, 'run')} ({says})"
+            explained.append(Message("compare.disturbed", text, side=side, says=says, n=number))
     return explained

@@ -1,4 +1,4 @@
-"""The cells of two sweeps that agree in all settings, each with its verdict on a step's time."""
+"""Pair the cells of two sweeps that agree in all settings, and judge each pair by its step time."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -29,12 +29,12 @@ from ..stats.between_runs import Machines, RepeatedRuns
 from . import compared_losses
 from .compared_losses import ComparedLosses
 
-MAX_NAMED = 6  # missing cells in a refusal
+MAX_NAMED = 6  # The most missing cells that a refusal names.
 FASTER = "faster"
 SLOWER = "slower"
 SAME = "no difference"
 UNDECIDED = "undecided"
-Sides = tuple[str, str]  # what A and B are called
+Sides = tuple[str, str]  # The names of A and B in messages.
 VERDICTS = {repeated_runs.ABOVE: SLOWER, repeated_runs.BELOW: FASTER, repeated_runs.WITHIN: SAME}
 FEW_STEPS = Message("compare.few-steps", f"{UNDECIDED}: too few steps")
 ONE_RUN = Message("compare.one-run", f"{UNDECIDED}: one run a side")
@@ -42,11 +42,13 @@ ONE_RUN = Message("compare.one-run", f"{UNDECIDED}: one run a side")
 
 @dataclass(frozen=True)
 class CellComparison:
-    """One cell. Without `step`, `verdict` says why there is no ratio.
-    `sides` are the values compared in one sweep.
+    """One cell of the comparison, with its runs on both sides and its verdict.
 
-    machines: how runs differ in the time of a step. step_s: its mean over the runs of A, and of B.
-    held_out: their held-out losses, of tuning with such rows.
+    step: the ratio of the step times, B / A. If it is None, `verdict` says why there is no ratio.
+    sides: the two values that are compared, if one sweep is compared with itself.
+    machines: how step times of repeated runs differ on these machines.
+    step_s: the mean step time over the runs of A, and of B.
+    held_out: the held-out losses, for tuning runs that have held-out rows.
     """
 
     cell: Cell
@@ -61,11 +63,13 @@ class CellComparison:
 
     @property
     def judged(self) -> bool:
+        """True if repeated runs allow a verdict on the step time."""
         return self.step is not None and self.step.error is not None and self.step.repeated
 
     def regressed(self, gate: float, confidence: float) -> bool:
-        """True if B is slower by more than `gate` (0.05: 5 %) over its whole interval,
-        or lacks a figure that A has.
+        """Return True if B is slower by more than `gate` (0.05: 5 %), or lacks a figure that A has.
+
+        The whole interval of the ratio must lie beyond the gate.
         """
         if code_of(self.verdict) == "compare.untold":
             return False
@@ -75,8 +79,9 @@ class CellComparison:
         return self.judged and bounds is not None and bounds[0] > 1 + gate
 
     def cleared(self, gate: float, confidence: float) -> bool:
-        """True if B is shown not to be slower by more than `gate`;
-        also where A has no figure either.
+        """Return True if B is shown not to be slower by more than `gate`.
+
+        This also holds if neither side has a figure.
         """
         if self.step is None:
             return code_of(self.verdict) != "compare.untold" and not any(
@@ -97,104 +102,119 @@ def compare(
     mix: bool,
     margin: float = MARGIN,
 ) -> list[CellComparison]:
-    """The cells that agree in all settings but the keys `by`: of two sweeps, or, where A and B are
-    the same runs, of each two values of these keys.
+    """Compare the cells of A and B that agree in all settings except the keys `by`.
+
+    If A and B are the same runs, each value of these keys is compared with each other value.
 
     Args:
+        a: the runs of the first sweep.
+        b: the runs of the second sweep, or `a` itself.
+        by: the keys in which the two sides of a cell may differ.
         common: leave out cells that only one side has.
-        margin: the relative difference within which the
-            whole interval must lie for `no difference`.
+        mix: average over different commits, machines, data and cores in a cell.
+        margin: the verdict is `no difference` if the whole interval lies within this relative
+            difference.
 
     Raises:
-        ValueError: cells that only one side has, or that mix commits or machines; an unknown key;
-            runs in both sweeps.
+        ValueError: only one side has a cell, a cell mixes commits or machines, a key is unknown,
+            or both sweeps contain the same run.
     """
     places_a, places_b = ({os.path.realpath(run.folder) for run in runs} for runs in (a, b))
     if places_a != places_b:
-        if shared := len(places_a & places_b):
-            said = (
-                f"{count(shared, 'run')} in both A and B: name two folders that have none in common"
+        if shared_runs := len(places_a & places_b):
+            text = (
+                f"{count(shared_runs, 'run')} in both A and B: name two folders that have none in"
+                " common"
             )
-            raise Refusal("compare.overlap", said, runs=shared)
-        return _pair(a, b, by, common, partial(_judged, RepeatedRuns(a, b), mix, margin))
-    if not by:
-        what = "B is missing" if b is a else "A and B are the same runs"
-        said = (
-            f"{what}: name another sweep as B, or `--by KEY` to compare that key's values within A"
+            raise Refusal("compare.overlap", text, runs=shared_runs)
+        return _compare_sides(
+            a, b, by, common, partial(_judge_cell, RepeatedRuns(a, b), mix, margin)
         )
-        raise Refusal("compare.no-other", said, missing=b is a)
+    if not by:
+        problem = "B is missing" if b is a else "A and B are the same runs"
+        text = (
+            f"{problem}: name another sweep as B, or `--by KEY` to compare that key's values"
+            " within A"
+        )
+        raise Refusal("compare.no-other", text, missing=b is a)
     groups = _by_value(a, by)
-    judge = partial(_judged, RepeatedRuns(a), mix, margin)
-    compared = list[CellComparison]()
+    judge = partial(_judge_cell, RepeatedRuns(a), mix, margin)
+    comparisons = list[CellComparison]()
     for sides in combinations(groups, 2):
         side_a, side_b = sides
-        cells = _pair(groups[side_a], groups[side_b], by, common, judge, sides)
-        compared.extend(replace(cell, sides=sides) for cell in cells)
-    return compared
+        cells = _compare_sides(groups[side_a], groups[side_b], by, common, judge, sides)
+        comparisons.extend(replace(cell, sides=sides) for cell in cells)
+    return comparisons
 
 
 def _by_value(runs: Sequence[Run], by: Sequence[str]) -> dict[str, list[Run]]:
-    """The runs of one sweep by their values of the keys `by`, as they are typed: numbers ascend."""
-    keys = [_setting(name, runs) for name in by]
-    measured = [run for run in runs if run["status"] != "refused"]
+    """Group the runs of one sweep by their values of the keys `by`; numbers ascend.
+
+    The groups' names are the values as a command line has them.
+    """
+    keys = [_setting_key(name, runs) for name in by]
+    measured_runs = [run for run in runs if run["status"] != "refused"]
     with_values = [
         run
-        for run in measured
+        for run in measured_runs
         if all(key in run.columns and (key != DATA or run[DATA]) for key in keys)
     ]
     groups = grouping.group(with_values, keys)
 
-    def numbers(cell: Cell) -> list[Any]:  # the sort is stable: all else stays where it was
+    def numbers(cell: Cell) -> list[Any]:
+        # The sort is stable, so cells with other values keep their order.
         return [value if isinstance(value, int | float) else 0 for _, value in cell]
 
     labels = {cell: grouping.label(cell, keys) for cell in sorted(groups, key=numbers)}
     if len(groups) < 2:
-        same = next(iter(labels.values()), f"no {', '.join(keys)}")
+        shared_value = next(iter(labels.values()), f"no {', '.join(keys)}")
         raise Refusal(
             "compare.one-value",
-            f"--by {','.join(by)}: all runs have {same}, and no other value to compare it with",
+            f"--by {','.join(by)}: all runs have {shared_value}, so there is nothing to compare",
             key="--by",
             by=[*by],
-            value=same,
+            value=shared_value,
         )
     return {label: groups[cell] for cell, label in labels.items()}
 
 
-def _setting(name: str, runs: Sequence[Run]) -> str:
-    """The key of this name, in any case; raises ValueError
-    where it says nothing of what was measured.
+def _setting_key(name: str, runs: Sequence[Run]) -> str:
+    """Return the key of this name, in any case of letters.
+
+    Raises:
+        ValueError: the name is not a key, or the key does not change what was measured.
     """
     settings = grouping.settings(runs)
-    lower = name.strip().casefold()
-    if lower not in map(str.casefold, settings):
-        if lower in schema.keys(Role.place):
+    lowered = name.strip().casefold()
+    if lowered not in map(str.casefold, settings):
+        if lowered in schema.keys(Role.place):
             raise Refusal(
                 "compare.by-place",
-                f"--by: {lower} says where data lie, not what they are; `--by data` compares other"
-                " data",
+                f"--by: {lowered} says where data lie, not which data they are; `--by data`"
+                " compares other data",
                 key="--by",
-                name=lower,
+                name=lowered,
             )
-        if lower in map(str.casefold, column_names(runs)):
+        if lowered in map(str.casefold, column_names(runs)):
             raise Refusal(
                 "compare.by-figure",
-                f"--by: {lower} is not a setting; name an axis or a key of the configuration, as"
-                " `--by precision`",
+                f"--by: {lowered} is not a setting; name an axis or a key of the configuration, as"
+                " in `--by precision`",
                 key="--by",
-                name=lower,
+                name=lowered,
             )
     return known(name, settings, "--by")
 
 
 def _columns_of(runs: Sequence[Run]) -> set[str]:
-    """The columns that any of the runs has; the data only where it is known."""
+    """Return the columns that any of the runs has. The data count only if they are known."""
     columns = set[str]()
     for run in runs:
         columns.update(name for name in run.columns if name != DATA or run[name])
     return columns
 
 
-def _pair(
+def _compare_sides(
     a: Sequence[Run],
     b: Sequence[Run],
     by: Sequence[str],
@@ -202,10 +222,11 @@ def _pair(
     judge: Judge,
     sides: Sides = ("A", "B"),
 ) -> list[CellComparison]:
+    """Match the cells of both sides by all shared settings except `by`, and judge each pair."""
     names = grouping.settings([*a, *b])
     compared_keys = set()
     for name in by:
-        compared_keys.update(grouping.meant(_setting(name, [*a, *b]), names))
+        compared_keys.update(grouping.meant(_setting_key(name, [*a, *b]), names))
     compared_keys |= {DATA} if grouping.have_data(compared_keys) else set()
     in_a = _columns_of(a)
     in_b = _columns_of(b)
@@ -213,7 +234,7 @@ def _pair(
         "kind",
         *(name for name in names if name not in compared_keys and name in in_a and name in in_b),
     ]
-    # A refused run has its axes alone, and no configuration
+    # A refused run has only the values of its axes and no configuration.
     cells_a, cells_b = (
         grouping.group([run for run in runs if run["status"] != "refused"], keys) for runs in (a, b)
     )
@@ -221,57 +242,67 @@ def _pair(
         side = sides[1] if cells_a else sides[0]
         raise Refusal("compare.all-refused", f"all runs of {side} were refused", side=side)
     if not common:
-        _require_same(cells_a, cells_b, keys, sides)
-    shared = [cell for cell in cells_a if cell in cells_b]
-    if not shared:
+        _require_same_cells(cells_a, cells_b, keys, sides)
+    shared_cells = [cell for cell in cells_a if cell in cells_b]
+    if not shared_cells:
         raise Refusal(
             "compare.nothing-common",
             f"{' and '.join(sides)} have no cell in common",
             sides=[*sides],
         )
-    return [judge(cell, cells_a[cell], cells_b[cell], sides) for cell in shared]
+    return [judge(cell, cells_a[cell], cells_b[cell], sides) for cell in shared_cells]
 
 
-def _require_same(
+def _require_same_cells(
     cells_a: dict[Cell, list[Run]],
     cells_b: dict[Cell, list[Run]],
     keys: Sequence[str],
     sides: Sides,
 ) -> None:
-    lacks = {sides[1]: [cell for cell in cells_a if cell not in cells_b]}
-    lacks[sides[0]] = [cell for cell in cells_b if cell not in cells_a]
-    if not any(lacks.values()):
+    """Refuse cells that only one side has.
+
+    Raises:
+        ValueError: some cells are missing. The message names them, or the key in which the two
+            sides have no value in common.
+    """
+    lacking_cells = {sides[1]: [cell for cell in cells_a if cell not in cells_b]}
+    lacking_cells[sides[0]] = [cell for cell in cells_b if cell not in cells_a]
+    if not any(lacking_cells.values()):
         return
     for key in keys:
         a, b = ({dict(cell)[key] for cell in cells} for cells in (cells_a, cells_b))
         if not a & b and "." not in key:
             in_a, in_b = (" or ".join(sorted(map(grouping.typed, values))) for values in (a, b))
             remedy = "" if key == "kind" else f" (`--by {key}` if that is what you compare)"
-            work = f"{key} is {in_a} in {sides[0]} and {in_b} in {sides[1]}"
+            difference = f"{key} is {in_a} in {sides[0]} and {in_b} in {sides[1]}"
             raise Refusal(
                 "compare.other-work",
-                f"{sides[0]} and {sides[1]} did different work: {work}{remedy}",
+                f"{sides[0]} and {sides[1]} did different work: {difference}{remedy}",
                 key=key,
                 a=in_a,
                 b=in_b,
             )
-    telling = grouping.apart([dict(cell) for cell in (*cells_a, *cells_b)], keys)
+    distinguishing_keys = grouping.apart([dict(cell) for cell in (*cells_a, *cells_b)], keys)
     labels = {
-        side: [grouping.label(cell, telling) for cell in cells]
-        for side, cells in lacks.items()
+        side: [grouping.label(cell, distinguishing_keys) for cell in cells]
+        for side, cells in lacking_cells.items()
         if cells
     }
-    missing = [
-        f"{side} has no {first_few(own, MAX_NAMED, ', no ')}" for side, own in labels.items()
+    missing_texts = [
+        f"{side} has no {first_few(cell_labels, MAX_NAMED, ', no ')}"
+        for side, cell_labels in labels.items()
     ]
-    common = any(cell in cells_b for cell in cells_a)
-    remedy = " (`--common` compares the cells that both have)" if common else ""
+    have_common_cells = any(cell in cells_b for cell in cells_a)
+    remedy = " (`--common` compares the cells that both have)" if have_common_cells else ""
     raise Refusal(
-        "compare.missing-cells", "; ".join(missing) + remedy, missing=labels, common=common
+        "compare.missing-cells",
+        "; ".join(missing_texts) + remedy,
+        missing=labels,
+        common=have_common_cells,
     )
 
 
-def _judged(
+def _judge_cell(
     repeated: RepeatedRuns,
     mix: bool,
     margin: float,
@@ -280,14 +311,14 @@ def _judged(
     b: list[Run],
     sides: Sides,
 ) -> CellComparison:
-    """A cell by the time of its steps, and by its held-out losses where it has some."""
-    judged = _timed(repeated.of_column("step_s"), mix, margin, cell, a, b, sides)
-    if code_of(judged.verdict) == "compare.untold":
-        return judged
-    return replace(judged, held_out=compared_losses.compared(repeated, a, b))
+    """Judge a cell by its step time, and by its held-out losses if it has any."""
+    comparison = _judge_step_time(repeated.of_column("step_s"), mix, margin, cell, a, b, sides)
+    if code_of(comparison.verdict) == "compare.untold":
+        return comparison
+    return replace(comparison, held_out=compared_losses.compared(repeated, a, b))
 
 
-def _timed(
+def _judge_step_time(
     machines: Machines,
     mix: bool,
     margin: float,
@@ -296,8 +327,16 @@ def _timed(
     b: list[Run],
     sides: Sides,
 ) -> CellComparison:
-    """A cell by how runs at hand differ in the time of a step (`machines`); mix,
-    margin: see `compare`.
+    """Judge a cell by its step time.
+
+    Args:
+        machines: how step times of repeated runs differ.
+        mix: see `compare`.
+        margin: see `compare`.
+        cell: the cell to judge.
+        a: its runs in A.
+        b: its runs in B.
+        sides: the names of A and B.
     """
     ok_a = ok_runs(a)
     ok_b = ok_runs(b)
@@ -314,12 +353,12 @@ def _timed(
         )
     for side, runs in zip(sides, (ok_a, ok_b), strict=True):
         if not mix and (mixture := grouping.mixture(runs) or grouping.mixed_data_or_cores(runs)):
-            mixed = f"{side} mixes commits, machines, data or cores in one cell"
-            said = f"{mixed}: {mixture} (`--mix` averages over them)"
-            raise Refusal("compare.mixed", said, key="--mix", side=side, mixture=mixture)
-    untold = _untold([*ok_a, *ok_b]) or _other_step_work(ok_a, ok_b)
-    if untold is not None:
-        return CellComparison(cell, a, b, None, untold)
+            mixing_side = f"{side} mixes commits, machines, data or cores in one cell"
+            text = f"{mixing_side}: {mixture} (`--mix` averages over them)"
+            raise Refusal("compare.mixed", text, key="--mix", side=side, mixture=mixture)
+    not_comparable = _why_not_comparable([*ok_a, *ok_b]) or _different_step_work(ok_a, ok_b)
+    if not_comparable is not None:
+        return CellComparison(cell, a, b, None, not_comparable)
     ok_a, ok_b = grouping.undisturbed(ok_a), grouping.undisturbed(ok_b)
     ok_a, ok_b = (
         sorted(runs, key=lambda run: (run["seed"] or 0, run["repetition"] or 1))
@@ -327,8 +366,8 @@ def _timed(
     )
     try:
         steps_a, steps_b = ([run.measured_s() for run in runs] for runs in (ok_a, ok_b))
-        # Steps of the same seeds and numbers have the same batches, unless a key of --by changes
-        # those: pairing is right then too, and gains nothing.
+        # With the same seeds and step numbers, both sides trained on the same batches, so steps
+        # can be paired. If a key of --by changes the batches, pairing is still right but useless.
         paired = [run["seed"] for run in ok_a] == [run["seed"] for run in ok_b]
         paired = paired and [*map(len, steps_a)] == [*map(len, steps_b)]
         spreads = machines.of(ok_a), machines.of(ok_b)
@@ -348,32 +387,35 @@ def _timed(
     return CellComparison(cell, a, b, step, verdict, machines=machines, step_s=(mean_a_s, mean_b_s))
 
 
-def _untold(runs: Sequence[Run]) -> Message | None:
-    """Why nothing can be said of a cell with these runs of both sides; None where something can."""
-    forbidden = [Forbids.verdict]
+def _why_not_comparable(runs: Sequence[Run]) -> Message | None:
+    """Return why these runs of both sides cannot be compared, or None if they can."""
+    forbidden_uses = [Forbids.verdict]
     if len({grouping.ranks(run) for run in runs}) > 1:
-        forbidden.append(Forbids.speed_up)
-    found = limits.forbidding(grouping.limits_of(runs), *forbidden)
-    if not found:
+        forbidden_uses.append(Forbids.speed_up)
+    forbidding_limits = limits.forbidding(grouping.limits_of(runs), *forbidden_uses)
+    if not forbidding_limits:
         return None
-    return _nothing_told(str(found[0].says), found[0].code)
+    return _not_comparable(str(forbidding_limits[0].says), forbidding_limits[0].code)
 
 
-def _nothing_told(why: str, limit: str) -> Message:
-    """The verdict on a cell whose runs forbid one."""
+def _not_comparable(why: str, limit: str) -> Message:
+    """Return the verdict on a cell whose runs cannot be compared."""
     return Message("compare.untold", f"{UNDECIDED}: {why}", limit=limit)
 
 
-def _other_step_work(a: Sequence[Run], b: Sequence[Run]) -> Message | None:
-    """That a script's steps train other amounts on both sides, so that their times tell nothing."""
+def _different_step_work(a: Sequence[Run], b: Sequence[Run]) -> Message | None:
+    """Return a message if a script's steps train other amounts on both sides.
+
+    In that case, the step times cannot be compared.
+    """
     if not all(map(works.is_script, [*a, *b])):
         return None
-    sides = ([circumstances.step_work(run.record()) for run in runs] for runs in (a, b))
-    found = circumstances.means_apart(*sides)
-    if found is None:
+    amounts_by_side = ([circumstances.step_work(run.record()) for run in runs] for runs in (a, b))
+    amounts = circumstances.means_apart(*amounts_by_side)
+    if amounts is None:
         return None
-    said = (
-        f"a step trains {found[0]:,.1f} samples or tokens in A, {found[1]:,.1f} in B;"
-        " `multicard best` compares the time of as much work"
+    text = (
+        f"a step trains {amounts[0]:,.1f} samples or tokens in A and {amounts[1]:,.1f} in B;"
+        " `multicard best` compares the times of equal amounts of work"
     )
-    return _nothing_told(said, "step-work")
+    return _not_comparable(text, "step-work")

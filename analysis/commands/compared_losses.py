@@ -1,4 +1,4 @@
-"""`compare`: the held-out losses of a cell's two sides, compared row by row."""
+"""`compare`: compare the held-out losses of a cell's two sides row by row."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,15 +16,16 @@ HIGHER = "higher"
 SAME = "no difference"
 UNDECIDED = "undecided"
 VERDICTS = {ABOVE: HIGHER, BELOW: LOWER, WITHIN: SAME}
-OTHER_ROWS = Message("compare.other-held-out-rows", f"{UNDECIDED}: other held-out rows")
-OTHER_WORK = Message("compare.other-amounts", f"{UNDECIDED}: trained on other amounts")
-OTHER_LOSS = Message("compare.other-loss", f"{UNDECIDED}: losses of another kind")
+OTHER_ROWS = Message("compare.other-held-out-rows", f"{UNDECIDED}: different held-out rows")
+OTHER_WORK = Message("compare.other-amounts", f"{UNDECIDED}: trained on different amounts")
+OTHER_LOSS = Message("compare.other-loss", f"{UNDECIDED}: different kinds of loss")
 
 
 @dataclass(frozen=True)
 class ComparedLosses:
-    """The held-out losses of A and B, in nats; bounds: of B / A,
-    None where they are not compared.
+    """The held-out losses of A and B, in nats per token.
+
+    bounds: the interval of B / A, or None if the losses cannot be compared.
     """
 
     a: float
@@ -34,8 +35,9 @@ class ComparedLosses:
 
 
 def compared(repeated: RepeatedRuns, a: Sequence[Run], b: Sequence[Run]) -> ComparedLosses | None:
-    """The losses of a cell's runs that ended ok; None where a side has none,
-    or none that may be compared.
+    """Compare the held-out losses of a cell's runs that ended ok.
+
+    Return None if a side has no held-out loss, or none that may be compared.
     """
     ok_a = grouping.ok_runs(a)
     ok_b = grouping.ok_runs(b)

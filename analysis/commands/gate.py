@@ -1,6 +1,4 @@
-"""`compare --gate`: whether a change made nothing slower by more than a share,
-as a program asks for it.
-"""
+"""`compare --gate`: tell a program whether a change made anything slower by more than a share."""
 
 from collections.abc import Sequence
 from enum import IntEnum
@@ -13,7 +11,7 @@ from .compared_cells import CellComparison
 
 
 class GateVerdict(IntEnum):
-    """What a gate says, by the command's exit code."""
+    """The result of a gate. Its value is the command's exit code."""
 
     passed = 0
     failed = 1
@@ -21,28 +19,29 @@ class GateVerdict(IntEnum):
 
 
 def gated(compared: Sequence[CellComparison], gate: float) -> tuple[GateVerdict, Message]:
-    """Whether no cell regressed by more than `gate`,
-    with a line about it: passed is what was shown not to have.
+    """Return whether no cell became slower by more than `gate`, and a line about it.
 
-    If each cell is slower by the gate, one of them all is found to be
-    slower by more in 5 % of the cases (Bonferroni).
+    The gate passes only if each cell is shown not to be slower by more than that. Intervals are
+    widened for the number of cells (Bonferroni). So even if every cell is slower by exactly the
+    gate, it fails in at most 5 % of the cases.
     """
     judged = sum(cell.judged for cell in compared)
-    # of an interval whose lower bound alone counts
+    # Only the lower bound of this interval counts, so the interval may miss on one side.
     confidence = 1 - 2 * (1 - CONFIDENCE) / max(1, judged)
     slower = sum(cell.regressed(gate, confidence) for cell in compared)
-    one_sided = 2 * CONFIDENCE - 1  # of an interval whose upper bound alone counts
+    # Only the upper bound of this interval counts.
+    one_sided = 2 * CONFIDENCE - 1
     unclear = sum(not cell.cleared(gate, one_sided) for cell in compared) - slower
     about = {"gate": gate, "cells": len(compared), "unclear": unclear}
     percent = f"{100 * gate:g}%"
     cells = count(len(compared), "cell")
     if slower:
-        said = f"gate {percent}: {slower} of {cells} slower by more, or failed"
-        return GateVerdict.failed, Message("compare.gate-failed", said, slower=slower, **about)
+        text = f"gate {percent}: {slower} of {cells} slower by more, or failed"
+        return GateVerdict.failed, Message("compare.gate-failed", text, slower=slower, **about)
     if unclear:
-        said = (
+        text = (
             f"gate {percent}: cannot tell: {unclear} of {cells} may be slower by more; repeat both"
             " sides, with `repeat=5` or longer runs"
         )
-        return GateVerdict.cannot_tell, Message("compare.gate-cannot-tell", said, **about)
+        return GateVerdict.cannot_tell, Message("compare.gate-cannot-tell", text, **about)
     return GateVerdict.passed, Message("compare.gate-passed", f"gate {percent}: passed", **about)

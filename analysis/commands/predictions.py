@@ -1,15 +1,17 @@
-"""`predictions`: accuracy of predictions on this machine,
-against the measurements of the same runs.
+"""`predictions`: compare predictions on this machine with the measurements of the same runs.
 
-For each figure and basis: median and mean of the relative errors' sizes, the bias (their mean with
-the sign; above 0 where too much was predicted), the share of runs inside the 90 % interval with its
-own 95 % interval, and the median of that interval's half-width. Then the verdicts on memory.
-`--csv` has each predicted figure of each run.
+Each figure and basis gets a row. It has the median and mean size of the relative error, and the
+bias: the mean error with its sign, above 0 if too much was predicted. It also has the share of runs
+inside the 90 % interval, this share's own 95 % interval, and the median half-width of the 90 %
+interval. Below the table stand the verdicts on memory. `--csv` has each predicted figure of each
+run.
 
-Runs that ended ok are compared: their times and energy unless others or a profiler slowed them,
-their memory on GPUs alone (a CPU rank's is resident and holds Python too). Of runs out of memory
-only the verdict counts. Where a prediction says the times if others stay as busy, and they did,
-these are compared, on a basis of their own.
+Only runs that ended ok are compared. Their times and energy count unless other processes or a
+profiler slowed them. Their memory counts only on GPUs, because the memory of a CPU rank is resident
+and includes Python. For runs out of memory, only the verdict counts.
+
+A prediction may also have times for the case that others stay as busy. If they did, these times are
+compared too, on a separate basis.
 """
 
 import statistics
@@ -36,9 +38,9 @@ from ..stats.intervals import wilson
 from ..table_columns import Column, table
 from ..table_columns import rows as rows_of
 
-AS_BUSY = " as busy"  # behind the basis of times if others stay as busy
+AS_BUSY = " as busy"  # Follows the basis of times that suppose that others stay as busy.
 TIMES = ("step_s", "total_s")
-# Each measured column: the prediction's field, and its name in tables
+# Each measured column with the field of the prediction.
 PREDICTED = {
     "step_s": "step_s",
     "total_s": "total_s",
@@ -46,42 +48,44 @@ PREDICTED = {
     MEMORY: "allocated_bytes",
 }
 NAMES = {"step_s": "step", "total_s": "total", "energy_joules": "energy", MEMORY: "memory"}
-BASES = tuple(basis for basis in Basis if basis is not Basis.unknown)  # best first
+BASES = tuple(basis for basis in Basis if basis is not Basis.unknown)  # The best one first.
 VERDICTS = ("yes", "tight", "no")
 OUT_OF_MEMORY = "oom"
-LEAST = 1e-9  # seconds, joules or bytes below which nothing is compared
+LEAST = 1e-9  # Figures below it (seconds, joules or bytes) are not compared.
 VERDICT_HEADINGS = ("predicted to fit", "fitted", "ran out of memory")
-# in CSV and JSON
+# The columns of CSV and JSON.
 COLUMNS = ("column", "basis", "predicted", "low", "high", "measured", "error", "inside")
 NOTES = (
     Message(
         "predictions.error",
-        "error: of the predicted figure, relative to the measured one; bias: its mean with the"
-        " sign, + where too much was predicted",
+        "error: of the predicted figure, relative to the measured one; bias: the mean error with"
+        " its sign, + if too much was predicted",
     ),
     Message(
         "predictions.inside",
-        "inside: runs that measured a figure within the 90 % interval, and the 95 % interval of"
-        " this share",
+        "inside: the share of runs whose measured figure lies within the 90 % interval, and the"
+        " 95 % interval of this share",
     ),
 )
 UNPREDICTED = Message("predictions.none", "without a prediction")
 ON_CPU = Message(
     "predictions.cpu-memory",
-    "memory of CPU ranks not compared: it is resident, Python and libraries included",
+    "memory of CPU ranks is not compared: it is resident memory, Python and libraries included",
 )
 REMEDY = Message(
     "predictions.remedy",
-    "runs are predicted before they start, from earlier records, so the first has no prediction;"
-    " measure more cells, as with `-m gpus=1,2`, or give another folder",
+    "runs are predicted before they start, from earlier records, so the first run has no"
+    " prediction; measure more cells, as with `-m gpus=1,2`, or give another folder",
 )
 
 
 class PredictedAndMeasured(NamedTuple):
-    """One predicted figure of a run, with its 90 % interval, and the measured one,
-    in the unit of the column's name.
+    """One predicted figure of a run with its 90 % interval, and the measured figure.
 
-    basis: with the marks of the runs behind it, as "scaled&", or "scaled& as busy".
+    All are in the unit of the column's name.
+
+    basis: the prediction's basis with the marks of the runs that it rests on, as "scaled&" or
+        "scaled& as busy".
     """
 
     run: Run
@@ -94,13 +98,13 @@ class PredictedAndMeasured(NamedTuple):
 
     @property
     def marks(self) -> str:
-        """The marks in its basis."""
+        """The marks that its basis contains."""
         prediction = self.run.prediction
         return "" if prediction is None or self.column == MEMORY else prediction.marks
 
     @property
     def error(self) -> float:
-        """Relative to the measured figure; above 0 where too much was predicted."""
+        """The error relative to the measured figure, above 0 if too much was predicted."""
         return (self.predicted - self.measured) / self.measured
 
     @property
@@ -115,8 +119,8 @@ class PredictedAndMeasured(NamedTuple):
 class Comparisons:
     """All comparisons of some runs.
 
-    verdicts: runs by the verdict on their memory, and True where they ran out of it.
-    left_out: runs of which something is not compared, by the reason.
+    verdicts: the number of runs by the verdict on their memory, and whether they ran out of it.
+    left_out: the number of runs of which some figure is not compared, by the reason.
     """
 
     figures: list[PredictedAndMeasured] = field(default_factory=list)
@@ -124,7 +128,7 @@ class Comparisons:
     left_out: Counter[str] = field(default_factory=Counter)
 
     def of_column(self, column: str) -> list[PredictedAndMeasured]:
-        return [each for each in self.figures if each.column == column]
+        return [figure for figure in self.figures if figure.column == column]
 
     @property
     def notes(self) -> list[str]:
@@ -140,62 +144,70 @@ class Comparisons:
 
 
 def compare(runs: Sequence[Run]) -> Comparisons:
-    compared = Comparisons()
+    """Compare each run with its prediction, and count why figures are not compared."""
+    comparisons = Comparisons()
     for run in runs:
         prediction = run.prediction
         ended = run["status"]
         on_cpu = run["cpu_ranks"]
         if prediction is None:
-            compared.left_out[UNPREDICTED] += 1
+            comparisons.left_out[UNPREDICTED] += 1
             continue
-        reason = _left_out(run)
-        stayed = ended == "ok" and _stayed_as_busy(run, prediction)
-        if stayed:
-            compared.figures += _figures_as_busy(run, prediction)
+        reason = _why_left_out(run)
+        others_stayed_as_busy = ended == "ok" and _others_stayed_as_busy(run, prediction)
+        if others_stayed_as_busy:
+            comparisons.figures += _figures_as_busy(run, prediction)
         elif reason is not None:
-            said = f"times and energy left out, {reason}"
-            compared.left_out[Message("predictions.no-times", said, reason=reason)] += 1
+            text = f"times and energy left out, {reason}"
+            comparisons.left_out[Message("predictions.no-times", text, reason=reason)] += 1
         elif prediction.step_s is None and prediction.total_s is None:
-            said = f"times not known, {prediction.about}"
-            compared.left_out[
-                Message("predictions.unknown-times", said, about=prediction.about)
+            text = f"times not known, {prediction.about}"
+            comparisons.left_out[
+                Message("predictions.unknown-times", text, about=prediction.about)
             ] += 1
         if ended == "ok":
-            compared.figures += _figures(
+            comparisons.figures += _figures(
                 run, prediction, [MEMORY] if reason is not None else [*PREDICTED]
             )
             if on_cpu and prediction.allocated_bytes:
-                compared.left_out[ON_CPU] += 1
+                comparisons.left_out[ON_CPU] += 1
         if (
             prediction.fits in VERDICTS
             and not on_cpu
             and not run["disturbed"]
             and ended in ("ok", OUT_OF_MEMORY)
         ):
-            compared.verdicts[prediction.fits, ended == OUT_OF_MEMORY] += 1
-    return compared
+            comparisons.verdicts[prediction.fits, ended == OUT_OF_MEMORY] += 1
+    return comparisons
 
 
-def _left_out(run: Run) -> str | None:
-    """Why the times and the energy of a run are not compared; None where they are."""
+def _why_left_out(run: Run) -> str | None:
+    """Return why the times and the energy of a run are not compared, or None if they are."""
     if run["status"] != "ok":
         return Message("predictions.ended", f"ended {run['status']}", status=run["status"])
-    slowed = limits.forbidding(run.limits, Forbids.rate, Forbids.prediction, Forbids.verdict)
-    return slowed[0].says if slowed else None
+    slowing_limits = limits.forbidding(
+        run.limits, Forbids.rate, Forbids.prediction, Forbids.verdict
+    )
+    return slowing_limits[0].says if slowing_limits else None
 
 
-def _stayed_as_busy(run: Run, prediction: Prediction) -> bool:
-    """True where others were as busy as the prediction supposes,
-    and nothing else limits the run's times.
+def _others_stayed_as_busy(run: Run, prediction: Prediction) -> bool:
+    """Return True if others were as busy as the prediction supposes.
+
+    It is False if anything else limits the run's times.
     """
-    slowed = limits.forbidding(run.limits, Forbids.rate, Forbids.prediction, Forbids.verdict)
-    if prediction.as_busy is None or any(limit.code != limits.LOADED.code for limit in slowed):
+    slowing_limits = limits.forbidding(
+        run.limits, Forbids.rate, Forbids.prediction, Forbids.verdict
+    )
+    if prediction.as_busy is None or any(
+        limit.code != limits.LOADED.code for limit in slowing_limits
+    ):
         return False
     return abs(limits.busy_share(run.record()) - prediction.as_busy.busy) <= SAME_LOAD
 
 
 def _figures_as_busy(run: Run, prediction: Prediction) -> Iterator[PredictedAndMeasured]:
-    """The times of a run beside those that were predicted if others stay as busy."""
+    """Yield the times of a run that were predicted for others that stay as busy."""
     for column in TIMES:
         interval: PredictedInterval | None = getattr(prediction.as_busy, PREDICTED[column])
         measured = run[column]
@@ -209,6 +221,7 @@ def _figures_as_busy(run: Run, prediction: Prediction) -> Iterator[PredictedAndM
 def _figures(
     run: Run, prediction: Prediction, columns: Sequence[str]
 ) -> Iterator[PredictedAndMeasured]:
+    """Yield the figures of a run that were predicted, in these columns."""
     for column in columns:
         interval: PredictedInterval | None = getattr(prediction, PREDICTED[column])
         measured = run[column]
@@ -225,27 +238,31 @@ def _figures(
             )
 
 
-def accuracies(compared: Comparisons) -> list[Column]:
-    """A row for each figure and basis, and one for all bases of a figure where it has several;
-    errors are shares of the measured figure, the half-width of the predicted one.
+def accuracies(comparisons: Comparisons) -> list[Column]:
+    """Return the columns of the table of accuracies: a row for each figure and basis.
+
+    If a figure has several bases, a further row has all of them. Errors are shares of the measured
+    figure. Half-widths are shares of the predicted figure.
     """
     groups: list[tuple[str, str, list[PredictedAndMeasured]]] = []
     for column in PREDICTED:
-        own = compared.of_column(column)
-        bases = dict.fromkeys((*BASES, *(each.basis for each in own)))
-        known = {
+        column_figures = comparisons.of_column(column)
+        bases = dict.fromkeys((*BASES, *(figure.basis for figure in column_figures)))
+        figures_by_basis = {
             str(basis): group
             for basis in bases
-            if (group := [each for each in own if each.basis == basis])
+            if (group := [figure for figure in column_figures if figure.basis == basis])
         }
-        known |= {"all": own} if len(known) > 1 else {}
-        groups += [(NAMES[column], basis, group) for basis, group in known.items()]
-    errors = [[each.error for each in group] for *_, group in groups]
+        figures_by_basis |= {"all": column_figures} if len(figures_by_basis) > 1 else {}
+        groups += [(NAMES[column], basis, group) for basis, group in figures_by_basis.items()]
+    errors = [[figure.error for figure in group] for *_, group in groups]
     shares = [
-        wilson(sum(each.inside for each in group), len(group), CONFIDENCE) for *_, group in groups
+        wilson(sum(figure.inside for figure in group), len(group), CONFIDENCE)
+        for *_, group in groups
     ]
     half_widths = [
-        [(each.high - each.low) / 2 / each.predicted for each in group] for *_, group in groups
+        [(figure.high - figure.low) / 2 / figure.predicted for figure in group]
+        for *_, group in groups
     ]
     return [
         Column("figure", "figure", [figure for figure, *_ in groups]),
@@ -254,13 +271,13 @@ def accuracies(compared: Comparisons) -> list[Column]:
         Column(
             "median error",
             "median_error",
-            [statistics.median(map(abs, own)) for own in errors],
+            [statistics.median(map(abs, group_errors)) for group_errors in errors],
             "{:.1%}".format,
         ),
         Column(
             "mean error",
             "mean_error",
-            [statistics.fmean(map(abs, own)) for own in errors],
+            [statistics.fmean(map(abs, group_errors)) for group_errors in errors],
             "{:.1%}".format,
         ),
         Column("bias", "bias", [*map(statistics.fmean, errors)], "{:+.1%}".format),
@@ -282,53 +299,58 @@ def accuracies(compared: Comparisons) -> list[Column]:
 
 
 def output(runs: Sequence[Run], folders: Sequence[Path]) -> Output:
-    """The tables and notes, and every predicted figure of every run,
-    in the unit of its column's name.
+    """Return the tables and notes, and every predicted figure of every run.
+
+    Figures are in the unit of their column's name.
 
     Raises:
-        ValueError: nothing can be compared of the runs of these folders,
-            with the reasons and the remedy.
+        ValueError: no run under these folders can be compared. The message has the reasons and the
+            remedy.
     """
-    compared = compare(runs)
-    if not compared.figures and not compared.verdicts:
+    comparisons = compare(runs)
+    if not comparisons.figures and not comparisons.verdicts:
         where = ", ".join(map(str, folders))
-        notes = "; ".join(compared.notes)
+        notes = "; ".join(comparisons.notes)
         raise Refusal(
             "predictions.nothing",
             f"nothing can be compared of the runs under {where} ({notes}): {REMEDY}",
             folders=where,
-            left_out=[*compared.left_out],
+            left_out=[*comparisons.left_out],
             remedy=REMEDY,
         )
-    counts = compared.verdicts
+    counts = comparisons.verdicts
     verdicts = [
         [verdict, str(counts[verdict, False]), str(counts[verdict, True])]
         for verdict in VERDICTS
         if counts
     ]
-    shown = [
-        one
-        for one in (table(accuracies(compared)), TextTable(VERDICT_HEADINGS, verdicts, [""]))
-        if one.rows
+    shown_tables = [
+        shown_table
+        for shown_table in (
+            table(accuracies(comparisons)),
+            TextTable(VERDICT_HEADINGS, verdicts, [""]),
+        )
+        if shown_table.rows
     ]
-    meanings = explained(each.marks for each in compared.figures)
-    below = ["", *(NOTES if compared.figures else ()), *meanings, *compared.notes]
-    shown[-1] = shown[-1]._replace(below=below)
+    meanings = explained(figure.marks for figure in comparisons.figures)
+    notes_below = ["", *(NOTES if comparisons.figures else ()), *meanings, *comparisons.notes]
+    shown_tables[-1] = shown_tables[-1]._replace(below=notes_below)
 
     def content(rows: Rows) -> dict[str, Any]:
         verdicts = [
-            {"fits": fits, "ran_out": out, "runs": number} for (fits, out), number in counts.items()
+            {"fits": fits, "ran_out": ran_out, "runs": number}
+            for (fits, ran_out), number in counts.items()
         ]
-        own = {"accuracies": rows_of(accuracies(compared)), "verdicts": verdicts}
-        return own | {"figures": rows, "left_out": compared.left_out}
+        content_fields = {"accuracies": rows_of(accuracies(comparisons)), "verdicts": verdicts}
+        return content_fields | {"figures": rows, "left_out": comparisons.left_out}
 
     def lines(width: int | None) -> list[str]:
-        return list(chain.from_iterable(each.lines(width) for each in shown))
+        return list(chain.from_iterable(shown_table.lines(width) for shown_table in shown_tables))
 
     return Output(
         lines,
-        lambda: shown,
-        [each.values() for each in compared.figures],
+        lambda: shown_tables,
+        [figure.values() for figure in comparisons.figures],
         ("folder", *COLUMNS),
         content,
     )

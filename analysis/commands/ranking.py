@@ -1,6 +1,4 @@
-"""Settings that did the same work, ranked by a goal; the limits that they keep to, and the
-trade-off front.
-"""
+"""Rank settings that did the same work by a goal, within limits, and find their trade-off front."""
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -22,13 +20,14 @@ from ..stats.intervals import bonferroni
 from ..table_columns import Column
 
 COST = "cost"
-MOST_EQUAL = 3  # settings not told from the best that are named
+MAX_TIES = 3  # The most settings that a sentence names as ties with the best one.
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits that a setting must keep to; None for no limit. loss: of held-out rows,
-    in nats a token.
+    """Limits that a setting must respect; None for no limit.
+
+    loss: the highest held-out loss, in nats per token.
     """
 
     accuracy: float | None = None
@@ -37,8 +36,9 @@ class Limits:
     loss: float | None = None
 
     def keep(self, runs: Sequence[Run]) -> bool:
-        """True if a setting with these repetitions keeps to them,
-        by its means and its highest memory.
+        """Return True if a setting with these repetitions is within the limits.
+
+        Its means and its highest peak memory count.
         """
         accuracy, loss, memory_bytes = (
             of_setting(runs, column) for column in (ACCURACY, HELD_OUT, MEMORY)
@@ -51,32 +51,32 @@ class Limits:
         )
 
     def nearest(self, settings: Sequence[Sequence[Run]]) -> str:
-        """What the settings reach of each limit."""
+        """Say how close the settings come to each limit."""
         phrases = []
         if self.accuracy is not None:
-            known = [
+            accuracies = [
                 accuracy
                 for runs in settings
                 if (accuracy := of_setting(runs, ACCURACY)) is not None
             ]
-            highest = max(known, default=None)
-            said = (
+            highest = max(accuracies, default=None)
+            text = (
                 "no run has an accuracy"
                 if highest is None
                 else f"the highest accuracy is {highest:.2%}"
             )
-            phrases.append(Message("best.highest-accuracy", said, accuracy=highest))
+            phrases.append(Message("best.highest-accuracy", text, accuracy=highest))
         if self.loss is not None:
             lowest = min(
                 (loss for runs in settings if (loss := of_setting(runs, HELD_OUT)) is not None),
                 default=None,
             )
-            said = (
+            text = (
                 "no run has a held-out loss"
                 if lowest is None
                 else f"the lowest held-out loss is {lowest:.3f}"
             )
-            phrases.append(Message("best.lowest-loss", said, loss=lowest))
+            phrases.append(Message("best.lowest-loss", text, loss=lowest))
         if self.memory_bytes is not None:
             least = min(
                 (peak for runs in settings if (peak := of_setting(runs, MEMORY))), default=None
@@ -96,8 +96,9 @@ class Limits:
 class RankedSetting:
     """The repetitions of one setting with its figures (see `of_setting`).
 
-    learned: the figures that tell how well it learned.
-    counted: those that `cost` is made of: of times the undisturbed ones.
+    cost: the goal's figure. A lower one is better.
+    learned: the figures that say how well the setting learned.
+    counted: the runs that `cost` is computed from. For times, these are the undisturbed runs.
     """
 
     cell: grouping.Cell
@@ -122,60 +123,61 @@ class RankedSetting:
 
     @cached_property
     def costs(self) -> tuple[float | None, ...]:
-        """What is low in a good setting beside its errors: the goal's figure, GPUs and money."""
+        """The figures, except errors, that are low in a good setting: the goal's, GPUs, money."""
         return self.cost, self.gpus, of_setting(self.runs, COST)
 
     @property
     def error(self) -> float | None:
-        """Its errors, by the figure that tells best how well it learned."""
+        """The error by the figure that best says how well the setting learned."""
         return quality.best_error(self.learned)
 
 
-Told = Callable[[RankedSetting, RankedSetting], bool]
+IsBetter = Callable[[RankedSetting, RankedSetting], bool]
 
 
-def front(settings: Sequence[RankedSetting], told: Told) -> list[RankedSetting]:
-    """The settings that no other dominates, as far as each is told from those before it;
-    the best first.
+def front(settings: Sequence[RankedSetting], is_better: IsBetter) -> list[RankedSetting]:
+    """Return the trade-off front: the settings that no other setting dominates, the best first.
 
-    A setting is dominated by another whose figures are nowhere worse and somewhere better. Of
-    settings that runs do not tell apart, the first alone is on the front: a setting joins it that
-    is better than each member in some figure, by more than runs differ (`told`).
+    A setting is dominated if another one is nowhere worse and somewhere better. If runs cannot
+    distinguish some settings, only the first of them is on the front. A setting joins the front
+    if `is_better` shows it to be better than each member in some figure.
     """
     members: list[RankedSetting] = []
     for setting in settings:
         dominated = any(_dominates(other, setting) for other in settings)
-        if not dominated and all(told(setting, member) for member in members):
+        if not dominated and all(is_better(setting, member) for member in members):
             members.append(setting)
     return members
 
 
 def _dominates(a: RankedSetting, b: RankedSetting) -> bool:
     pairs = [
-        (own, other)
-        for own, other in zip(a.costs, b.costs, strict=True)
-        if own is not None and other is not None
+        (figure, other_figure)
+        for figure, other_figure in zip(a.costs, b.costs, strict=True)
+        if figure is not None and other_figure is not None
     ]
-    learned = quality.shared(a.learned, b.learned)
-    if learned is not None:
+    measure = quality.shared(a.learned, b.learned)
+    if measure is not None:
         pairs.append(
-            (quality.error(learned, a.learned[learned]), quality.error(learned, b.learned[learned]))
+            (quality.error(measure, a.learned[measure]), quality.error(measure, b.learned[measure]))
         )
-    return all(own <= other for own, other in pairs) and any(own < other for own, other in pairs)
+    return all(figure <= other_figure for figure, other_figure in pairs) and any(
+        figure < other_figure for figure, other_figure in pairs
+    )
 
 
 @dataclass(frozen=True)
 class Ranking:
     """Settings that did the same work, the best first.
 
-    work: the name of the work among several, empty if there is one.
-    column: what they are ranked by: the goal's figure; the time of as much work, where they did
-    different amounts.
-    keys: the columns that tell settings apart.
-    untold: the number of runs that are not ranked, by what limits them;
-    empty where there are several works.
-    lengths: the arguments of a script that set how long it trains, whose other values are other
-    works.
+    column: the column that settings are ranked by: the goal's figure, or, if they did different
+        amounts of work, the time per amount.
+    work: the name of the work if there are several works, else empty.
+    keys: the columns that distinguish the settings.
+    untold: the number of runs that cannot be ranked, by the limit that forbids it. It is empty if
+        there are several works.
+    lengths: a script's arguments that set how long it trains. Runs with other values of them did
+        other work.
     """
 
     goal: str
@@ -194,61 +196,76 @@ class Ranking:
 
     @cached_property
     def front(self) -> list[RankedSetting]:
-        return front(self.settings, self._told)
+        return front(self.settings, self._is_better)
 
     @cached_property
     def equals(self) -> list[RankedSetting]:
-        best, *others = self.settings
-        return [one for one in others if not self._told(one, best) and not self._told(best, one)]
+        """The settings that tie with the best: runs show neither as better."""
+        best, *other_settings = self.settings
+        return [
+            setting
+            for setting in other_settings
+            if not self._is_better(setting, best) and not self._is_better(best, setting)
+        ]
 
     @property
     def confidence(self) -> float:
-        """Of a comparison with one of the settings: all of them together hold at 95 %,
-        since the best is picked.
+        """The confidence of one comparison with the best setting.
+
+        All comparisons together hold at 95 %, because the best one is picked among them.
         """
         return bonferroni(len(self.settings) - 1)
 
     @property
     def is_at_pace(self) -> bool:
+        """True if settings are ranked by the time per amount of work."""
         return self.column == PACE
 
     @property
     def paced(self) -> str:
-        """What follows a time: " a million tokens"; empty where it is that of whole runs."""
+        """What follows a time, as " a million tokens"; empty if times are of whole runs."""
         return f" a {works.unit_of_pace(self.runs)}" if self.is_at_pace else ""
 
     @cached_property
     def unit(self) -> Scale:
-        """The unit of all its times, in a sentence and along an axis."""
+        """The unit of all times of the ranking, in sentences and on axes."""
         return SECONDS.scale(max(setting.cost for setting in self.settings))
 
     def time(self, setting: RankedSetting) -> str:
-        """The time of a setting as a sentence has it, in three digits."""
+        """Write the time of a setting for a sentence, with three digits."""
         time = setting.cost / self.unit.divisor
         return (f"{time:.3g}" if time < 100 else f"{time:,.0f}") + f" {self.unit.name}{self.paced}"
 
     def cheaper(self, a: RankedSetting, b: RankedSetting) -> bool:
+        """Return True if repeated runs show that `a` has the lower cost."""
         return self.repeated.cheaper(self.column, a.runs, b.runs, self.confidence)
 
     def equivalent(self, a: RankedSetting, b: RankedSetting) -> bool:
-        """True where repeated runs show that both take as long, to within MARGIN."""
+        """Return True if repeated runs show that both take equally long, within MARGIN."""
         ratio = self.repeated.ratio(self.column, a.runs, b.runs)
         return ratio.verdict(MARGIN, self.confidence) == WITHIN
 
     def comparable(self, setting: RankedSetting) -> tuple[Hashable, ...]:
-        """Equal of settings whose held-out losses are compared: by rows, amount of work,
-        and what a loss counts.
+        """Return a key that is equal for settings whose held-out losses can be compared.
+
+        It consists of the held-out rows, the amount of work and the kind of loss.
         """
-        first = setting.runs[0]
-        scored = self.repeated.held_out.of(setting.runs)
-        return scored and scored.rows, works.trained(first), quality.kind_of_loss(first)
+        first_run = setting.runs[0]
+        held_out_scores = self.repeated.held_out.of(setting.runs)
+        return (
+            held_out_scores and held_out_scores.rows,
+            works.trained(first_run),
+            quality.kind_of_loss(first_run),
+        )
 
     def more_accurate(self, a: RankedSetting, b: RankedSetting) -> bool:
+        """Return True if both did the same amount of work and `a` is shown to be more accurate."""
         return works.did_as_much(a.runs, b.runs) and self.repeated.more_accurate(
             a.runs, b.runs, self.confidence
         )
 
-    def _told(self, a: RankedSetting, b: RankedSetting) -> bool:
+    def _is_better(self, a: RankedSetting, b: RankedSetting) -> bool:
+        """Return True if `a` is shown to be better than `b` in some figure."""
         costs_less = self.repeated.cheaper(COST, a.runs, b.runs, self.confidence)
         return self.cheaper(a, b) or a.gpus < b.gpus or self.more_accurate(a, b) or costs_less
 
@@ -256,6 +273,7 @@ class Ranking:
         return grouping.label(setting.cell, self.keys) or "the only setting"
 
     def figures(self, setting: RankedSetting) -> str:
+        """Write the main figures of a setting for a sentence."""
         parts = [_text(self.goal, setting.cost) + self.paced]
         if setting.accuracy is not None:
             parts.append(f"{setting.accuracy:.1%}")
@@ -270,7 +288,7 @@ class Ranking:
 
     @property
     def sentences(self) -> list[Message]:
-        """What the best setting is, and which runs do not tell from it."""
+        """Sentences that name the best setting and the settings that tie with it."""
         title = "Fastest" if self.goal == "time" else f"Least {self.goal}"
         best = self.best
         about: dict[str, Any] = {"accuracy": best.accuracy, "loss": best.loss}
@@ -290,58 +308,74 @@ class Ranking:
             )
         ]
         if self.equals:
-            named = first_few([self._named(other) for other in self.equals], MOST_EQUAL, "; ")
-            said = f"Ties with the best, within noise: {named}."
+            names = first_few([self._named(other) for other in self.equals], MAX_TIES, "; ")
+            text = f"Ties with the best, within noise: {names}."
             labels = [self.label(other) for other in self.equals]
-            lines.append(Message("best.equals", said, settings=labels))
+            lines.append(Message("best.equals", text, settings=labels))
         return lines
 
     def columns(
         self, goals: Sequence[str] = (), recommended: RankedSetting | None = None
     ) -> list[Column]:
-        """The ranking, the recommended setting first.
+        """Return the columns of the ranking's table, with the recommended setting first.
 
         Args:
-            goals: whose figures people see; programs get those of all.
+            goals: the goals whose figures are printed. Programs get the figures of all goals.
+            recommended: the setting that is recommended, if there is one.
         """
-        ranks = {id(one): rank for rank, one in enumerate(self.settings, 1)}
-        own = sorted(self.settings, key=lambda one: one is not recommended)
+        ranks = {id(setting): rank for rank, setting in enumerate(self.settings, 1)}
+        ordered = sorted(self.settings, key=lambda setting: setting is not recommended)
         name = self.column
-        intervals = [self.repeated.figure(one.runs, name) for one in own]
-        bounds = {end: [one and getattr(one, end) for one in intervals] for end in ("low", "high")}
-        others = {goal: figure.name for goal, figure in GOALS.items() if goal != self.goal}
-        texts = [text_table.part_of(len(one.counted), len(one.runs)) for one in own]
+        intervals = [self.repeated.figure(setting.runs, name) for setting in ordered]
+        bounds = {
+            end: [interval and getattr(interval, end) for interval in intervals]
+            for end in ("low", "high")
+        }
+        other_goals = {goal: figure.name for goal, figure in GOALS.items() if goal != self.goal}
+        counts_of_runs = [
+            text_table.part_of(len(setting.counted), len(setting.runs)) for setting in ordered
+        ]
         return [
-            Column("", "work", [self.work] * len(own)),
-            Column("#", "rank", [ranks[id(one)] for one in own]),
-            Column("use", "recommended", [one is recommended for one in own], _yes),
+            Column("", "work", [self.work] * len(ordered)),
+            Column("#", "rank", [ranks[id(setting)] for setting in ordered]),
+            Column("use", "recommended", [setting is recommended for setting in ordered], _yes),
             *(
-                Column(key, key, [dict(one.cell)[key] for one in own], is_setting=True)
+                Column(key, key, [dict(setting.cell)[key] for setting in ordered], is_setting=True)
                 for key in self.keys
             ),
             Column(
                 f"{self.goal}{self.paced}",
                 name,
-                [one.cost for one in own],
+                [setting.cost for setting in ordered],
                 partial(_text, self.goal),
             ),
             *(Column("", f"{name}_{end}", values) for end, values in bounds.items()),
-            Column("x best", "", [one.cost / self.best.cost for one in own], "{:.2f}".format),
+            Column(
+                "x best",
+                "",
+                [setting.cost / self.best.cost for setting in ordered],
+                "{:.2f}".format,
+            ),
             *(
                 Column(
-                    goal * (goal in goals),
-                    each,
-                    [of_setting(one.runs, each) for one in own],
+                    goal if goal in goals else "",
+                    column,
+                    [of_setting(setting.runs, column) for setting in ordered],
                     partial(_text, goal),
                 )
-                for goal, each in others.items()
+                for goal, column in other_goals.items()
             ),
-            Column("accuracy", ACCURACY, [one.accuracy for one in own]),
-            Column("held-out loss", HELD_OUT, [one.held_out_loss for one in own], "{:.3f}".format),
-            Column("loss", LOSS, [one.loss for one in own], "{:.3f}".format),
-            Column("n", "n", [len(one.counted) for one in own], written=texts),
-            Column("front", "front", [one in self.front for one in own], _yes),
-            Column("marks", "marks", [grouping.marks(one.counted) for one in own]),
+            Column("accuracy", ACCURACY, [setting.accuracy for setting in ordered]),
+            Column(
+                "held-out loss",
+                HELD_OUT,
+                [setting.held_out_loss for setting in ordered],
+                "{:.3f}".format,
+            ),
+            Column("loss", LOSS, [setting.loss for setting in ordered], "{:.3f}".format),
+            Column("n", "n", [len(setting.counted) for setting in ordered], written=counts_of_runs),
+            Column("front", "front", [setting in self.front for setting in ordered], _yes),
+            Column("marks", "marks", [grouping.marks(setting.counted) for setting in ordered]),
         ]
 
     def _named(self, setting: RankedSetting) -> str:

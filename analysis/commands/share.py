@@ -1,4 +1,4 @@
-"""`export` and `import`: measured rows to share, without anything that says whose they are."""
+"""`export` and `import`: share measured rows without anything that identifies their owner."""
 
 import re
 from collections.abc import Sequence
@@ -37,14 +37,19 @@ IMPORT = (
 
 
 def export(runs: Sequence[Run], out: Path) -> list[str]:
-    """Write the rows of the settings that ended ok and undisturbed;
-    return lines that say what is in them.
+    """Write rows for the settings that ended ok and undisturbed; return lines about the file.
 
     Raises:
-        ValueError: nothing can be shared, with the reason.
+        ValueError: nothing can be shared. The message has the reason.
     """
-    ok = [run for run in grouping.ok_runs(runs) if not any(limit.forbids for limit in run.limits)]
-    rows = [row for own in grouping.by_setting(ok).values() if (row := _row(own)) is not None]
+    exportable_runs = [
+        run for run in grouping.ok_runs(runs) if not any(limit.forbids for limit in run.limits)
+    ]
+    rows = [
+        row
+        for setting_runs in grouping.by_setting(exportable_runs).values()
+        if (row := _row(setting_runs)) is not None
+    ]
     if not rows:
         raise Refusal(
             "export.nothing",
@@ -59,14 +64,19 @@ def export(runs: Sequence[Run], out: Path) -> list[str]:
     for row in rows:
         values = (row.hardware, *row.settings.values())
         texts.update(value for value in values if isinstance(value, str))
-    shared = sum(max(figure.n for figure in row.figures.values()) for row in rows)
-    written = (
-        f"{out}: {count(len(rows), 'row')} of {shared} of {count(len(runs), 'run')}, under"
+    shared_runs = sum(max(figure.n for figure in row.figures.values()) for row in rows)
+    written_text = (
+        f"{out}: {count(len(rows), 'row')} of {shared_runs} of {count(len(runs), 'run')}, under"
         f" {LICENCE}"
     )
     return [
         Message(
-            "export.written", written, file=str(out), rows=len(rows), shared=shared, runs=len(runs)
+            "export.written",
+            written_text,
+            file=str(out),
+            rows=len(rows),
+            shared=shared_runs,
+            runs=len(runs),
         ),
         Message(
             "export.words", f"All words in them: {', '.join(sorted(texts))}", words=sorted(texts)
@@ -75,8 +85,9 @@ def export(runs: Sequence[Run], out: Path) -> list[str]:
 
 
 def _row(runs: Sequence[Run]) -> SharedRow | None:
-    """The row of a setting's runs; None where its model,
-    its weights or its data set are the user's own.
+    """Return the row of a setting's runs.
+
+    It is None if the model, its weights or the data set are the user's own.
     """
     record = runs[0].record()
     machine = runs[0].environment()
@@ -116,12 +127,12 @@ def _row(runs: Sequence[Run]) -> SharedRow | None:
 
 
 def _links(machine: Environment) -> list[str]:
-    """The kinds of links between the GPUs of a node."""
-    found = (machine.topology or {}).get("links")
+    """Return the kinds of links between the GPUs of a node."""
+    topology_links = (machine.topology or {}).get("links")
     links = [
-        one.get("link")
-        for one in (found if isinstance(found, list) else [])
-        if isinstance(one, dict)
+        entry.get("link")
+        for entry in (topology_links if isinstance(topology_links, list) else [])
+        if isinstance(entry, dict)
     ]
     return sorted(
         {link for link in links if isinstance(link, str) and re.search(shared_rows.LINK, link)}
@@ -129,6 +140,7 @@ def _links(machine: Environment) -> list[str]:
 
 
 def _figure(runs: Sequence[Run], name: str) -> SharedFigure | None:
+    """Return a figure's number of runs, mean and standard deviation, or None without the figure."""
     mean = grouping.of_setting(runs, name)
     values = [run[name] for run in runs]
     return (
@@ -139,10 +151,10 @@ def _figure(runs: Sequence[Run], name: str) -> SharedFigure | None:
 
 
 def bring_in(file: Path) -> str:
-    """Put a file's rows below multirun; return a line that says where.
+    """Import a file's rows into multirun/published; return a line about it.
 
     Raises:
-        ValueError: what is wrong with the file.
+        ValueError: the file cannot be imported. The message says what is wrong with it.
     """
     try:
         if not file.is_file():
@@ -150,26 +162,26 @@ def bring_in(file: Path) -> str:
         if file.stat().st_size > shared_rows.MOST_BYTES:
             most = shared_rows.MOST_BYTES
             raise Refusal("import.too-large", f"has over {most:,} bytes", most=most)
-        read = shared_rows.decode(file.read_bytes())
+        shared_file = shared_rows.decode(file.read_bytes())
     except ValueError as error:
         reason = str(error)
-        said = f"{file}: {reason}; nothing was imported"
-        raise Refusal("import.refused", said, file=str(file), reason=reason) from None
-    content = msgspec.json.format(msgspec.json.encode(read)).decode() + "\n"
-    name = re.sub(r"\W+", "-", read.rows[0].hardware.lower()).strip("-")
+        text = f"{file}: {reason}; nothing was imported"
+        raise Refusal("import.refused", text, file=str(file), reason=reason) from None
+    content = msgspec.json.format(msgspec.json.encode(shared_file)).decode() + "\n"
+    name = re.sub(r"\W+", "-", shared_file.rows[0].hardware.lower()).strip("-")
     path = Path(
         history.ROOT, history.PUBLISHED, f"{name}-{sha256(content.encode()).hexdigest()[:8]}.json"
     )
-    known = path.exists()
-    if not known:
+    is_known = path.exists()
+    if not is_known:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, content)
-    rows = count(len(read.rows), "row")
-    if known:
+    rows = count(len(shared_file.rows), "row")
+    if is_known:
         return Message(
             "import.known",
-            f"{path}: {rows}, which were there already",
+            f"{path}: {rows}, already imported",
             file=str(path),
-            rows=len(read.rows),
+            rows=len(shared_file.rows),
         )
-    return Message("import.written", f"{path}: {rows}", file=str(path), rows=len(read.rows))
+    return Message("import.written", f"{path}: {rows}", file=str(path), rows=len(shared_file.rows))

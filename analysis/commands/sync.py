@@ -1,10 +1,11 @@
-"""`sync`: bring every record that W&B does not have yet to W&B.
+"""`sync`: upload every record that W&B does not have yet.
 
-It works from the records alone, also of runs that were measured with tracker.mode=disabled, and can
-be repeated: a record goes to the same run each time, and what W&B has is not sent again. A
-`.wandb.json` in each folder says what that is. Project and entity are those of the runs' own
-tracker.project and tracker.entity unless they are given. Where a record has none,
-as a refused run's, they are those of most runs of its sweep.
+It needs only the records, so it also uploads runs that were measured with tracker.mode=disabled. It
+can be repeated: a record always goes to the same W&B run, and what W&B has is not sent again. A
+`.wandb.json` in each run folder says what W&B has.
+
+Unless they are given, project and entity are the run's own tracker.project and tracker.entity. A
+record without them, as the record of a refused run, goes where most runs of its sweep go.
 """
 
 import sys
@@ -26,69 +27,72 @@ from ..runs.grouping import grouped
 from ..runs.load import Run
 
 TRIES = 3
-WAIT_S = 5.0  # before the second try; twice as long before the third
-FINISH_S = 600.0  # within which one run is uploaded
-Place = tuple[str | None, str | None]  # project and entity
+WAIT_S = 5.0  # The wait before the second try. It is twice as long before the third.
+FINISH_S = 600.0  # The time limit for the upload of one run.
+Place = tuple[str | None, str | None]  # Project and entity.
 
 
 def sync(runs: Sequence[Run], place: Place) -> tuple[list[str], int]:
-    """Upload what W&B does not have; what fails is tried again after all others. Returns lines
-    about it, and 1 where an upload failed, else 0.
+    """Upload the records that W&B does not have, and try failed uploads again after all others.
+
+    Return lines about the uploads, and the exit code: 1 if an upload failed, else 0.
 
     Args:
-        place: for all runs; None for their own.
+        runs: the runs whose records are uploaded.
+        place: project and entity for all runs. None stands for the run's own.
 
     Raises:
-        ValueError: W&B cannot be reached, or has no key of the user's.
+        ValueError: W&B cannot be reached, or the user is not logged in.
     """
     from rich.console import Console
     from rich.progress import track
 
     url = server()
-    if (why := network.problem(url)) is not None:
-        said = f"cannot reach {url} ({why}); check the network and WANDB_BASE_URL"
-        raise Refusal("sync.no-server", said, url=url, why=why)
+    if (problem := network.problem(url)) is not None:
+        text = f"cannot reach {url} ({problem}); check the network and WANDB_BASE_URL"
+        raise Refusal("sync.no-server", text, url=url, why=problem)
     targets = dict(_targets(runs, place))
-    left = {
+    pending = {
         folder: target
         for folder, target in targets.items()
         if not upload.has_record(folder, target)
     }
-    total = len(left)
+    total = len(pending)
     failed = dict[Path, str]()
     for number in range(TRIES):
-        pause(WAIT_S * number if left else 0.0)
+        pause(WAIT_S * number if pending else 0.0)
         bar = {
             "console": Console(stderr=True),
             "transient": True,
             "disable": not sys.stderr.isatty(),
         }
-        tried = {
-            folder: _problem(url, folder, to)
-            for folder, to in track(left.items(), "uploading", len(left), **bar)
+        problems = {
+            folder: _upload(url, folder, target)
+            for folder, target in track(pending.items(), "uploading", len(pending), **bar)
         }
-        failed = {folder: why for folder, why in tried.items() if why is not None}
-        left = {folder: left[folder] for folder in failed}
-    had = len(targets) - total
+        failed = {folder: problem for folder, problem in problems.items() if problem is not None}
+        pending = {folder: pending[folder] for folder in failed}
+    already_there = len(targets) - total
     lines = []
-    for folder, why in failed.items():
-        said = f"not uploaded: {clean(str(folder))}: {clean(why)}"
-        lines.append(Message("sync.not-uploaded", said, folder=str(folder), why=why))
+    for folder, problem in failed.items():
+        text = f"not uploaded: {clean(str(folder))}: {clean(problem)}"
+        lines.append(Message("sync.not-uploaded", text, folder=str(folder), why=problem))
     uploaded = total - len(failed)
-    said = f"uploaded {uploaded}" + (f"; W&B had {had} already" if had else "")
-    lines.append(Message("sync.uploaded", said, n=uploaded, had=had))
+    text = f"uploaded {uploaded}" + (f"; W&B had {already_there} already" if already_there else "")
+    lines.append(Message("sync.uploaded", text, n=uploaded, had=already_there))
     if failed:
-        said = (
+        text = (
             f"{count(len(failed), 'upload')} failed {TRIES} times: the same command tries them"
             " again"
         )
-        lines.append(Message("sync.failed", said, n=len(failed), tries=TRIES))
+        lines.append(Message("sync.failed", text, n=len(failed), tries=TRIES))
     return lines, int(bool(failed))
 
 
-def _problem(url: str, folder: Path, target: WandbTarget) -> str | None:
-    """Why the record of a folder could not be uploaded; None where it was."""
-    if (why := network.problem(url)) is not None:  # W&B itself would wait for minutes
+def _upload(url: str, folder: Path, target: WandbTarget) -> str | None:
+    """Upload the record of a folder; return why that failed, or None if it succeeded."""
+    # Without this test, W&B itself would wait for minutes.
+    if (why := network.problem(url)) is not None:
         return Message("sync.lost-server", f"cannot reach {url} ({why})", url=url, why=why)
     try:
         upload.record(folder, target)
@@ -102,15 +106,14 @@ def _problem(url: str, folder: Path, target: WandbTarget) -> str | None:
 
 
 def _targets(runs: Sequence[Run], place: Place) -> Iterator[tuple[Path, WandbTarget]]:
-    """Where the record of each run folder goes."""
+    """Yield each run folder with the W&B run that its record goes to."""
     for sweep in grouped(runs, lambda run: run.folder.parent).values():
-        own = {run.folder: _place(run.record()) for run in sweep}
-        ((common, _),) = Counter(filter(None, own.values())).most_common(1) or [
-            ((TrackerConfig().project, None), 0)
-        ]
-        for folder, (project, entity) in (
-            (folder, known or common) for folder, known in own.items()
-        ):
+        place_by_folder = {run.folder: _place(run.record()) for run in sweep}
+        most_frequent: Place = (TrackerConfig().project, None)
+        for known_place, _ in Counter(filter(None, place_by_folder.values())).most_common(1):
+            most_frequent = known_place
+        for folder, own_place in place_by_folder.items():
+            project, entity = own_place or most_frequent
             yield (
                 folder,
                 WandbTarget(
@@ -120,7 +123,7 @@ def _targets(runs: Sequence[Run], place: Place) -> Iterator[tuple[Path, WandbTar
 
 
 def _place(record: AnyRecord) -> Place | None:
-    """Project and entity that a record names; None where it has no configuration."""
+    """Return the project and entity that a record names, or None if it has no configuration."""
     tracker = record.config.get("tracker")
     return (
         (tracker.get("project") or TrackerConfig().project, tracker.get("entity"))

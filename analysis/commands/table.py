@@ -1,11 +1,14 @@
-"""`table`: a table or figure of the papers from your own runs, beside the papers' figures.
+"""`table`: fill a table or figure of the papers from your own runs, next to the papers' figures.
 
-For each cell: the means over its runs that ended ok (of peak memory the highest), ± half of their
-95 % interval, in which is how all repeated runs of the machine differ; and speed-ups, which the
-papers' tables call efficiency: the time on one GPU / the time, and the time of the base (fp64, no
-pinned memory ...) / the time, or the share of the base's time that is saved. For bytes it is how
-many times the base's. Beside each column stands what the papers print of the same setting;
-what to know of it, misprints too, is below.
+Each cell shows the mean over its runs that ended ok, or the maximum for peak memory. After "±"
+stands half of the 95 % interval. The interval includes how all repeated runs of the machine differ.
+
+Speed-ups, which the papers' tables call efficiency, compare a cell with one GPU, or with the base
+(fp64, no pinned memory ...): they are the other time divided by the cell's time. Some tables show
+the share of the base's time that a cell saves. Bytes are shown as a multiple of the base's bytes.
+
+Next to each column stand the figures that the papers print for the same setting. The notes below
+the table explain them, misprints included.
 """
 
 import re
@@ -42,13 +45,14 @@ from ..stats.intervals import Interval
 from ..table_columns import Column
 
 UNMEASURED = "not measured"
-BOUNDS = ("_low", "_high")  # of a figure's interval, in CSV
+BOUND_SUFFIXES = ("_low", "_high")  # CSV columns with these suffixes hold a figure's interval.
 AGAINST_ONE = "x 1 GPU"
 SAVED = "saved"
-PAPER = "paper"  # above printed figures; in CSV with the name of their column
+# Heads printed figures. In CSV, the name of the measured column follows it.
+PAPER = "paper"
 
 DATASETS_TITLE = "The papers' Table 4: the sizes of the text data sets"
-# no roles: headings
+# no roles: these are headings
 DATASETS_HEADINGS = [
     "dataset",
     "source",
@@ -63,24 +67,25 @@ DATASETS_HEADINGS = [
 DATASETS_NOTES = [
     Message(
         "table.rows",
-        "rows, MB: of a run that read the whole set; MB of its files, which may be of another"
-        " format than the papers'",
+        "rows, MB: of a run that read the whole data set; MB counts its files, which may be in"
+        " another format than the papers'",
     ),
     Message(
         "table.no-rows",
-        "-: no run here read the whole set; `dataset=NAME dataset.rows=null` does, of any model and"
-        " method",
+        "-: no run here read the whole set; a run with `dataset=NAME dataset.rows=null` does, with"
+        " any model and method",
     ),
 ]
 
 
 @dataclass(frozen=True)
 class ExperimentTable:
-    """One panel of an experiment.
+    """The table of one panel of an experiment.
 
-    headings: of the columns. texts: the rows as they are printed.
-    rows: the rows as CSV has them: numbers in full, in the unit of the column's name.
-    notes: the setting, what failed, and the legend of the marks.
+    headings: the headings of the columns.
+    texts: the rows as they are printed.
+    rows: the rows as CSV has them: unrounded numbers, in the unit of the column's name.
+    notes: the setting, the runs that failed, and the legend of the marks.
     """
 
     title: str
@@ -95,11 +100,13 @@ class ExperimentTable:
 
 
 def output(tables: Sequence[ExperimentTable], others: int = 0) -> Output:
-    """The tables; CSV has their filled columns,
-    after a first one `panel` where there are several tables.
+    """Return what the command prints: the tables, and CSV with every column that has a value.
+
+    If there are several tables, the CSV begins with a column `panel`.
 
     Args:
-        others: how many settings with fewer of the cells are left out.
+        tables: the tables of the panels to show.
+        others: the number of settings that are left out because they have fewer of the cells.
     """
     rows = []
     for table in tables:
@@ -116,17 +123,21 @@ def output(tables: Sequence[ExperimentTable], others: int = 0) -> Output:
     columns = filled if len(tables) > 1 else filled[1:]
     notes = []
     if others:
-        said = f"`--all` shows {count(others, 'more setting')} with fewer of the cells"
-        notes.append(Message("table.others", said, n=others))
+        text = f"`--all` shows {count(others, 'more setting')} with fewer of the cells"
+        notes.append(Message("table.others", text, n=others))
     return Output(lines, lambda: [table.shown for table in tables], rows, columns, notes=notes)
 
 
 @dataclass(frozen=True)
 class ColumnComparison:
-    """A column that compares the cells with another: speed-ups, shares of the time that are saved,
-    parallel efficiencies, and how many times the bytes.
+    """A column that compares each cell with another cell.
 
-    base: the other cell. printed: the papers' measure of it, in percent; None where they have none.
+    Such columns are speed-ups, shares of saved time, parallel efficiencies and ratios of bytes.
+
+    measure: the column of runs that is compared.
+    base: the cell to compare with.
+    printed: the measure under which the papers print the comparison, in percent. It is None if
+        they do not print it.
     """
 
     measure: str
@@ -135,76 +146,110 @@ class ColumnComparison:
 
 
 def tables(experiment: Experiment, panels: Sequence[Panel]) -> list[ExperimentTable]:
-    return [
-        (_of_profiles if experiment.view.of_profiles else _of_measures)(panel) for panel in panels
-    ]
+    """Return one table for each panel of an experiment."""
+    if experiment.view.of_profiles:
+        return [_table_of_profiles(panel) for panel in panels]
+    return [_table_of_measures(panel) for panel in panels]
 
 
-def _of_measures(panel: Panel) -> ExperimentTable:
+def _table_of_measures(panel: Panel) -> ExperimentTable:
     papers = _printed(panel)
     cells = sorted([*panel.cells, *panel.missing], key=panel.experiment.order)
     rows = [_row(panel, cell, papers) for cell in cells]
     names = [
         name
         for name in rows[0]
-        if any(row[name] is not None for row in rows) and not name.endswith(BOUNDS)
+        if any(row[name] is not None for row in rows) and not name.endswith(BOUND_SUFFIXES)
     ]
     headings = [
         PAPER if name.startswith(f"{PAPER} ") else name.removeprefix("dataset.") for name in names
     ]
-    texts = [[_text(name, row) for name in names] for row in rows]
+    shown_rows = rows
+    if _shows_measured_only(panel):
+        shown_rows = [row for row in rows if row["status"] != UNMEASURED]
+    texts = [[_text(name, row) for name in names] for row in shown_rows]
     figures = list(chain.from_iterable(by_cell.values() for by_cell in papers.values()))
     return ExperimentTable(_title(panel), headings, texts, rows, _notes(panel, rows, figures))
 
 
-def _of_profiles(panel: Panel) -> ExperimentTable:
-    """Shares of the profiled time, or times: of profiles from the start, as the papers' were, in
-    seconds of all ranks beside what the papers print, and of others in those of a step and rank.
+def _shows_measured_only(panel: Panel) -> bool:
+    """Whether most cells are missing, so that their rows would hide the measured ones."""
+    return len(panel.missing) > len(panel.cells)
+
+
+def _absent_values(panel: Panel) -> list[str]:
+    """Name the values of each axis that no measured cell has, such as "precision=fp64,fp16"."""
+    measured = [dict(cell) for cell in panel.cells]
+    absent = []
+    for key in panel.experiment.swept:
+        known = {cell[key] for cell in measured}
+        values = dict.fromkeys(dict(cell)[key] for cell in panel.missing)
+        unknown = [grouping.typed(value) for value in values if value not in known]
+        if unknown:
+            absent.append(f"{key}={','.join(unknown)}")
+    return absent
+
+
+def _table_of_profiles(panel: Panel) -> ExperimentTable:
+    """Return a table of profiled times, or of their shares of the profiled time.
+
+    The papers profiled runs from their start. If these runs were profiled so too, the times are
+    seconds over all ranks, next to the papers' figures. Otherwise they are times per step and rank.
     """
     shares = panel.experiment.view.form == "shares"
     swept = panel.experiment.swept
-    whole = not shares and profile_metrics.from_start(panel.runs)
+    covers_whole_run = not shares and profile_metrics.from_start(panel.runs)
     by_cell = profile_metrics.by_cell(
-        panel.cells, panel.experiment.view.shown_metrics if shares else None, whole
+        panel.cells, panel.experiment.view.shown_metrics if shares else None, covers_whole_run
     )
-    several = [column for column in swept if len(panel.values(column)) > 1]
+    varied_columns = [column for column in swept if len(panel.values(column)) > 1]
     if shares:
         unit = "share of the profiled time of all ranks"
-        text = "{:.1%}".format
-    elif whole:
+        format_value = "{:.1%}".format
+    elif covers_whole_run:
         unit = "seconds of all ranks, of the run from its start"
-        text = "{:,.4g}".format
+        format_value = "{:,.4g}".format
     else:
         unit = "milliseconds a step and rank, of the profiled steps"
-        text = _in_milliseconds
+        format_value = _in_milliseconds
     metrics = profile_metrics.largest(list(by_cell.values()))
     papers = list[PrintedFigure]()
     columns = [Column("group", "group", [group for group, _ in metrics], is_setting=True)]
     columns += [Column("metric", "metric", [name for _, name in metrics], is_setting=True)]
-    printed_too = {
+    printed_by_metric = {
         name: same_setting.beside(panel, f"{printed.METRIC}{name}") for _, name in metrics
     }
     for cell, figures in by_cell.items():
-        heading = grouping.short_label(pair for pair in cell if pair[0] in several)
-        values = ", ".join(grouping.typed(value) for column, value in cell if column in several)
-        beside = [printed_too[name].get(cell) for _, name in metrics]
-        exact = [figure.low if figure and figure.exact else None for figure in beside]
-        short = values if len(several) > 1 else heading
-        columns.append(Column(short, heading, [figures.get(metric) for metric in metrics], text))
-        columns.append(Column(PAPER, f"{PAPER} {heading}", exact, text))
-        papers += filter(None, beside)
-    said = unit
-    if len(several) > 1:
-        said += f"; columns: {', '.join(key.rpartition('.')[2] for key in several)}"
-    notes: list[str] = [Message("table.unit", said, shares=shares, whole=whole, columns=several)]
+        heading = grouping.short_label(pair for pair in cell if pair[0] in varied_columns)
+        values = ", ".join(
+            grouping.typed(value) for column, value in cell if column in varied_columns
+        )
+        printed_figures = [printed_by_metric[name].get(cell) for _, name in metrics]
+        exact_values = [
+            figure.low if figure and figure.exact else None for figure in printed_figures
+        ]
+        short_heading = values if len(varied_columns) > 1 else heading
+        columns.append(
+            Column(
+                short_heading, heading, [figures.get(metric) for metric in metrics], format_value
+            )
+        )
+        columns.append(Column(PAPER, f"{PAPER} {heading}", exact_values, format_value))
+        papers += filter(None, printed_figures)
+    text = unit
+    if len(varied_columns) > 1:
+        text += f"; columns: {', '.join(key.rpartition('.')[2] for key in varied_columns)}"
+    notes: list[str] = [
+        Message("table.unit", text, shares=shares, whole=covers_whole_run, columns=varied_columns)
+    ]
     if not any(group == "api" for group, _ in metrics):
         notes.append(Message("table.no-calls", "no CUDA calls were seen: CPU ranks make none"))
     notes += _notes(panel, [], papers)
-    shown = table_columns.table(columns)
+    profile_table = table_columns.table(columns)
     return ExperimentTable(
         _title(panel),
-        [*shown.headings],
-        [*map(list, shown.rows)],
+        [*profile_table.headings],
+        [*map(list, profile_table.rows)],
         table_columns.rows(columns),
         notes,
     )
@@ -216,11 +261,11 @@ def _title(panel: Panel) -> str:
 
 
 def _printed(panel: Panel) -> dict[str, dict[Cell, PrintedFigure]]:
-    """The papers' figures for the cells, by the name of the column that they stand beside."""
-    compared = _comparisons(panel, next(iter(panel.cells)))
+    """Return the papers' figures for the cells, by the name of the column that they belong to."""
+    comparisons = _comparisons(panel, next(iter(panel.cells)))
     measures = {measure: measure for measure in panel.experiment.view.measures}
     measures |= {
-        name: comparison.printed for name, comparison in compared.items() if comparison.printed
+        name: comparison.printed for name, comparison in comparisons.items() if comparison.printed
     }
     return {name: same_setting.beside(panel, measure) for name, measure in measures.items()}
 
@@ -229,17 +274,23 @@ def _row(
     panel: Panel, cell: Cell, papers: Mapping[str, Mapping[Cell, PrintedFigure]]
 ) -> dict[str, Any]:
     runs = panel.cells.get(cell, [])
-    ok = ok_runs(runs)
+    ok_cell_runs = ok_runs(runs)
     statuses = Counter(run["status"] for run in runs)
-    counts = ", ".join(f"{count} {status}" for status, count in statuses.items())
     row: dict[str, Any] = dict(cell)
-    row["status"] = (counts if len(statuses) > 1 else next(iter(statuses))) if runs else UNMEASURED
-    main = panel.experiment.view.measures[0]
-    counted = grouping.counting(ok, main)
-    row["runs"] = len(counted) if any(len(group) > 1 for group in panel.cells.values()) else None
+    if not runs:
+        row["status"] = UNMEASURED
+    elif len(statuses) == 1:
+        row["status"] = runs[0]["status"]
+    else:
+        row["status"] = ", ".join(f"{number} {status}" for status, number in statuses.items())
+    main_measure = panel.experiment.view.measures[0]
+    counted_runs = grouping.counting(ok_cell_runs, main_measure)
+    row["runs"] = (
+        len(counted_runs) if any(len(group) > 1 for group in panel.cells.values()) else None
+    )
     for measure in panel.experiment.view.measures:
         if measure != EFFICIENCY:
-            interval = panel.repeated.figure(ok, measure)
+            interval = panel.repeated.figure(ok_cell_runs, measure)
             row[measure] = interval and interval.estimate
             row[f"{measure}_low"], row[f"{measure}_high"] = (
                 (interval.low, interval.high) if interval else (None, None)
@@ -247,32 +298,34 @@ def _row(
             figure = papers[measure].get(cell)
             row[f"{PAPER} {measure}"] = figure and figure.value
     for name, comparison in _comparisons(panel, cell).items():
-        row[name] = _compared(panel, name, comparison, cell)
+        row[name] = _relative_to_base(panel, name, comparison, cell)
         figure = papers.get(name, {}).get(cell)
         row[f"{PAPER} {name}"] = figure and figure.value / 100
-    # an iteration on n GPUs takes n times the rows
-    ideal = grouping.ranks(ok[0]) if ok and main != "step_s" else 1
-    doubtful = (row.get(AGAINST_ONE) or 0.0) > formulas.DOUBTFUL_EFFICIENCY * ideal
-    row["marks"] = grouping.marks(counted) + DOUBTFUL * doubtful or None
+    # On n GPUs, an iteration processes n times the rows, so its ideal "speed-up" is 1.
+    ideal = grouping.ranks(ok_cell_runs[0]) if ok_cell_runs and main_measure != "step_s" else 1
+    marks = grouping.marks(counted_runs)
+    if (row.get(AGAINST_ONE) or 0.0) > formulas.DOUBTFUL_EFFICIENCY * ideal:
+        marks += DOUBTFUL
+    row["marks"] = marks or None
     return row
 
 
 def _comparisons(panel: Panel, cell: Cell) -> dict[str, ColumnComparison]:
-    """The columns that compare a cell with others, by name."""
+    """Return the columns that compare a cell with others, by their names."""
     view = panel.experiment.view
-    compared = {}
-    main = view.measures[0]
+    comparisons = {}
+    main_measure = view.measures[0]
 
     def with_values(**values: Any) -> Cell:
-        return tuple((key, values.get(key, own)) for key, own in cell)
+        return tuple((key, values.get(key, value)) for key, value in cell)
 
     on_one_node = "nodes" in dict(cell) or (panel.runs[0]["nodes"] or 1) == 1
-    if "gpus" in dict(cell) and main.endswith("_s") and on_one_node:
-        compared[AGAINST_ONE] = ColumnComparison(
-            main, with_values(gpus=1, nodes=1), printed.SPEEDUP_1GPU
+    if "gpus" in dict(cell) and main_measure.endswith("_s") and on_one_node:
+        comparisons[AGAINST_ONE] = ColumnComparison(
+            main_measure, with_values(gpus=1, nodes=1), printed.SPEEDUP_1GPU
         )
         if EFFICIENCY in view.measures:
-            compared[EFFICIENCY] = ColumnComparison(main, with_values(gpus=1, nodes=1))
+            comparisons[EFFICIENCY] = ColumnComparison(main_measure, with_values(gpus=1, nodes=1))
     if view.base is not None:
         values = view.base_values
         name = "x " + " ".join(
@@ -282,48 +335,52 @@ def _comparisons(panel: Panel, cell: Cell) -> dict[str, ColumnComparison]:
         base = with_values(**values)
         volumes = [measure for measure in view.measures if measure.endswith("_bytes")]
         if len(volumes) > 1:
-            compared |= {
+            comparisons |= {
                 f"{measure.removesuffix('_bytes')} {name}": ColumnComparison(measure, base)
                 for measure in volumes
             }
         elif view.saved:
-            compared[SAVED] = ColumnComparison(main, base, printed.SAVED)
+            comparisons[SAVED] = ColumnComparison(main_measure, base, printed.SAVED)
         else:
-            compared[name] = ColumnComparison(main, base, printed.SPEEDUP)
-    return compared
+            comparisons[name] = ColumnComparison(main_measure, base, printed.SPEEDUP)
+    return comparisons
 
 
-def _compared(panel: Panel, name: str, comparison: ColumnComparison, cell: Cell) -> float | None:
-    """Speed-up over the base, or the share that is saved or reached of the ideal; of figures other
-    than times, the ratio to the base.
+def _relative_to_base(
+    panel: Panel, name: str, comparison: ColumnComparison, cell: Cell
+) -> float | None:
+    """Return the cell's figure relative to the base; None if either has no figure.
+
+    This is the speed-up for times and the ratio to the base for other figures. The columns SAVED
+    and EFFICIENCY have the saved share of the time and the share of the ideal speed-up.
     """
-    ok, others = (ok_runs(panel.cells.get(side, [])) for side in (cell, comparison.base))
-    own, base = (of_setting(runs, comparison.measure) for runs in (ok, others))
-    if not own or not base:
+    cell_runs, base_runs = (ok_runs(panel.cells.get(side, [])) for side in (cell, comparison.base))
+    figure, base_figure = (of_setting(runs, comparison.measure) for runs in (cell_runs, base_runs))
+    if not figure or not base_figure:
         return None
-    if name in (AGAINST_ONE, EFFICIENCY) and not grouping.shows_speed_up([*ok, *others]):
+    if name in (AGAINST_ONE, EFFICIENCY) and not grouping.shows_speed_up([*cell_runs, *base_runs]):
         return None
     if name == SAVED:
-        return 1 - own / base
+        return 1 - figure / base_figure
     if name == EFFICIENCY:
-        return base / own / grouping.ranks(ok[0])
+        return base_figure / figure / grouping.ranks(cell_runs[0])
     is_time = comparison.measure.endswith("_s") and not comparison.measure.endswith("_per_s")
-    return base / own if is_time else own / base
+    return base_figure / figure if is_time else figure / base_figure
 
 
 def _text(name: str, row: Mapping[str, Any]) -> str:
     value = row[name]
-    of = name.removeprefix(f"{PAPER} ")
+    measure = name.removeprefix(f"{PAPER} ")
     if value is None:
         return "-"
-    is_ratio = re.match(r"(\w+ )?x ", of) is not None
-    # the papers print speed-ups in percent
-    if of in (SAVED, EFFICIENCY) or (is_ratio and of != name):
+    is_ratio = re.match(r"(\w+ )?x ", measure) is not None
+    # The papers print speed-ups in percent.
+    if measure in (SAVED, EFFICIENCY) or (is_ratio and measure != name):
         return f"{value:.2%}"
     if is_ratio:
         return f"{value:.2f}"
-    low, high = (row.get(f"{name}{bound}") for bound in BOUNDS)
-    return intervals.text(of, Interval(value, low, high))
+    low, high = (row.get(f"{name}{bound}") for bound in BOUND_SUFFIXES)
+    return intervals.text(measure, Interval(value, low, high))
 
 
 def _notes(
@@ -331,18 +388,29 @@ def _notes(
 ) -> list[str]:
     runs = panel.runs
     experiment = panel.experiment
-    notes = [_setting(panel), *_meanings(rows, experiment)]
+    notes = [_shared_setting(panel), *_explanations(rows, experiment)]
     if panel.missing:
-        missing = len(panel.missing)
-        said = (
-            f"{missing} of {count(missing + len(panel.cells), 'cell')} not measured:"
-            f" `{panel.command}`"
+        missing_count = len(panel.missing)
+        cells = count(missing_count + len(panel.cells), "cell")
+        absent = _absent_values(panel)
+        text = f"{missing_count} of {cells} not measured"
+        if _shows_measured_only(panel):
+            text += ", and not shown"
+            if absent:
+                text += f", all with {' or '.join(absent)}"
+        notes.append(
+            Message(
+                "table.missing",
+                f"{text}: `{panel.command}`",
+                n=missing_count,
+                command=panel.command,
+                absent=absent,
+            )
         )
-        notes.append(Message("table.missing", said, n=missing, command=panel.command))
     if any(run["scale"] == "smoke" for run in runs):
-        said = "scale=smoke: these figures show that the sweep works, not what the papers measured"
-        notes.append(Message("table.smoke", said))
-    if any(registry.of_column(one).can_be_disturbed for one in experiment.view.measures):
+        text = "scale=smoke: these figures show that the sweep works; they do not repeat the papers"
+        notes.append(Message("table.smoke", text))
+    if any(registry.of_column(measure).can_be_disturbed for measure in experiment.view.measures):
         notes += grouping.disturbed_notes(ok_runs(cell) for cell in panel.cells.values())
     notes += same_setting.notes(panel, papers)
     for run in runs:
@@ -350,62 +418,73 @@ def _notes(
             cell = tuple((key, run[key]) for key in experiment.swept)
             label = grouping.label(cell, experiment.swept)
             cause = clean(str(run["cause"] or "no cause recorded"))
-            said = f"{label}: {run['status']}: {cause}"
+            text = f"{label}: {run['status']}: {cause}"
             notes.append(
-                Message("table.failed", said, cell=label, status=run["status"], cause=run["cause"])
+                Message("table.failed", text, cell=label, status=run["status"], cause=run["cause"])
             )
     return [*notes, *grouping.legend(runs)]
 
 
-def _meanings(rows: Sequence[Mapping[str, Any]], experiment: Experiment) -> list[str]:
-    """What columns and signs of a table mean, as far as it has them."""
+def _explanations(rows: Sequence[Mapping[str, Any]], experiment: Experiment) -> list[str]:
+    """Explain the columns and signs that occur in a table."""
     notes = list[str]()
     measures = experiment.view.measures
     if any(row["runs"] is not None for row in rows):
-        said = "runs: how many runs of the cell ended ok and count for its first figure"
-        notes.append(Message("table.runs", said))
+        text = "runs: how many runs of the cell ended ok and count for its first figure"
+        notes.append(Message("table.runs", text))
     if any(
-        any(row.get(f"{measure}{BOUNDS[0]}") is not None for measure in measures) for row in rows
+        any(row.get(f"{measure}{BOUND_SUFFIXES[0]}") is not None for measure in measures)
+        for row in rows
     ):
-        said = (
-            "±: half of the 95 % interval of the figure, in which is how all repeated runs differ"
+        text = (
+            "±: half of the 95 % interval of the figure, which includes how all repeated runs"
+            " differ"
         )
-        notes.append(Message("table.half-interval", said))
+        notes.append(Message("table.half-interval", text))
     if any(DOUBTFUL in (row["marks"] or "") for row in rows):
         notes.append(f"{DOUBTFUL}  {AGAINST_ONE}: {DOUBTFUL_MEANING}")
     if any(AGAINST_ONE in row and measures[0] == "step_s" for row in rows):
-        said = f"{AGAINST_ONE}: of an iteration, which on n GPUs takes n times the rows"
-        notes.append(Message("table.of-iterations", said))
+        text = f"{AGAINST_ONE}: compares iterations; on n GPUs one processes n times the rows"
+        notes.append(Message("table.of-iterations", text))
     if any(EFFICIENCY in row for row in rows):
-        said = (
-            f"{EFFICIENCY}: {AGAINST_ONE} / GPUs; the papers' tables call {AGAINST_ONE} in percent"
-            " efficiency"
+        text = (
+            f"{EFFICIENCY}: {AGAINST_ONE} / GPUs; the papers' tables use the word efficiency for"
+            f" {AGAINST_ONE} in percent"
         )
-        notes.append(Message("table.efficiency", said))
+        notes.append(Message("table.efficiency", text))
     return notes
 
 
-def _setting(panel: Panel) -> str:
-    first = panel.runs[0]
-    titled = [key for key in schema.shown() if Role.titled in schema.of(key)]
-    known = [key for key in titled if key not in panel.experiment.swept and first[key] is not None]
-    same = [
-        f"{key}={grouping.typed(first[key])}"
-        for key in known
+def _shared_setting(panel: Panel) -> str:
+    """Say which settings, commit and machine all runs of a panel share."""
+    first_run = panel.runs[0]
+    titled_keys = [key for key in schema.shown() if Role.titled in schema.of(key)]
+    known_keys = [
+        key
+        for key in titled_keys
+        if key not in panel.experiment.swept and first_run[key] is not None
+    ]
+    shared_values = [
+        f"{key}={grouping.typed(first_run[key])}"
+        for key in known_keys
         if len({run[key] for run in panel.runs}) == 1
     ]
-    place = grouping.mixture(panel.runs) or f"{grouping.commit(first)} on {grouping.machine(first)}"
-    return f"all: {' '.join(same)}, {place}"
+    place = (
+        grouping.mixture(panel.runs)
+        or f"{grouping.commit(first_run)} on {grouping.machine(first_run)}"
+    )
+    return f"all: {' '.join(shared_values)}, {place}"
 
 
 def of_datasets(runs: Sequence[Run]) -> ExperimentTable:
-    """The sizes of the text data sets that the papers print, as runs read them: a row each,
-    measured or not.
+    """Compare the sizes of the text data sets with the sizes that the papers print.
+
+    Every data set of the papers has a row, also if no run read it.
     """
-    found = printed.figures(printed.DATASETS)
+    printed_sizes = printed.figures(printed.DATASETS)
     rows = [
         _dataset_row(name, runs)
-        for name in dict.fromkeys(figure.cell["dataset"] for figure in found)
+        for name in dict.fromkeys(figure.cell["dataset"] for figure in printed_sizes)
     ]
     texts = [[_size_text(value) for value in row.values()] for row in rows]
     return ExperimentTable(
@@ -413,22 +492,22 @@ def of_datasets(runs: Sequence[Run]) -> ExperimentTable:
         DATASETS_HEADINGS,
         texts,
         rows,
-        [same_setting.sources(found), *DATASETS_NOTES],
+        [same_setting.sources(printed_sizes), *DATASETS_NOTES],
     )
 
 
 def _dataset_row(name: str, runs: Sequence[Run]) -> dict[str, Any]:
-    whole = [
+    full_runs = [
         run
         for run in runs
         if run["dataset"] == name and run["dataset.rows"] is None and run["status"] == "ok"
     ]
-    record = whole[0].record() if whole else None
-    facts = DATASETS[name]
+    record = full_runs[0].record() if full_runs else None
+    dataset_facts = DATASETS[name]
     data = record and record.data
     rows = record.text_rows if isinstance(record, LlmRecord) else None
     printed_words = next(row for row in printed.rows(printed.DATASETS) if row["dataset"] == name)
-    # no weights, nor a tokenizer of files
+    # Parts other than the data set (weights, tokenizer files) would count in `data.bytes` too.
     has_rows_alone = data is not None and [*data.parts] == ["dataset"]
     papers = {
         figure.measure: figure.value
@@ -438,8 +517,8 @@ def _dataset_row(name: str, runs: Sequence[Run]) -> dict[str, Any]:
     return {
         "dataset": name,
         "source": msgspec.yaml.decode((CONF / "dataset" / f"{name}.yaml").read_bytes())["source"],
-        # as the experiments read it
-        "template": "instruct" if facts.conversations else facts.template,
+        # Experiments read a data set of conversations with this template.
+        "template": "instruct" if dataset_facts.conversations else dataset_facts.template,
         "paper template": printed_words["template"],
         "rows": rows and rows.read,
         "paper rows": int(papers["rows"]),
@@ -452,13 +531,9 @@ def _dataset_row(name: str, runs: Sequence[Run]) -> dict[str, Any]:
 def _size_text(value: Any) -> str:
     if value is None:
         return "-"
-    return (
-        value
-        if isinstance(value, str)
-        else f"{value:,}"
-        if isinstance(value, int)
-        else f"{value:,.2f}"
-    )
+    if isinstance(value, str):
+        return value
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
 
 
 def _in_milliseconds(value_s: float) -> str:

@@ -1,7 +1,6 @@
-"""`multicard evidence`: what the GPUs of this machine do, in one command,
-as a page and as a file to share.
+"""`multicard evidence`: measure in one command what the GPUs of this machine can do.
 
-`steps` says what is measured, in the order of its worth; `drive` measures as much as fits into the
-time, and goes on where an earlier call stopped; `findings` says what the runs of each step show;
-`page` writes them.
+The result is a page and a file to share. `steps` lists what is measured, the most valuable first.
+`drive` measures as much as fits into the time, and continues where an earlier call stopped.
+`findings` says what the runs of each step show, and `page` writes the findings.
 """

@@ -1,13 +1,13 @@
-"""Measure what the GPUs of this machine do, as much as fits into the time, and write a page and a
-file to share.
+"""Measure what the GPUs of this machine can do, as much as fits into the time, and write a page and
+a file to share.
 
-Called again, the command goes on where it stopped. A step that takes longer than the time that is
-left waits for the next call. Once all have been measured, they are measured again, so that figures
-have a spread. Without a GPU everything runs shrunk, on CPU ranks: that tests the code, and its
-figures say nothing of GPUs.
+Called again, the command continues where it stopped. A step that would take longer than the time
+that is left waits for the next call. Once all steps have been measured, they are repeated, so that
+figures have a spread. Without a GPU, everything runs shrunk on CPU ranks: this tests the code, and
+the figures say nothing about GPUs.
 
 --data: a folder with MNIST/raw, alpaca*.jsonl and Llama's tokenizer.model, or with folders that
-hold these. Without them, images are made of scikit-learn's digits, and rows are generated.
+hold these. Without them, images are made from scikit-learn's digits, and rows are generated.
 """
 
 import argparse
@@ -39,11 +39,11 @@ from .steps import STEPS, Step
 
 MINUTES = 30.0
 FOLDER = Path("multirun/evidence")
-MACHINE = "here.json"  # what the folder's figures are of
+MACHINE = "here.json"  # The file that names the machine and code behind the folder's figures.
 
 
 class EvidenceMachine(msgspec.Struct):
-    """What figures of one folder have in common."""
+    """The machine and the code that all figures of a folder come from."""
 
     hardware: str
     gpus: int
@@ -52,8 +52,9 @@ class EvidenceMachine(msgspec.Struct):
 
 
 class ProgressLine(StepProgress):
-    """One line of progress: it changes in place in a terminal,
-    and is printed at each step elsewhere.
+    """Shows one line of progress.
+
+    In a terminal, the line changes in place. Elsewhere, a line is printed for each step.
     """
 
     def __init__(self, console: Console, steps: int, minutes: float) -> None:
@@ -89,9 +90,9 @@ class ProgressLine(StepProgress):
     def ended(self, step: Step, record: StepRecord) -> None:
         self._number = min(self._number + 1, self._steps)
         if record.status == drive.LEFT:
-            return  # a line at the end names them all
-        why = f" ({record.why})" if record.why else ""
-        say(f"{step.name}: {record.status}{why}, {record.seconds:.0f} s")
+            return  # A line at the end names all steps that are left.
+        reason = f" ({record.why})" if record.why else ""
+        say(f"{step.name}: {record.status}{reason}, {record.seconds:.0f} s")
 
     def _elapsed(self) -> str:
         passed_s = clock_s() - self._started_s
@@ -99,7 +100,7 @@ class ProgressLine(StepProgress):
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Gather evidence; the exit code is 1 where something failed."""
+    """Gather evidence, and return the exit code: 1 if something failed."""
     options = parser().parse_args(words)
     try:
         if options.slurm is not None:
@@ -110,96 +111,104 @@ def main(words: Sequence[str] | None = None) -> int:
         place = place_of(options)
         steps = [step for step in STEPS if step.name in (options.only or step.name)]
         if options.list:
-            return listed(place, steps)
-        return gathered(place, steps, options)
+            return list_steps(place, steps)
+        return gather(place, steps, options)
     except ValueError as error:
         say(Message("evidence.refused", f"refused: {error}", reason=str(error)), error=True)
         return 1
 
 
 def words_of(options: argparse.Namespace) -> list[str]:
-    """The words of the command that a job runs: those of this one, without the job's."""
-    named = {
+    """Return this command's words without --slurm, for the command that the job runs."""
+    options_by_flag = {
         "--minutes": f"{options.minutes:g}",
         "--out": options.out,
         "--data": options.data,
         "--gpus": options.gpus,
     }
     words = []
-    for flag, value in named.items():
+    for flag, value in options_by_flag.items():
         if value is not None:
             words.extend((flag, str(value)))
     return [*words, *(["--only", *options.only] if options.only else [])]
 
 
 def require_minutes(minutes: float) -> None:
+    """Refuse a time that is not positive and finite."""
     if not 0 < minutes < math.inf:
-        said = f"--minutes {minutes:g}: give some, as `--minutes 15`"
-        raise Refusal("evidence.minutes", said, key="--minutes", value=minutes)
+        text = f"--minutes {minutes:g}: give a positive number, as `--minutes 15`"
+        raise Refusal("evidence.minutes", text, key="--minutes", value=minutes)
 
 
 def parser() -> Parser:
     names = [step.name for step in STEPS]
-    raw = argparse.RawDescriptionHelpFormatter
-    made = Parser(
+    keep_lines = argparse.RawDescriptionHelpFormatter
+    new_parser = Parser(
         f"{typed('-m multicard')} evidence",
         description=usage(__doc__, __file__),
-        formatter_class=raw,
+        formatter_class=keep_lines,
     )
-    made.add_argument(
+    new_parser.add_argument(
         "--minutes",
         type=float,
         default=MINUTES,
-        help=f"that this call may take; default: {MINUTES:g}",
+        help=f"the minutes that this call may take; default: {MINUTES:g}",
     )
-    made.add_argument(
-        "--gpus", type=cli.count, help="how many to use; default: all that are visible"
+    new_parser.add_argument(
+        "--gpus", type=cli.count, help="the number of GPUs to use; default: all that are visible"
     )
-    made.add_argument(
-        "--data", type=Path, metavar="FOLDER", help="images, rows and tokenizer: see above"
+    new_parser.add_argument(
+        "--data", type=Path, metavar="FOLDER", help="images, rows and tokenizer, as said above"
     )
-    made.add_argument(
+    new_parser.add_argument(
         "--out", type=Path, metavar="FOLDER", default=FOLDER, help=f"default: {FOLDER}"
     )
-    made.add_argument("--only", nargs="+", choices=names, metavar="STEP", help="some of the steps")
-    made.add_argument(
+    new_parser.add_argument(
+        "--only", nargs="+", choices=names, metavar="STEP", help="some of the steps"
+    )
+    new_parser.add_argument(
         "--slurm", nargs="+", metavar="OPTION", help=f"submit it as one job: {job.HINT}"
     )
-    made.add_argument(
-        "--list", action="store_true", help="the steps and their state; measure nothing"
+    new_parser.add_argument(
+        "--list", action="store_true", help="list the steps and their state; measure nothing"
     )
-    return made
+    return new_parser
 
 
 def place_of(options: argparse.Namespace) -> Circumstances:
-    """The circumstances of all steps, by the options.
+    """Return the circumstances of all steps, from the options.
 
     Raises:
-        Refusal: the machine has fewer GPUs, or the folder of data holds none.
+        Refusal: the machine has fewer GPUs, or the folder of data holds none of the files.
     """
-    there = len(devices.visible_gpus())
-    gpus = options.gpus or there or min(2, environment.cores())
-    if there and gpus > there:
-        said = f"--gpus {gpus}: {count(there, 'GPU')} can be seen here"
-        raise Refusal("evidence.too-many-gpus", said, key="--gpus", value=gpus, visible=there)
+    visible_gpus = len(devices.visible_gpus())
+    gpus = options.gpus or visible_gpus or min(2, environment.cores())
+    if visible_gpus and gpus > visible_gpus:
+        text = f"--gpus {gpus}: {count(visible_gpus, 'GPU')} can be seen here"
+        raise Refusal(
+            "evidence.too-many-gpus", text, key="--gpus", value=gpus, visible=visible_gpus
+        )
     require_minutes(options.minutes)
     data = None if options.data is None else options.data.resolve()
-    place = Circumstances(options.out.resolve(), gpus, bool(there), least_memory_bytes(), data)
+    place = Circumstances(
+        options.out.resolve(), gpus, bool(visible_gpus), least_memory_bytes(), data
+    )
     if data is not None and not place.holds_data():
-        said = (
-            f"--data {options.data}: holds no {IMAGES}, {ROWS} or {TOKENIZER}; name the folder that"
+        text = (
+            f"--data {options.data}: holds no {IMAGES}, {ROWS} or {TOKENIZER}; name a folder that"
             " does"
         )
-        raise Refusal("evidence.no-data", said, key="--data", value=str(options.data))
+        raise Refusal("evidence.no-data", text, key="--data", value=str(options.data))
     return place
 
 
 def least_memory_bytes() -> float:
-    """The memory of the smallest GPU that can be seen; 0 without one."""
+    """Return the memory of the smallest visible GPU, or 0 without a GPU."""
     return min((float(gpu.get("memory_bytes") or 0) for gpu in environment.gpus()), default=0.0)
 
 
-def listed(place: Circumstances, steps: Sequence[Step]) -> int:
+def list_steps(place: Circumstances, steps: Sequence[Step]) -> int:
+    """Print the steps and their states; return the exit code."""
     for step in steps:
         record = drive.record_of(place, step)
         state = step.skip(place) or f"{drive.estimate_s(place, step):.0f} s, {record.status}"
@@ -207,8 +216,11 @@ def listed(place: Circumstances, steps: Sequence[Step]) -> int:
     return 0
 
 
-def gathered(place: Circumstances, steps: Sequence[Step], options: argparse.Namespace) -> int:
-    """Measure, and write page and file, also where this process is told to stop."""
+def gather(place: Circumstances, steps: Sequence[Step], options: argparse.Namespace) -> int:
+    """Measure, then write the page and the file, also if this process is interrupted.
+
+    Return the exit code.
+    """
     try:
         place.out.mkdir(parents=True, exist_ok=True)
         lock = locked(place)
@@ -216,7 +228,7 @@ def gathered(place: Circumstances, steps: Sequence[Step], options: argparse.Name
         raise Refusal.of(unwritable(place.out, error, "--out")) from None
     with lock:
         require_same_machine(place)
-        # Exit by an exception, so that the page is written all the same
+        # End by an exception, so that the page is still written.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         if not place.is_cuda:
             say(page.NO_GPU)
@@ -226,73 +238,78 @@ def gathered(place: Circumstances, steps: Sequence[Step], options: argparse.Name
         except KeyboardInterrupt:
             say(Message("evidence.interrupted", "interrupted: what was measured so far is below"))
         finally:
-            code = shown(place, steps)
+            code = report_results(place, steps)
     return code
 
 
 def locked(place: Circumstances) -> Any:
-    """Held by one command of a folder at a time."""
+    """Lock the folder of evidence, so that only one command at a time measures there."""
     lock = FileLock(place.out / ".lock", mode=0o600)
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        said = (
-            f"--out {place.out}: another command gathers evidence there; name another folder, or"
-            " wait"
+        text = (
+            f"--out {place.out}: another command is gathering evidence there; name another folder,"
+            " or wait"
         )
-        raise Refusal("evidence.locked", said, key="--out", value=str(place.out)) from None
+        raise Refusal("evidence.locked", text, key="--out", value=str(place.out)) from None
     return lock
 
 
 def require_same_machine(place: Circumstances) -> None:
-    """Refuse a folder whose figures are of another machine, or of other code."""
+    """Refuse a folder whose figures come from another machine or from other code."""
     git = environment.git(Path(drive.__file__).parent) or {}
     names = (
         sorted({str(gpu["name"]) for gpu in environment.gpus()})
         if place.is_cuda
         else [environment.cpu_model()]
     )
-    here = EvidenceMachine(
+    this_machine = EvidenceMachine(
         ", ".join(map(str, names)), place.gpus, git.get("commit"), git.get("changes")
     )
     file = place.out / MACHINE
     if not file.exists():
-        run_folder.write_text(file, msgspec.json.encode(here).decode() + "\n")
+        run_folder.write_text(file, msgspec.json.encode(this_machine).decode() + "\n")
         return
-    before = msgspec.json.decode(file.read_bytes(), type=EvidenceMachine)
-    if before != here:
-        kept = {name: getattr(before, name) for name in EvidenceMachine.__struct_fields__}
-        other = [name for name, value in kept.items() if value != getattr(here, name)]
-        said = (
-            f"--out {place.out}: holds figures of another {' and '.join(other)}; name another"
+    recorded_machine = msgspec.json.decode(file.read_bytes(), type=EvidenceMachine)
+    if recorded_machine != this_machine:
+        recorded_values = {
+            name: getattr(recorded_machine, name) for name in EvidenceMachine.__struct_fields__
+        }
+        differing = [
+            name for name, value in recorded_values.items() if value != getattr(this_machine, name)
+        ]
+        text = (
+            f"--out {place.out}: holds figures with another {' and '.join(differing)}; name another"
             " folder"
         )
         raise Refusal(
-            "evidence.other-machine", said, key="--out", value=str(place.out), other=other
+            "evidence.other-machine", text, key="--out", value=str(place.out), other=differing
         )
 
 
-def shown(place: Circumstances, steps: Sequence[Step]) -> int:
-    """Print the table, write page and file, and name what failed and what is left;
-    the exit code.
+def report_results(place: Circumstances, steps: Sequence[Step]) -> int:
+    """Print the table, write the page and the file, and name what failed and what is left.
+
+    Return the exit code.
     """
-    evidence = page.collected(place, steps)
+    evidence = page.collect(place, steps)
     records = evidence.records
     for line in ["", *page.table(evidence, terminal_width())]:
         say(line)
     for record in records:
         if record.status == drive.FAILED:
             log = place.log(record.step)
-            said = f"{record.step}: {record.why}; its log: {log}"
+            text = f"{record.step}: {record.why}; its log: {log}"
             say(
                 Message(
-                    "evidence.step-failed", said, step=record.step, why=record.why, log=str(log)
+                    "evidence.step-failed", text, step=record.step, why=record.why, log=str(log)
                 )
             )
-    left = [record.step for record in records if record.status in (drive.LEFT, drive.STOPPED)]
-    if left:
-        said = f"left for another call: {', '.join(left)}"
-        say(Message("evidence.left", said, steps=left))
+    steps_left = [record.step for record in records if record.status in (drive.LEFT, drive.STOPPED)]
+    if steps_left:
+        text = f"left for another call: {', '.join(steps_left)}"
+        say(Message("evidence.left", text, steps=steps_left))
     for line in page.write_shared(place):
         say(line)
     path = page.write(evidence, f"Evidence: {os.path.relpath(place.out)}")

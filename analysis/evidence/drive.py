@@ -1,11 +1,12 @@
-"""Measures the steps that are left, the most valuable first, as long as they fit,
-and goes on where it stopped.
+"""Measure the steps that are left, the most valuable first, as long as they fit into the time.
 
-The record of a step (FOLDER/<step>.json), its log and its runs stay in the folder. One that is
-expected to take longer than what is left waits for the next call. One that takes longer, or twice
-as long as expected, is stopped, and comes after the others next time, as one that failed does. When
-all have been measured, what time is left goes to measuring them again,
-so that more and more figures have a spread.
+The record of a step (FOLDER/<step>.json), its log and its runs stay in the folder, so that the next
+call continues where this one stopped.
+
+A step that is expected to take longer than the time that is left waits for the next call. A step
+that does take longer, or twice as long as expected, is stopped. Steps that were stopped or failed
+come after the others in the next call. When all steps have been measured, the remaining time goes
+to repetitions, so that more and more figures have a spread.
 """
 
 import os
@@ -29,10 +30,10 @@ from .findings import Finding
 from .place import Circumstances
 from .steps import Step
 
-GRACE_S = 15.0  # for a stopped command to record what it has
-PATIENCE = 2  # times its estimate, for which a step may take from the others at its first attempt
-TAIL = 20  # lines of a log, in the record
-LOOK_S = 0.5  # between looks at a command that runs
+GRACE_S = 15.0  # The time that a stopped command has to record its results.
+PATIENCE = 2  # A step's first attempt may take this many times its estimate.
+TAIL = 20  # The number of lines of a log that the record has.
+LOOK_S = 0.5  # The interval at which a running command is polled.
 MOST_REPEATS = 10
 OK = "ok"
 STOPPED = "stopped"
@@ -43,11 +44,13 @@ RUNNING = "running"
 
 
 class StepRecord(msgspec.Struct):
-    """What became of a step.
+    """The state of a step.
 
-    status: RUNNING in a file: it was left by a call that was killed. why: it did not end ok.
-    repeats: how often it has been measured. seconds: of all attempts. measured_s: of those that
-    measured it.
+    status: one of the constants above. RUNNING in a file means that the call was killed.
+    why: why it did not end ok.
+    repeats: how often it has been measured.
+    seconds: the time of all attempts.
+    measured_s: the time of the attempts that ended ok.
     """
 
     step: str
@@ -65,8 +68,9 @@ class StepRecord(msgspec.Struct):
 
 
 def record_of(place: Circumstances, step: Step) -> StepRecord:
-    """The record of a step; a new one where it has none that can be read. One that says RUNNING was
-    left by a command that was killed.
+    """Read the record of a step, or return a new one if there is none that can be read.
+
+    A record that says RUNNING was left by a command that was killed.
     """
     record = StepRecord(step.name, step.title)
     with suppress(OSError, msgspec.MsgspecError):
@@ -81,37 +85,38 @@ def file_of(place: Circumstances, step: Step) -> Path:
 
 
 def write(place: Circumstances, step: Step, record: StepRecord) -> None:
-    record.why = str(record.why)  # a message too
+    record.why = str(record.why)  # It may be a Message.
     run_folder.write_text(
         file_of(place, step), msgspec.json.format(msgspec.json.encode(record)).decode() + "\n"
     )
 
 
 class StepProgress:
-    """Is told what is measured now. This one says nothing of it."""
+    """Receives notice of what is being measured. This base class ignores it."""
 
     def began(self, step: Step, repeat: int) -> None:
-        """A step begins, to be measured for the `repeat`th time."""
+        """A step begins. This is its repetition number `repeat`."""
 
     def tick(self) -> None:
-        """The step still runs; twice a second."""
+        """The step is still running. This is called twice a second."""
 
     def ended(self, step: Step, record: StepRecord) -> None:
         """A step has ended, was skipped, or does not fit."""
 
 
 def undone(place: Circumstances, steps: Sequence[Step]) -> list[Step]:
-    """The steps that are left: those never tried, in their order,
-    then those that were stopped or failed.
+    """Return the steps that are left.
+
+    Steps that were never tried come first, in their order, then those that were stopped or failed.
     """
     records = {step.name: record_of(place, step) for step in steps}
-    # what was skipped may be there by now
-    left = [step for step in steps if records[step.name].status != OK]
-    return sorted(left, key=lambda step: records[step.name].attempts)
+    # Skipped steps are included, because what they lacked may be there by now.
+    steps_left = [step for step in steps if records[step.name].status != OK]
+    return sorted(steps_left, key=lambda step: records[step.name].attempts)
 
 
 def estimate_s(place: Circumstances, step: Step) -> float:
-    """Seconds that a step will take: as long as it took, where it has ended before."""
+    """Estimate the seconds that a step takes: its mean so far, or the estimate of the step."""
     record = record_of(place, step)
     return record.measured_s / record.repeats if record.measured_s else step.estimate_s(place)
 
@@ -119,26 +124,27 @@ def estimate_s(place: Circumstances, step: Step) -> float:
 def take_all(
     place: Circumstances, steps: Sequence[Step], minutes: float, progress: StepProgress
 ) -> None:
-    """Measure what fits into so many minutes, and then again what is worth it. Without a GPU
-    nothing is repeated: such figures are no results.
+    """Measure the steps that fit into this many minutes, then repeat steps in the remaining time.
+
+    Without a GPU, nothing is repeated, because such figures only test the code.
     """
-    ends_s = clock_s() + 60 * minutes - GRACE_S
+    deadline_s = clock_s() + 60 * minutes - GRACE_S
     for step in undone(place, steps):
-        progress.ended(step, take_once(place, step, ends_s - clock_s(), progress))
+        progress.ended(step, take_once(place, step, deadline_s - clock_s(), progress))
     repeatable = [*steps] if place.is_cuda else []
-    while step := least_repeated(place, repeatable, ends_s - clock_s()):
+    while step := least_repeated(place, repeatable, deadline_s - clock_s()):
         repeat = record_of(place, step).repeats + 1
         progress.began(step, repeat)
-        record = take(place, step, repeat, ends_s - clock_s(), progress.tick)
+        record = take(place, step, repeat, deadline_s - clock_s(), progress.tick)
         progress.ended(step, record)
-        if record.repeats < repeat:  # it failed, as it would again
+        if record.repeats < repeat:  # It failed, and would fail again.
             repeatable.remove(step)
 
 
 def take_once(
     place: Circumstances, step: Step, left_s: float, progress: StepProgress
 ) -> StepRecord:
-    """Measure a step for the first time, unless this place leaves it out, or it does not fit."""
+    """Measure a step for the first time, unless this place skips it or it does not fit."""
     record = record_of(place, step)
     reason = step.skip(place)
     if reason:
@@ -148,8 +154,8 @@ def take_once(
         return record
     expected_s = step.estimate_s(place)
     if left_s <= 0 or (place.is_cuda and expected_s > left_s):
-        said = f"takes about {expected_s:.0f} s, {max(0.0, left_s):.0f} s are left"
-        record.why = Message("evidence.no-time", said, expected_s=expected_s, left_s=left_s)
+        text = f"takes about {expected_s:.0f} s, {max(0.0, left_s):.0f} s are left"
+        record.why = Message("evidence.no-time", text, expected_s=expected_s, left_s=left_s)
         return record
     is_first = place.is_cuda and not record.attempts
     progress.began(step, 1)
@@ -159,19 +165,17 @@ def take_once(
 
 
 def least_repeated(place: Circumstances, steps: Sequence[Step], left_s: float) -> Step | None:
-    """The step that has been measured least often, of those that fit into what is left;
-    None where none does.
-    """
-    counts = {step.name: record_of(place, step).repeats for step in steps if step.repeats}
-    fitting = [step for step in steps if 0 < counts.get(step.name, 0) < MOST_REPEATS]
-    fitting = [step for step in fitting if estimate_s(place, step) <= left_s]
-    return min(fitting, key=lambda step: counts[step.name], default=None)
+    """Return the step that was measured least often and fits into the remaining time, or None."""
+    repeat_counts = {step.name: record_of(place, step).repeats for step in steps if step.repeats}
+    candidates = [step for step in steps if 0 < repeat_counts.get(step.name, 0) < MOST_REPEATS]
+    candidates = [step for step in candidates if estimate_s(place, step) <= left_s]
+    return min(candidates, key=lambda step: repeat_counts[step.name], default=None)
 
 
 def take(
     place: Circumstances, step: Step, repeat: int, limit_s: float, tick: Callable[[], None]
 ) -> StepRecord:
-    """Run a step for `limit_s` seconds at most. Its record is written however that ends."""
+    """Run a step for at most `limit_s` seconds. However that ends, its record is written."""
     command = step.command(place, repeat)
     record = record_of(place, step)
     was_ok = record.status == OK
@@ -187,7 +191,7 @@ def take(
     try:
         with log.open("a") as output:
             code = run_command(command, output, limit_s, tick)
-    finally:  # also where this process is told to stop
+    finally:  # This also runs if this process is told to stop.
         record.code = code
         lasted_s = clock_s() - started_s
         record.seconds += lasted_s
@@ -196,7 +200,7 @@ def take(
         if record.status == OK:
             record.repeats = repeat
             record.measured_s += lasted_s
-        elif was_ok:  # its repetition failed: what was measured before counts
+        elif was_ok:  # Only a repetition failed, so the earlier measurement still counts.
             record.status = OK
             record.why = ""
         write(place, step, record)
@@ -204,28 +208,31 @@ def take(
 
 
 def outcome(place: Circumstances, step: Step, code: int | None) -> tuple[str, str]:
-    """Status and reason of a step that ended with an exit code; None where it was stopped."""
+    """Return the status and reason of a step by its exit code, which is None if it was stopped."""
     if code is None:
         return STOPPED, Message("evidence.out-of-time", "out of time")
-    found = findings_of(place, step)
-    bad = [finding.what for finding in found if finding.is_failure]
-    if bad:
-        return FAILED, Message("evidence.failed", f"failed: {', '.join(bad)}", findings=bad)
-    if code and not any(finding.is_refusal for finding in found):
+    findings = findings_of(place, step)
+    failures = [finding.what for finding in findings if finding.is_failure]
+    if failures:
+        return FAILED, Message(
+            "evidence.failed", f"failed: {', '.join(failures)}", findings=failures
+        )
+    if code and not any(finding.is_refusal for finding in findings):
         return FAILED, Message("evidence.exit-code", f"exit code {code}", code_of_exit=code)
     return OK, ""
 
 
 def findings_of(place: Circumstances, step: Step) -> list[Finding]:
-    """The findings of a step, from what its runs and its log hold now;
-    none where they cannot be read.
+    """Return the findings of a step, as far as its runs and its log have them now.
+
+    The list is empty if they cannot be read.
     """
     log = place.log(step.name)
     try:
         return step.read(
             place.runs(step.name), log.read_text(errors="replace") if log.exists() else ""
         )
-    # cut off, or a command that failed
+    # The files may be incomplete, or the command may have failed.
     except (OSError, ValueError, KeyError, IndexError, TypeError):
         return []
 
@@ -233,7 +240,10 @@ def findings_of(place: Circumstances, step: Step) -> list[Finding]:
 def run_command(
     command: Sequence[str], output: Any, limit_s: float, tick: Callable[[], None]
 ) -> int | None:
-    """Run a command; its exit code, or None where it was stopped. It leaves no process behind."""
+    """Run a command and return its exit code, or None if it was stopped.
+
+    It leaves no process behind.
+    """
     child = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -243,19 +253,19 @@ def run_command(
         start_new_session=True,
         preexec_fn=partial(os_calls.die_with_parent, os.getpid()),  # noqa: PLW1509 - this process has one thread
     )
-    ends_s = clock_s() + limit_s
+    deadline_s = clock_s() + limit_s
     try:
         while child.poll() is None:
-            if clock_s() >= ends_s:
+            if clock_s() >= deadline_s:
                 return None
             tick()
             pause(LOOK_S)
         return child.returncode
     finally:
         if child.poll() is None:
-            child.send_signal(signal.SIGINT)  # at which pytest, too, says what failed so far
+            child.send_signal(signal.SIGINT)  # On this signal, pytest reports what failed so far.
             with suppress(subprocess.TimeoutExpired):
                 child.wait(GRACE_S)
         with suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)  # and what it left running
+            os.killpg(child.pid, signal.SIGKILL)  # This also ends processes that it started.
         child.wait()

@@ -1,5 +1,6 @@
-"""What a step showed: findings, each a claim or a figure, its verdict,
-and what it stands beside.
+"""Findings: what a step of the evidence showed.
+
+Each finding is a claim with its verdict, or a figure, next to what others measured.
 """
 
 import json
@@ -26,9 +27,10 @@ from ..stats import intervals
 from ..stats.between_runs import RepeatedRuns
 from ..stats.intervals import times
 
-SLOWEST = 8  # kernels that are listed
-TRAINING = (60_000, 10_000, 20)  # images, test images and epochs of the papers
-PAPERS_TOTAL_S = {"fp64": 6234, "fp32": 3721, "fp16": 2477}  # on one H100: 2503.15252, Table 2
+SLOWEST = 8  # The number of kernels that are listed.
+TRAINING = (60_000, 10_000, 20)  # The papers' training images, test images and epochs.
+# The papers' training times on one H100 (2503.15252, Table 2).
+PAPERS_TOTAL_S = {"fp64": 6234, "fp32": 3721, "fp16": 2477}
 STEP_S = "step_s"
 PEAK = "peak_memory_bytes"
 
@@ -37,13 +39,15 @@ PEAK = "peak_memory_bytes"
 class Finding:
     """A figure of a step, or a claim that its runs test.
 
-    what: the claim, or what was measured. value: the figure, for a person to read.
-    gain: how many times as fast it is as what it is compared with, or why that cannot be told.
-    verdict: of a claim (`analysis.claims.comparison`); empty where a figure tests none.
-    beside: what others measured, or what was expected. runs: how many a figure is made of; 0 where
-    it is of no run.
-    is_failure: something went wrong, which the exit code says. is_refusal: the machine lacks what
-    was asked for, which is an answer; its command ends with exit code 1 all the same.
+    what: the claim, or what was measured.
+    value: the figure, for a person to read.
+    gain: how many times as fast as the base it is, or why that cannot be said.
+    verdict: the verdict on a claim (`analysis.claims.comparison`); empty for a mere figure.
+    beside: what others measured, or what was expected.
+    runs: the number of runs behind the figure; 0 if it does not come from runs.
+    is_failure: True if something went wrong, which the exit code reports.
+    is_refusal: True if the machine lacks what the step needs. That is an answer, although its
+        command ends with exit code 1.
     """
 
     what: str
@@ -56,18 +60,20 @@ class Finding:
     is_refusal: bool = False
 
 
-Read = Callable[[Path, str], list[Finding]]  # of a step's folder of runs, and its log
+Read = Callable[[Path, str], list[Finding]]  # Takes the folder of a step's runs, and its log.
 
 
 @dataclass(frozen=True)
 class ComparedRates:
-    """A claim on the values of an axis: that each does more work in a second than the base.
+    """A claim that each value of an axis does more work per second than the base value.
 
-    axis: a column of runs. base: its value that the others are compared with.
-    claim: in a few words, what the others are expected to be ("faster than ddp").
-    rate: the column of work a second. by: further columns that tell settings apart, of which each
-    combination has a base of its own. beside: what others measured on a GPU.
-    names: what values of the axis are called, where they stand for more, as for a preset.
+    axis: a column of runs.
+    base: the value of the axis that the others are compared with.
+    claim: what the others are expected to be, in a few words ("faster than ddp").
+    rate: the column of work per second.
+    by: further columns that distinguish settings. Each combination of them has its own base.
+    beside: what others measured on a GPU.
+    names: names for values of the axis that stand for more, such as a preset.
     """
 
     axis: str
@@ -79,18 +85,19 @@ class ComparedRates:
     names: Mapping[Any, str] = field(default_factory=dict)
 
     def read(self, folder: Path, _: str) -> list[Finding]:
+        """Compare the runs of a step with those of the base."""
         runs = runs_of(folder)
         repeated = RepeatedRuns(runs)
-        found = []
+        findings = []
         keys = [*self.by, self.axis]
         settings = grouping.group(grouping.ok_runs(runs), keys)
-        # The base first, then the others, as they are typed
+        # The base comes first, then the others in the order of their values.
         for cell in sorted(settings, key=lambda cell: self._order(dict(cell))):
             at_base = {**dict(cell), self.axis: self.base}
-            base = next((own for other, own in settings.items() if dict(other) == at_base), None)
             is_base = dict(cell) == at_base
-            found.append(self._finding(repeated, cell, settings[cell], None if is_base else base))
-        return found + not_ended(runs, keys)
+            base_runs = None if is_base else settings.get(tuple(at_base.items()))
+            findings.append(self._finding(repeated, cell, settings[cell], base_runs))
+        return findings + not_ended(runs, keys)
 
     def _order(self, cell: Mapping[str, Any]) -> tuple[Any, ...]:
         value = cell[self.axis]
@@ -101,19 +108,25 @@ class ComparedRates:
         self, repeated: RepeatedRuns, cell: Cell, runs: Sequence[Run], base: Sequence[Run] | None
     ) -> Finding:
         label = self._label(cell)
-        shown = figures_of(repeated, runs, self.rate)
-        counted = len(grouping.counting(runs, self.rate))
+        figures_text = figures_of(repeated, runs, self.rate)
+        run_count = len(grouping.counting(runs, self.rate))
         beside = "" if runs[0]["cpu_ranks"] else self.beside
         if base is None:
-            return Finding(label, shown, beside=beside, runs=counted)
+            return Finding(label, figures_text, beside=beside, runs=run_count)
         claim = f"{label}: {self.claim}"
-        untold = why_untold([*grouping.undisturbed(runs), *grouping.undisturbed(base)])
-        if untold is not None:
-            return Finding(claim, shown, f"not told: {untold}", UNDECIDED, beside, counted)
+        not_comparable = why_not_comparable(
+            [*grouping.undisturbed(runs), *grouping.undisturbed(base)]
+        )
+        if not_comparable is not None:
+            return Finding(
+                claim, figures_text, f"not known: {not_comparable}", UNDECIDED, beside, run_count
+            )
         if any(run[self.rate] is None for run in (*base, *runs)):
-            return Finding(claim, shown, "not told: a run has no rate", UNDECIDED, beside, counted)
+            return Finding(
+                claim, figures_text, "not known: a run has no rate", UNDECIDED, beside, run_count
+            )
         ratio = repeated.ratio(self.rate, base, runs)
-        return Finding(claim, shown, in_words(ratio), verdict_of(ratio), beside, counted)
+        return Finding(claim, figures_text, in_words(ratio), verdict_of(ratio), beside, run_count)
 
     def _label(self, cell: Cell) -> str:
         name = self.names.get(dict(cell)[self.axis])
@@ -123,7 +136,7 @@ class ComparedRates:
 
 
 def verdict_of(ratio: Ratio) -> str:
-    """HOLDS where the whole interval is above 1, FAILS where it is below."""
+    """Return HOLDS if the whole interval is above 1, FAILS if it is below, else UNDECIDED."""
     bounds = ratio.bounds()
     if bounds is None:
         return UNDECIDED
@@ -134,25 +147,25 @@ def verdict_of(ratio: Ratio) -> str:
 
 
 def in_words(ratio: Ratio) -> str:
-    """A ratio with its interval: "1.85x (1.80x to 1.90x)", and whether runs were repeated."""
+    """Write a ratio with its interval, as "1.85x (1.80x to 1.90x)", and say if runs are single."""
     bounds = ratio.bounds()
     if bounds is None:
         return times(ratio.ratio)
-    assumed = "" if ratio.repeated else ", one run each"
-    return f"{times(ratio.ratio)} ({times(bounds[0])} to {times(bounds[1])}{assumed})"
+    single_runs_note = "" if ratio.repeated else ", one run each"
+    return f"{times(ratio.ratio)} ({times(bounds[0])} to {times(bounds[1])}{single_runs_note})"
 
 
-def why_untold(runs: Sequence[Run]) -> str | None:
-    """Why the settings of these runs cannot be compared; None where they can."""
-    forbidden = [Forbids.verdict, Forbids.rate]
+def why_not_comparable(runs: Sequence[Run]) -> str | None:
+    """Return why the settings of these runs cannot be compared, or None if they can."""
+    forbidden_uses = [Forbids.verdict, Forbids.rate]
     if len({grouping.ranks(run) for run in runs}) > 1:
-        forbidden.append(Forbids.speed_up)
-    found = limits.forbidding(grouping.limits_of(runs), *forbidden)
-    return found[0].says if found else None
+        forbidden_uses.append(Forbids.speed_up)
+    forbidding_limits = limits.forbidding(grouping.limits_of(runs), *forbidden_uses)
+    return forbidding_limits[0].says if forbidding_limits else None
 
 
 def runs_of(folder: Path) -> list[Run]:
-    """The runs of a step; none before the first has ended."""
+    """Return the runs of a step; an empty list before the first one has ended."""
     try:
         return load.read([folder]).runs if folder.is_dir() else []
     except ValueError:
@@ -160,9 +173,12 @@ def runs_of(folder: Path) -> list[Run]:
 
 
 def not_ended(runs: Sequence[Run], keys: Sequence[str]) -> list[Finding]:
-    """A finding for each run that did not end ok. Out of memory, and a refusal of what this machine
-    has not, are answers; all else is a failure. What was interrupted is measured another time."""
-    found = []
+    """Return a finding for each run that did not end ok.
+
+    Running out of memory is an answer, and so is a refusal because this machine lacks something.
+    Everything else is a failure. Interrupted runs are left out, because they are measured again.
+    """
+    findings = []
     for run in runs:
         status = run["status"]
         if status in ("ok", "interrupted"):
@@ -171,12 +187,12 @@ def not_ended(runs: Sequence[Run], keys: Sequence[str]) -> list[Finding]:
         value = f"{status}: {run['cause'] or 'no cause'}"
         is_refusal = status == "refused"
         is_failure = status != "oom" and not is_refusal
-        found.append(Finding(label, value, is_failure=is_failure, is_refusal=is_refusal))
-    return found
+        findings.append(Finding(label, value, is_failure=is_failure, is_refusal=is_refusal))
+    return findings
 
 
 def figures_of(repeated: RepeatedRuns, runs: Sequence[Run], rate: str) -> str:
-    """Speed with its interval, and the peak of a device's memory."""
+    """Write the speed with its interval, and the peak memory of a device."""
     speed = repeated.figure(runs, rate)
     peak = grouping.of_setting(runs, PEAK)
     parts = [] if speed is None else [f"{intervals.text(rate, speed)} {UNITS[rate]}"]
@@ -187,10 +203,11 @@ def figures_of(repeated: RepeatedRuns, runs: Sequence[Run], rate: str) -> str:
 UNITS = {"images_per_s": "images/s", "tokens_per_s": "tokens/s"}
 
 
-# Findings that compare nothing
+# Findings that do not compare settings.
 
 
 def of_machine(_: Path, log: str) -> list[Finding]:
+    """Describe the hardware and versions, and how fast copies and all-reduces are."""
     facts = json.loads(log.splitlines()[-1])
     hardware = (
         f"{count(facts['gpus'], 'GPU')}: {facts['hardware']}"
@@ -198,59 +215,73 @@ def of_machine(_: Path, log: str) -> list[Finding]:
         else f"{facts['hardware']}, no GPU"
     )
     links = ", ".join(sorted({str(link or "unknown") for link in facts["links"]}))
-    known = {name: facts["versions"][name] for name in ("torch", "CUDA", "cuDNN", "driver")}
+    versions_by_name = {
+        name: facts["versions"][name] for name in ("torch", "CUDA", "cuDNN", "driver")
+    }
     versions = ", ".join(
-        f"{name} {version}" for name, version in known.items() if version is not None
+        f"{name} {version}" for name, version in versions_by_name.items() if version is not None
     )
-    found = [
+    findings = [
         Finding("hardware", f"{hardware}, {count(facts['cores'], 'core')}"),
         Finding("versions", versions),
     ]
-    found += [Finding("links between GPUs", links)] if links else []
-    return found + [
+    findings += [Finding("links between GPUs", links)] if links else []
+    return findings + [
         Finding(name if "reduce" in name else f"copy {name}", f"{rate / 1e9:,.1f} GB/s")
         for name, rate in facts["bytes_per_s"].items()
     ]
 
 
 def test_outcomes(log: str) -> dict[str, str]:
-    """The last outcome of each test that `pytest -v` names, over all calls."""
+    """Return the last outcome of each test that `pytest -v` names in the log of all calls."""
     return dict(re.findall(r"^(\S*tests/.+?) (PASSED|FAILED|ERROR|SKIPPED)", log, re.MULTILINE))
 
 
 def of_tests(_: Path, log: str) -> list[Finding]:
+    """Say whether the tests that need a GPU passed, and name those that failed."""
     outcomes = test_outcomes(log)
     if not outcomes:
         return []
     counts = {
         name: [*outcomes.values()].count(name) for name in ("PASSED", "FAILED", "ERROR", "SKIPPED")
     }
-    bad = [name for name, outcome in outcomes.items() if outcome in ("FAILED", "ERROR")]
-    said = ", ".join(f"{number} {name.lower()}" for name, number in counts.items() if number)
-    verdict = FAILS if bad else HOLDS if counts["PASSED"] else UNDECIDED
-    found = [
+    failed_tests = [name for name, outcome in outcomes.items() if outcome in ("FAILED", "ERROR")]
+    counts_text = ", ".join(f"{number} {name.lower()}" for name, number in counts.items() if number)
+    if failed_tests:
+        verdict = FAILS
+    elif counts["PASSED"]:
+        verdict = HOLDS
+    else:
+        verdict = UNDECIDED
+    findings = [
         Finding(
-            "the tests that need a GPU pass", said or "none ran", "", verdict, is_failure=bool(bad)
+            "the tests that need a GPU pass",
+            counts_text or "none ran",
+            "",
+            verdict,
+            is_failure=bool(failed_tests),
         )
     ]
-    return found + [Finding(name, "failed", "", FAILS, is_failure=True) for name in bad]
+    return findings + [Finding(name, "failed", "", FAILS, is_failure=True) for name in failed_tests]
 
 
 def extrapolated_s(record: Mapping[str, Any]) -> tuple[float, str]:
-    """The papers' training from a shorter one of at least two epochs: seconds,
-    and how they come about.
+    """Extrapolate the papers' training from a shorter one, which must have at least two epochs.
 
-    total = once + epochs (epoch + images / (images/s) + test images / (test images/s)), where
-    images/s leave out the warm-up, `epoch` is what the last epoch took beside its images,
-    and `once` is what the first took beside the last.
+    Return the seconds, and the sum that they result from:
+
+    total = once + epochs (epoch + images / (images/s) + test images / (test images/s))
+
+    The images/s leave out the warm-up. `epoch` is the time of the last epoch that does not depend
+    on its number of images. `once` is the additional time of the first epoch.
     """
-    first = record["epochs"][0]
-    last = record["epochs"][-1]
+    first_epoch = record["epochs"][0]
+    last_epoch = record["epochs"][-1]
     images, test_images, epochs = TRAINING
     images_per_s = record["images_per_s"]
-    tested_per_s = last["test_samples"] / last["evaluate_s"]
-    epoch_s = max(0.0, last["train_s"] - last["samples"] / images_per_s)
-    once_s = max(0.0, sum(first[key] - last[key] for key in ("train_s", "evaluate_s")))
+    tested_per_s = last_epoch["test_samples"] / last_epoch["evaluate_s"]
+    epoch_s = max(0.0, last_epoch["train_s"] - last_epoch["samples"] / images_per_s)
+    once_s = max(0.0, sum(first_epoch[key] - last_epoch[key] for key in ("train_s", "evaluate_s")))
     total_s = once_s + epochs * (epoch_s + images / images_per_s + test_images / tested_per_s)
     parts = (
         f"{epoch_s:.2f} + {images:,} / {images_per_s:,.0f} + {test_images:,} / {tested_per_s:,.0f}"
@@ -259,8 +290,9 @@ def extrapolated_s(record: Mapping[str, Any]) -> tuple[float, str]:
 
 
 def extrapolated(folder: Path, _: str) -> list[Finding]:
-    """The papers' training by each setting on GPUs, the mean of its runs,
-    beside Table 2's first column on one GPU.
+    """Extrapolate the papers' training for each setting on GPUs, as the mean over its runs.
+
+    Next to it stands the papers' time on one GPU (Table 2).
     """
     images, _tests, epochs = TRAINING
     settings: dict[tuple[str, int], list[tuple[float, str]]] = {}
@@ -270,22 +302,25 @@ def extrapolated(folder: Path, _: str) -> list[Finding]:
             settings.setdefault((axes["precision"], axes["gpus"]), []).append(
                 extrapolated_s(record)
             )
-    found = []
-    for (precision, gpus), own in settings.items():
+    findings = []
+    for (precision, gpus), extrapolations in settings.items():
         printed_s = PAPERS_TOTAL_S.get(precision) if gpus == 1 else None
         beside = "" if printed_s is None else f"{printed_s:,} s (papers, one H100)"
         what = f"{precision}, gpus={gpus}: {epochs} epochs of {images:,} images, extrapolated"
-        mean_s = fmean(total_s for total_s, _ in own)
+        mean_s = fmean(total_s for total_s, _ in extrapolations)
         terms = (
-            f" = {own[0][1]}"
-            if len(own) == 1
-            else f", the mean of {len(own)} runs; the first: {own[0][1]}"
+            f" = {extrapolations[0][1]}"
+            if len(extrapolations) == 1
+            else f", the mean of {len(extrapolations)} runs; the first: {extrapolations[0][1]}"
         )
-        found.append(Finding(what, f"{mean_s:,.0f} s{terms}", beside=beside, runs=len(own)))
-    return found
+        findings.append(
+            Finding(what, f"{mean_s:,.0f} s{terms}", beside=beside, runs=len(extrapolations))
+        )
+    return findings
 
 
 def whole(folder: Path, _: str) -> list[Finding]:
+    """Report the full training of the papers, next to the papers' time."""
     images, _tests, epochs = TRAINING
     return [
         Finding(
@@ -300,8 +335,8 @@ def whole(folder: Path, _: str) -> list[Finding]:
 
 
 def kernels(folder: Path, _: str) -> list[Finding]:
-    """Milliseconds of a profiled step in each of its slowest kernels."""
-    found = []
+    """Return the milliseconds that a profiled step spends in each of its slowest kernels."""
+    findings = []
     for record in records(folder):
         profile = record.get("profile") or {}
         rows = [
@@ -310,42 +345,48 @@ def kernels(folder: Path, _: str) -> list[Finding]:
             if row["group"] == "kernel" and row["rank"] is not None
         ]
         slowest = sorted(rows, key=lambda row: -row["total_s"])[:SLOWEST]
-        each = [
+        kernel_times = [
             f"{row['metric'][:40]} {1000 * row['total_s'] / profile['steps']:.2f} ms"
             for row in slowest
         ]
-        value = "; ".join(each) or profile.get("error") or "no kernels: CPU ranks have none"
-        found.append(Finding("the slowest kernels of a step", value, runs=1))
-    return found
+        value = "; ".join(kernel_times) or profile.get("error") or "no kernels: CPU ranks have none"
+        findings.append(Finding("the slowest kernels of a step", value, runs=1))
+    return findings
 
 
 def slow_steps(folder: Path, _: str) -> list[Finding]:
-    """How far the slowest twentieth of the steps are from the
-    median: steps that stall are three times as long.
+    """Compare the slowest twentieth of the steps with the median.
+
+    Steps that stall take three times as long as the median.
     """
-    found = []
+    findings = []
     for record in records(folder):
         steps = record.get("iteration_s") or {}
         if record["status"] == "ok" and steps.get("median"):
             value = f"{steps['p95'] / steps['median']:.2f} times the median at the 95th percentile"
             slow = ", ".join(map(str, steps.get("slow_steps") or [])) or "none"
-            found.append(
+            findings.append(
                 Finding(
                     f"engine={record['axes']['engine']}: slow steps",
                     f"{value}; slow steps: {slow}",
                     runs=1,
                 )
             )
-    return found
+    return findings
 
 
 def diagnosis(folder: Path, _: str) -> list[Finding]:
-    found = [record.get("diagnosis") for record in records(folder)]
-    return [Finding("what limits it", one["sentence"], runs=1) for one in found if one]
+    """Report what limits the runs that were diagnosed."""
+    diagnoses = [record.get("diagnosis") for record in records(folder)]
+    return [
+        Finding("what limits it", found_diagnosis["sentence"], runs=1)
+        for found_diagnosis in diagnoses
+        if found_diagnosis
+    ]
 
 
 def of_memory(folder: Path, _: str) -> list[Finding]:
-    """That a batch which is too large ends as `oom`, in a line."""
+    """Test that a batch that is too large ends as `oom`."""
     claim = Message("evidence.oom", "a batch that is too large ends as out of memory")
     statuses = [record["status"] for record in records(folder)]
     return [
@@ -362,14 +403,14 @@ def of_memory(folder: Path, _: str) -> list[Finding]:
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
-    """The records of a step's runs as JSON, in the order of their folders."""
+    """Read the records of a step's runs as JSON, in the order of their folders."""
     return [json.loads(path.read_text()) for path in sorted(folder.glob("*/result.json"))]
 
 
 def joined(*reads: Read) -> Read:
-    """The findings of several readers, one after the other."""
+    """Return a function that joins the findings of several readers."""
 
     def read(folder: Path, log: str) -> list[Finding]:
-        return list(chain.from_iterable(each(folder, log) for each in reads))
+        return list(chain.from_iterable(read_findings(folder, log) for read_findings in reads))
 
     return read

@@ -1,6 +1,4 @@
-"""Why a place leaves a step out: what the step needs and the machine has not.
-Empty where it has all.
-"""
+"""Say why a place skips a step: each check returns what the machine lacks, or an empty string."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,7 +10,7 @@ from multicard.records.text_table import in_bytes
 
 from .place import Circumstances
 
-LARGE = 40e9  # bytes of a GPU's memory, from which the papers' batches of 500 px in fp64 fit
+FP64_MEMORY_BYTES = 40e9  # GPUs with this much memory hold the papers' batches in fp64.
 
 
 def a_gpu(place: Circumstances) -> str:
@@ -24,21 +22,22 @@ def several_gpus(place: Circumstances) -> str:
 
 
 def memory_for_fp64(place: Circumstances) -> str:
-    """Of the papers' batches in fp64, on the device and in the shared memory of the loader's
-    workers, which hold two each beside the one in use.
+    """Check the memory for the papers' batches in fp64, on the device and in shared memory.
+
+    In shared memory, each worker of the loader holds two batches, and one more is in use.
     """
     if not place.is_cuda:
         return ""
-    if place.memory_bytes < LARGE:
-        said = f"fp64 at 500 px needs a GPU of {LARGE / 1e9:.0f} GB"
-        return Message("evidence.needs-memory", said, needed_bytes=LARGE)
+    if place.memory_bytes < FP64_MEMORY_BYTES:
+        text = f"fp64 at 500 px needs a GPU of {FP64_MEMORY_BYTES / 1e9:.0f} GB"
+        return Message("evidence.needs-memory", text, needed_bytes=FP64_MEMORY_BYTES)
     batches = 2 * min(8, environment.cores()) + 1
     needed_bytes = batches * 32 * (3 * 500**2 * 8 + 8)
     free_bytes = memory.free_shared_memory_bytes()
     if free_bytes is None or free_bytes >= needed_bytes:
         return ""
-    have = f"/dev/shm has {in_bytes(free_bytes)} free, fp64 needs {in_bytes(needed_bytes)}"
-    sentence = f"{have}; start the container with a larger `--shm-size=SIZE`, or with `--ipc=host`"
+    lack = f"/dev/shm has {in_bytes(free_bytes)} free, fp64 needs {in_bytes(needed_bytes)}"
+    sentence = f"{lack}; start the container with a larger `--shm-size=SIZE`, or with `--ipc=host`"
     return Message(
         "evidence.shared-memory", sentence, free_bytes=free_bytes, needed_bytes=needed_bytes
     )
@@ -66,6 +65,6 @@ def liger(place: Circumstances) -> str:
 
 
 def gpu_tests() -> list[str]:
-    """The tests that need a GPU, where they are installed."""
+    """Return the paths of the tests that need a GPU, if they are installed."""
     folder = Path("tests", "gpu")
     return [str(folder / "test_cuda.py"), str(folder)] if (ROOT / folder).is_dir() else []

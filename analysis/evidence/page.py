@@ -1,5 +1,6 @@
-"""The page and the file of evidence: what each step showed, then the report on all runs;
-and the rows to share.
+"""Write the page and the file of evidence.
+
+The page has what each step showed, then the report on all runs. The file has the rows to share.
 """
 
 from collections.abc import Sequence
@@ -39,7 +40,7 @@ STATES = ("step", "what is measured", "status", "times", "seconds", "why")
 WIDTH = 120
 NO_GPU = Message(
     "evidence.no-gpu",
-    "no GPU is visible: everything runs shrunk, on CPU ranks; its figures say nothing of GPUs",
+    "no GPU is visible: everything runs shrunk, on CPU ranks; its figures say nothing about GPUs",
 )
 QUESTION = Message(
     "evidence.question", "What do the GPUs of this machine do? Each step tests a claim."
@@ -50,7 +51,7 @@ QUESTION = Message(
 class Evidence:
     """What the steps of a place have shown, read once.
 
-    findings: each beside the name of its step.
+    findings: each finding with the name of its step.
     """
 
     place: Circumstances
@@ -58,7 +59,8 @@ class Evidence:
     findings: list[tuple[str, Finding]]
 
 
-def collected(place: Circumstances, steps: Sequence[Step]) -> Evidence:
+def collect(place: Circumstances, steps: Sequence[Step]) -> Evidence:
+    """Read the records and findings of the steps."""
     records = [drive.record_of(place, step) for step in steps]
     findings = list[tuple[str, Finding]]()
     for step in steps:
@@ -66,95 +68,98 @@ def collected(place: Circumstances, steps: Sequence[Step]) -> Evidence:
     return Evidence(place, records, findings)
 
 
-def filled(evidence: Evidence) -> tuple[list[str], list[list[str]]]:
-    """Headings and rows of the findings, without the columns that are empty. A step's name stands
-    once.
+def headings_and_rows(evidence: Evidence) -> tuple[list[str], list[list[str]]]:
+    """Return the headings and rows of the findings, without empty columns.
+
+    A step's name stands only in its first row.
     """
     texts = list[list[str]]()
-    last = ""
+    last_step = ""
     for step, finding in evidence.findings:
-        name = "" if step == last else step
+        name = "" if step == last_step else step
         runs = str(finding.runs) if finding.runs else ""
         texts.append(
             [name, finding.what, finding.value, finding.gain, finding.verdict, runs, finding.beside]
         )
-        last = step
-    kept = [at for at in range(len(HEADINGS)) if any(row[at] for row in texts)]
-    return [HEADINGS[at] for at in kept], [[row[at] for at in kept] for row in texts]
+        last_step = step
+    filled = [index for index in range(len(HEADINGS)) if any(row[index] for row in texts)]
+    return [HEADINGS[index] for index in filled], [
+        [row[index] for index in filled] for row in texts
+    ]
 
 
 def table(evidence: Evidence, width: int | None) -> list[str]:
-    """The findings in lines for a terminal."""
-    headings, texts = filled(evidence)
+    """Write the findings as lines for a terminal."""
+    headings, texts = headings_and_rows(evidence)
     align = "".join("r" if heading == "runs" else "l" for heading in headings)
     return text_table.text(headings, texts, width or WIDTH, align=align, wrap=True)
 
 
 def summary(evidence: Evidence) -> Message:
-    """How many steps were measured, and how many claims hold."""
+    """Say how many steps were measured, and how many claims hold."""
     steps = len(evidence.records)
     measured = sum(record.status == drive.OK for record in evidence.records)
-    judged = [finding.verdict for _, finding in evidence.findings if finding.verdict]
-    hold = judged.count(HOLDS)
-    fail = judged.count(FAILS)
-    open_claims = len(judged) - hold - fail
-    said = f"{measured} of {count(steps, 'step')} measured"
-    if judged:
-        said += (
-            f"; of {count(len(judged), 'claim')} {hold} hold, {fail} do not, {open_claims} are"
-            " undecided"
+    verdicts = [finding.verdict for _, finding in evidence.findings if finding.verdict]
+    holding = verdicts.count(HOLDS)
+    failing = verdicts.count(FAILS)
+    open_claims = len(verdicts) - holding - failing
+    text = f"{measured} of {count(steps, 'step')} measured"
+    if verdicts:
+        text += (
+            f"; of {count(len(verdicts), 'claim')} {holding} hold, {failing} do not, {open_claims}"
+            " are undecided"
         )
     return Message(
         "evidence.summary",
-        said,
+        text,
         measured=measured,
         steps=steps,
-        hold=hold,
-        fail=fail,
+        hold=holding,
+        fail=failing,
         open=open_claims,
     )
 
 
 def section(evidence: Evidence) -> Section:
-    """The findings, and folded away what became of each step."""
+    """Return the section of the findings. The state of each step is folded away."""
     states = [
         [
-            one.step,
-            one.title,
-            one.status,
-            str(one.repeats or ""),
-            f"{one.seconds:.0f}" if one.attempts else "",
-            one.why,
+            record.step,
+            record.title,
+            record.status,
+            str(record.repeats or ""),
+            f"{record.seconds:.0f}" if record.attempts else "",
+            record.why,
         ]
-        for one in evidence.records
+        for record in evidence.records
     ]
-    headings, found = filled(evidence)
-    small = [] if evidence.place.is_cuda else [Paragraph(f"{capital(NO_GPU)}.")]
+    headings, rows = headings_and_rows(evidence)
+    shrunk_note = [] if evidence.place.is_cuda else [Paragraph(f"{capital(NO_GPU)}.")]
     blocks = [
-        *small,
+        *shrunk_note,
         Paragraph(f"{summary(evidence)}."),
-        PlainTable("", headings, found, wraps=True),
+        PlainTable("", headings, rows, wraps=True),
         Fold("What became of each step", [PlainTable("", STATES, states, wraps=True)]),
     ]
     return Section("evidence", "Evidence", QUESTION, blocks)
 
 
 def write(evidence: Evidence, title: str) -> Path:
-    """Write the page, whatever was measured; return its path."""
+    """Write the page with what was measured so far; return its path."""
     path = evidence.place.out / PAGE
-    found = runs(evidence.place)
-    own = section(evidence)
-    made = (
-        report.build(found, title, mix=False, first=[own])
-        if found.runs
-        else report.bare(title, summary(evidence), [own])
+    found_runs = runs(evidence.place)
+    evidence_section = section(evidence)
+    new_report = (
+        report.build(found_runs, title, mix=False, first=[evidence_section])
+        if found_runs.runs
+        else report.report_without_runs(title, summary(evidence), [evidence_section])
     )
-    page.write(path, made)
+    page.write(path, new_report)
     return path
 
 
 def runs(place: Circumstances) -> FoundRuns:
-    """All runs of the evidence; none before the first has ended."""
+    """Read all runs of the evidence; there are none before the first has ended."""
     try:
         return load.read([place.out])
     except ValueError:
@@ -162,8 +167,9 @@ def runs(place: Circumstances) -> FoundRuns:
 
 
 def write_shared(place: Circumstances) -> list[str]:
-    """Write the rows to share and check them as `import` does. Returns lines about them: where
-    nothing was measured, the reason that there is no file.
+    """Write the rows to share, check them as `import` does, and return lines about them.
+
+    If nothing was measured, there is no file, and the line says so.
     """
     try:
         return share.export(runs(place).runs, place.out / SHARED)

@@ -1,5 +1,6 @@
-"""What `multicard evidence` measures, in the order of its worth: each step a command,
-and a claim that it tests.
+"""The steps of `multicard evidence`, the most valuable first.
+
+Each step has a command, and a claim that the command's runs test.
 """
 
 import sys
@@ -12,12 +13,13 @@ from . import findings, needs
 from .findings import ComparedRates, Read, extrapolated, joined
 from .place import ROWS, TOKENIZER, Circumstances, engines, has_dali
 
-Words = dict[str, object]  # overrides of an entry; several values, separated by commas, are a sweep
-# of a run, as an H200's host took them
+# Overrides of an entry. A value that lists several, separated by commas, makes a sweep.
+Words = dict[str, object]
+# The times that a run took on a host with an H200: to start, and to compile.
 START_S = 15.0
 COMPILE_S = 66.0
 
-# On CPU ranks the same steps are shrunk: such figures say that the code works, and no more
+# On CPU ranks, the same steps are shrunk: their figures only show that the code works.
 SMALL_IMAGES: Words = {
     "dataset.image_size": 32,
     "dataset.train_limit": 96,
@@ -45,13 +47,14 @@ SMALL_PACKED: Words = {"max_seq_len": 256, "batch_size": 2, "compile": False, "d
 
 @dataclass(frozen=True)
 class Step:
-    """A step.
+    """A step of the evidence.
 
-    title: what is measured, and of what. command: its words; of a sweep, which can be repeated, for
-    a number of
-    repetitions. read: its findings. estimate_s: its duration on an H200, start-up included.
-    skip: why a place leaves it out; empty where it does not.
-    repeats: whether measuring it again tells more.
+    title: what is measured.
+    command: returns the command. A sweep takes the number of repetitions.
+    read: returns the findings.
+    estimate_s: returns the duration on an H200 in seconds, with the start.
+    skip: returns why a place leaves the step out; empty if it does not.
+    repeats: True if repeating the step gives more information.
     """
 
     name: str
@@ -64,40 +67,45 @@ class Step:
 
 
 def multicard(*words: object) -> list[str]:
-    """A command of multicard, which works from any folder."""
+    """Return a command of multicard, which works from any folder."""
     return [sys.executable, "-m", "multicard", *map(str, words)]
 
 
 def sweep(command: str, name: str, place: Circumstances, words: Words, repeat: int) -> list[str]:
-    """A sweep whose folder has the step's name. Predicting takes seconds a cell,
-    and is left out.
+    """Return the command of a sweep whose folder has the step's name.
+
+    Predictions are turned off, because they take seconds for each cell.
     """
-    fixed = {
+    fixed_overrides = {
         "name": name,
         "hydra.sweep.dir": place.runs(name),
         "tracker.mode": "disabled",
         "fit": "off",
     }
-    repeated = {"repeat": repeat} if repeat > 1 else {}
+    repeat_override = {"repeat": repeat} if repeat > 1 else {}
     return multicard(
-        command, "-m", *(f"{key}={value}" for key, value in (words | fixed | repeated).items())
+        command,
+        "-m",
+        *(f"{key}={value}" for key, value in (words | fixed_overrides | repeat_override).items()),
     )
 
 
 def vision(
     name: str, words: Callable[[Circumstances], Words]
 ) -> Callable[[Circumstances, int], list[str]]:
-    """A sweep of image training on MNIST, or on images in its form."""
+    """Return a sweep of image training on MNIST, or on images in MNIST's form."""
 
     def command(place: Circumstances, repeat: int) -> list[str]:
-        own = {"dataset": "mnist"} | words(place)
+        overrides = {"dataset": "mnist"} | words(place)
         if place.is_cuda:
-            own |= {"dataset.root": place.images()}
+            overrides |= {"dataset.root": place.images()}
         else:
-            own |= {
-                key: value for key, value in SMALL_VISION.items() if not has_several(own.get(key))
+            overrides |= {
+                key: value
+                for key, value in SMALL_VISION.items()
+                if not has_several(overrides.get(key))
             }
-        return sweep("vision", name, place, own, repeat)
+        return sweep("vision", name, place, overrides, repeat)
 
     return command
 
@@ -105,29 +113,33 @@ def vision(
 def tuning(
     name: str, words: Callable[[Circumstances], Words]
 ) -> Callable[[Circumstances, int], list[str]]:
-    """A sweep of tuning a model of random weights on Alpaca's rows, or generated ones."""
+    """Return a sweep that tunes a model of random weights on Alpaca's rows, or generated ones."""
 
     def command(place: Circumstances, repeat: int) -> list[str]:
-        own = {"model": place.model} | words(place)
+        overrides = {"model": place.model} | words(place)
         if not place.is_cuda:
-            own |= {
-                key: value for key, value in SMALL_TUNING.items() if not has_several(own.get(key))
+            overrides |= {
+                key: value
+                for key, value in SMALL_TUNING.items()
+                if not has_several(overrides.get(key))
             }
-            own |= SMALL_PACKED if own.get("preset") == "fast" else {}
-        return sweep("tune", name, place, own, repeat)
+            overrides |= SMALL_PACKED if overrides.get("preset") == "fast" else {}
+        return sweep("tune", name, place, overrides, repeat)
 
     return command
 
 
 def has_several(value: object) -> bool:
+    """Return True if an override lists several values."""
     return isinstance(value, str) and "," in value
 
 
 def without_cudnns_attention(
     command: Callable[[Circumstances, int], list[str]],
 ) -> Callable[[Circumstances, int], list[str]]:
-    """The command where torch prefers its other kernels of
-    attention: cuDNN plans anew for each length of rows.
+    """Run a command with torch's attention kernels preferred over cuDNN's.
+
+    cuDNN plans anew for each length of rows.
     """
     return lambda place, repeat: [
         "env",
@@ -137,42 +149,54 @@ def without_cudnns_attention(
 
 
 def text(place: Circumstances) -> Words:
-    """Alpaca's rows and Llama's tokenizer where they are; else the defaults, generated rows."""
+    """Use Alpaca's rows and Llama's tokenizer if they are there, else generated rows."""
     rows = place.found(ROWS)
-    tokens = place.found(TOKENIZER)
+    tokenizer = place.found(TOKENIZER)
     if not place.is_cuda:
         return {}
     words: Words = {"dataset": "alpaca_cleaned", "dataset.data_files": rows} if rows else {}
-    return words | ({"tokenizer": "llama3", "tokenizer.path": tokens} if tokens else {})
+    return words | ({"tokenizer": "llama3", "tokenizer.path": tokenizer} if tokenizer else {})
 
 
 def images(count: int, epochs: int = 2) -> Words:
-    """Limits of the training images, and of the test images in MNIST's proportion."""
+    """Limit the training images, and the test images in MNIST's proportion."""
     return {"dataset.train_limit": count, "dataset.test_limit": count // 6, "epochs": epochs}
 
 
-def listed(values: Sequence[object]) -> str:
+def comma_separated(values: Sequence[object]) -> str:
+    """Write values as a sweep's override lists them."""
     return ",".join(map(str, values))
 
 
-# Commands that are no sweeps
+# Commands that are not sweeps.
 
 
 def machine(place: Circumstances, _: int) -> list[str]:
-    here = [] if place.is_cuda else ["--cpu"]
-    return [sys.executable, "-m", "multicard.machine.rates", "--gpus", str(place.gpus), *here]
+    """Return the command that measures the rates of copies and of all-reduces."""
+    device_options = [] if place.is_cuda else ["--cpu"]
+    return [
+        sys.executable,
+        "-m",
+        "multicard.machine.rates",
+        "--gpus",
+        str(place.gpus),
+        *device_options,
+    ]
 
 
 def tests(place: Circumstances, _: int) -> list[str]:
-    """The tests that earlier calls have not seen through. It needs no plugin of pytest."""
+    """Return the command of the tests that have not passed in an earlier call.
+
+    It works without any plugin of pytest.
+    """
     log = place.log("tests")
     outcomes = findings.test_outcomes(log.read_text(errors="replace")) if log.exists() else {}
-    done = [
+    deselected = [
         f"--deselect={name}"
         for name, outcome in outcomes.items()
         if outcome in ("PASSED", "SKIPPED")
     ]
-    fixed = (
+    pytest_options = (
         "-o",
         "addopts=",
         "-p",
@@ -181,30 +205,30 @@ def tests(place: Circumstances, _: int) -> list[str]:
         "--tb=short",
         "--continue-on-collection-errors",
     )
-    # There, as a `tests` in the working folder may be another project's
+    # It runs in multicard's folder, because `tests` in the working folder may be another project's.
     return [
         "env",
         f"--chdir={ROOT}",
         sys.executable,
         "-m",
         "pytest",
-        *fixed,
+        *pytest_options,
         "-m",
         "gpu",
         *needs.gpu_tests(),
-        *done,
+        *deselected,
     ]
 
 
-# The steps
+# The steps.
 
 FAST: Words = {"preset": "fast", "batch_size": 64, "dataset.image_size": 500}
-# Of preset=fast without what takes a minute to start
+# preset=fast without compilation, which takes a minute at each start.
 FAST_AT_ONCE: Words = FAST | {"compile": False}
 TABLE2: Words = {"experiment": "table2"}
 LOADED: Words = {"batch_size": 64, "dataset.image_size": 224, "precision": "fp16", "layout": "nhwc"}
 LORA: Words = {"method": "lora", "precision": "bf16", "max_steps": 30}
-# Rows are generated: 20 steps of 8,192 tokens, of which 15 count
+# Rows are generated. There are 20 steps of 8,192 tokens, of which 15 count.
 FAST_LORA: Words = {"preset": "fast", "method": "lora", "dataset.rows": 3000, "max_steps": 20}
 TABLE5: Words = {
     "experiment": "table5",
@@ -223,29 +247,29 @@ TOO_LARGE |= {"model.name": "efficientnet_v2_l"}
 PUBLISHED_LORA = "12,473 tokens/s a GPU (NeMo 24.12, 8B, H100)"
 
 
-def each(seconds: float) -> Callable[[Circumstances], float]:
-    """So many seconds for each number of GPUs that is measured."""
+def per_gpu_count(seconds: float) -> Callable[[Circumstances], float]:
+    """Return an estimate of this many seconds for each number of GPUs that is measured."""
     return lambda place: seconds * len(place.counts)
 
 
-def ends(place: Circumstances) -> str:
-    """One GPU, and all."""
-    return listed(sorted({1, place.gpus}))
+def one_and_all_gpus(place: Circumstances) -> str:
+    """List one GPU, and all GPUs."""
+    return comma_separated(sorted({1, place.gpus}))
 
 
 def loaders(place: Circumstances) -> list[str]:
-    """Every loader that can be used here. DALI decodes on a GPU."""
+    """Return the loaders that can be used here. DALI needs a GPU to decode."""
     return ["torch", "batched", "device", *(["dali"] if has_dali() and place.is_cuda else [])]
 
 
 def strategies(place: Circumstances) -> Words:
-    """Every distribution of the data, over all GPUs. CPU ranks have none for DataParallel."""
+    """Return every distribution of the data over all GPUs. DataParallel does not run on CPU."""
     names = ["ddp", "ddp_rr", "ddp_ds", *(["dp"] if place.is_cuda else [])]
-    return {"strategy": listed(names), "gpus": place.gpus}
+    return {"strategy": comma_separated(names), "gpus": place.gpus}
 
 
 def shardings(place: Circumstances) -> Words:
-    """The engines by the ways that each has to share a model out."""
+    """Return the ways to shard a model over all GPUs, by the engine that is installed."""
     if len(engines()) == 1:
         return {"engine": "torchtune", "gpus": place.gpus}
     return {"engine": "trl", "sharding": "fsdp,ddp", "gpus": place.gpus}
@@ -277,7 +301,7 @@ STEPS: Sequence[Step] = [
     Step(
         "tuning",
         "LoRA by preset=fast, by each engine",
-        tuning("tuning", lambda place: FAST_LORA | {"engine": listed(engines())}),
+        tuning("tuning", lambda place: FAST_LORA | {"engine": comma_separated(engines())}),
         ComparedRates(
             "engine", "torchtune", "faster than torchtune", "tokens_per_s", beside=PUBLISHED_LORA
         ).read,
@@ -287,10 +311,11 @@ STEPS: Sequence[Step] = [
         "scaling",
         "image training over the GPUs",
         vision(
-            "scaling", lambda place: FAST_AT_ONCE | {"gpus": listed(place.counts), **images(12_800)}
+            "scaling",
+            lambda place: FAST_AT_ONCE | {"gpus": comma_separated(place.counts), **images(12_800)},
         ),
         ComparedRates("gpus", 1, "faster than one GPU", "images_per_s").read,
-        each(START_S + 15),
+        per_gpu_count(START_S + 15),
         skip=needs.several_gpus,
     ),
     Step(
@@ -324,7 +349,8 @@ STEPS: Sequence[Step] = [
         vision(
             "table2",
             lambda place: (
-                TABLE2 | {"precision": "fp64,fp32,fp16", "gpus": ends(place), **images(3840)}
+                TABLE2
+                | {"precision": "fp64,fp32,fp16", "gpus": one_and_all_gpus(place), **images(3840)}
             ),
         ),
         joined(
@@ -339,7 +365,10 @@ STEPS: Sequence[Step] = [
     Step(
         "table5",
         "Table 5 of the papers, in short",
-        tuning("table5", lambda place: TABLE5 | {"pin_memory": "false,true", "gpus": ends(place)}),
+        tuning(
+            "table5",
+            lambda place: TABLE5 | {"pin_memory": "false,true", "gpus": one_and_all_gpus(place)},
+        ),
         ComparedRates(
             "pin_memory", False, "faster than pageable memory", "tokens_per_s", by=["gpus"]
         ).read,
@@ -350,7 +379,10 @@ STEPS: Sequence[Step] = [
         "attention",
         "LoRA with cuDNN's attention last: do steps stall?",
         without_cudnns_attention(
-            tuning("attention", lambda place: LORA | text(place) | {"engine": listed(engines())})
+            tuning(
+                "attention",
+                lambda place: LORA | text(place) | {"engine": comma_separated(engines())},
+            )
         ),
         joined(
             ComparedRates("engine", "torchtune", "faster than torchtune", "tokens_per_s").read,
@@ -376,7 +408,8 @@ STEPS: Sequence[Step] = [
         "loaders",
         "loaders",
         vision(
-            "loaders", lambda place: LOADED | {"loader": listed(loaders(place)), **images(12_800)}
+            "loaders",
+            lambda place: LOADED | {"loader": comma_separated(loaders(place)), **images(12_800)},
         ),
         ComparedRates("loader", "torch", "faster than torch's loader", "images_per_s").read,
         lambda place: len(loaders(place)) * (START_S + 15),
@@ -386,10 +419,12 @@ STEPS: Sequence[Step] = [
         "LoRA by preset=fast over the GPUs",
         tuning(
             "tuning_scaling",
-            lambda place: FAST_LORA | {"engine": "torchtune", "gpus": listed(place.counts)},
+            lambda place: (
+                FAST_LORA | {"engine": "torchtune", "gpus": comma_separated(place.counts)}
+            ),
         ),
         ComparedRates("gpus", 1, "faster than one GPU", "tokens_per_s").read,
-        each(START_S + 90),
+        per_gpu_count(START_S + 90),
         skip=needs.several_gpus,
     ),
     Step(

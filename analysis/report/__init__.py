@@ -1,7 +1,7 @@
-"""`report`: one HTML file about some runs, for a person who must
-decide how to run a training on several GPUs.
+"""`report`: write one HTML file about some runs.
 
-Each section's module turns runs into `blocks`; `page` writes these as one file that opens offline.
+Its readers must decide how to run a training on several GPUs. The modules of the sections turn runs
+into `blocks`. `page` writes the blocks as one file that opens offline.
 """
 
 import shlex
@@ -22,11 +22,11 @@ from ..runs.load import FoundRuns
 from ..stats.between_runs import RepeatedRuns
 from . import page, sections
 from .blocks import Report, Section
-from .runs_section import of_runs
+from .runs_section import build_runs_section
 from .watch import Watch
 
 NAME = "report.html"
-MOST_NAMES = 3  # of folders, in the title
+MOST_NAMES = 3  # The most folders that the title names.
 
 
 def write(
@@ -36,35 +36,45 @@ def write(
     mix: bool,
     found: FoundRuns | None = None,
 ) -> str:
-    """Write the report on the runs (`found`) under `folders`, to `out`, else into the only folder
-    or the working directory; return what was found, in a sentence, and on a last line what the page
-    holds. Raises ValueError if `out` is a folder.
+    """Write the report on the runs under `folders`, and return lines about it.
+
+    The lines have the answer to what to run, if there is one, and what the page holds.
+
+    Args:
+        folders: the folders of the runs.
+        out: the file to write. By default, it is in the only folder, or in the working directory.
+        title: the title of the page. By default, it names the folders.
+        mix: treat runs of different commits and machines as the same setting.
+        found: the runs, if they have been read already.
+
+    Raises:
+        ValueError: `out` is a folder.
     """
     path = out or (folders[0] / NAME if len(folders) == 1 else Path(NAME))
     if path.is_dir():
-        is_folder = (
-            f"--out {path}: is a folder; name a file, as `--out {shlex.quote(str(path / NAME))}`"
-        )
-        raise Refusal("report.out-is-folder", is_folder, key="--out", value=str(path))
+        text = f"--out {path}: is a folder; name a file, as `--out {shlex.quote(str(path / NAME))}`"
+        raise Refusal("report.out-is-folder", text, key="--out", value=str(path))
     report = build(found or load.read(folders), title or _title(folders), mix)
     size_bytes = page.write(path, report)
-    holds = f"{path}: {report.summary}; {size_bytes / 1e6:.1f} MB"
+    text = f"{path}: {report.summary}; {size_bytes / 1e6:.1f} MB"
     written = Message(
-        "report.written", holds, file=str(path), summary=report.summary, size_bytes=size_bytes
+        "report.written", text, file=str(path), summary=report.summary, size_bytes=size_bytes
     )
     return "\n".join(filter(None, [report.answer, written]))
 
 
-def watched(
+def watched_report(
     folders: Sequence[Path], title: str | None, mix: bool, price: float | None = None
 ) -> Watch:
-    """The report on all runs under `folders`, which need not exist yet, for `watch.serve`."""
+    """Return the page for `watch.serve` about all runs under `folders`, which may not exist yet."""
     name = title or _title(folders)
 
-    def made() -> Report:
+    def build_report() -> Report:
         return build(load.read(folders, price=price), name, mix)
 
-    return Watch(folders, made, lambda reason: Report(name, timestamp(), reason, [], {}, []))
+    return Watch(
+        folders, build_report, lambda reason: Report(name, timestamp(), reason, [], {}, [])
+    )
 
 
 def _title(folders: Sequence[Path]) -> str:
@@ -72,27 +82,31 @@ def _title(folders: Sequence[Path]) -> str:
 
 
 def build(found: FoundRuns, title: str, mix: bool, first: Sequence[Section] = ()) -> Report:
-    """The whole report, without the sections that have nothing to say.
+    """Build the whole report, without the sections that have nothing to say.
 
     Args:
-        first: sections that come before its own.
+        found: the runs.
+        title: the title of the page.
+        mix: treat runs of different commits and machines as the same setting.
+        first: further sections, which come before the report's own.
     """
     page.bundling()
     runs = details.read(found.runs)
-    loaded = [experiments.load(name) for name in experiments.names()]
+    all_experiments = [experiments.load(name) for name in experiments.names()]
     repeated = RepeatedRuns(runs)
     panels = [
-        (experiment, experiments.panels(experiment, runs, mix, repeated)) for experiment in loaded
+        (experiment, experiments.panels(experiment, runs, mix, repeated))
+        for experiment in all_experiments
     ]
-    found_out = answers(runs, mix)
-    made = [
+    all_answers = answers(runs, mix)
+    all_sections = [
         *first,
-        sections.of_answers(found_out, runs),
-        sections.of_effects([answer.ranking for answer in found_out]),
-        of_runs(runs, found.skipped, repeated, mix, recommended_runs(found_out)),
-        sections.of_efficiency(runs),
-        sections.of_papers(runs, panels, claims.judge(runs, mix)),
-        sections.of_machine(runs),
+        sections.answers_section(all_answers, runs),
+        sections.effects_section([answer.ranking for answer in all_answers]),
+        build_runs_section(runs, found.skipped, repeated, mix, recommended_runs(all_answers)),
+        sections.efficiency_section(runs),
+        sections.papers_section(runs, panels, claims.judge(runs, mix)),
+        sections.machine_section(runs),
     ]
     return Report(
         title,
@@ -103,15 +117,15 @@ def build(found: FoundRuns, title: str, mix: bool, first: Sequence[Section] = ()
             limits.sign(limit.code): limit.says
             for limit in limits.in_order(grouping.limits_of(runs))
         },
-        [section for section in made if section.blocks],
+        [section for section in all_sections if section.blocks],
         {name: vega.theme(name) for name in ("light", "dark")},
-        found_out[0].sentence if found_out else "",
+        all_answers[0].sentence if all_answers else "",
     )
 
 
-def bare(title: str, summary: str, own: Sequence[Section]) -> Report:
-    """A report of some sections alone, where there are no runs."""
-    return Report(title, timestamp(), summary, [], {}, own)
+def report_without_runs(title: str, summary: str, report_sections: Sequence[Section]) -> Report:
+    """Return a report that consists of these sections only, without runs."""
+    return Report(title, timestamp(), summary, [], {}, report_sections)
 
 
 def _summary(found: FoundRuns) -> Message:

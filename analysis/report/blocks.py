@@ -1,5 +1,6 @@
-"""Blocks of a report as plain data: sections of paragraphs, tables, figures and claims,
-which `page` writes as HTML.
+"""Blocks of a report as plain data, which `page` writes as HTML.
+
+Blocks are paragraphs, tables, figures and claims, grouped into sections.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from ..table_columns import Column
 
 @dataclass(frozen=True)
 class Paragraph:
-    """`quiet`: said beside the rest, in a softer colour."""
+    """A paragraph. If it is `quiet`, it is printed in a softer color."""
 
     text: str
     quiet: bool = False
@@ -30,7 +31,7 @@ class Heading:
 
 @dataclass(frozen=True)
 class Facts:
-    """Names, each with one value or several. code: the values are commands to type."""
+    """Names, each with one or several values. If `code` is set, values are commands to type."""
 
     rows: Sequence[tuple[str, Sequence[str]]]
     code: bool = False
@@ -38,11 +39,13 @@ class Facts:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """What to run for one workload, in large letters, and beside it a chart of its settings.
+    """What to run for one workload, in large letters, next to a chart of its settings.
 
-    statement: a sentence without its full stop. doubts: what the marks of its runs say.
-    typed: the command, or where none is known the keys, that run it.
-    facts: a name, a sentence and a command, which may be empty. blocks: the chart.
+    statement: a sentence without its full stop.
+    doubts: the meanings of its runs' marks.
+    typed: the command that runs it, or the keys if no command is known.
+    facts: each a name, a sentence and a command, which may be empty.
+    blocks: the chart.
     """
 
     work: str
@@ -57,7 +60,7 @@ class Recommendation:
 class PlainTable:
     """A table that is short enough to be read as a whole, and the commands that measured it.
 
-    wraps: its cells are sentences, which are broken into lines.
+    wraps: True if its cells are sentences, which are broken into lines.
     """
 
     title: str
@@ -70,14 +73,16 @@ class PlainTable:
 
 @dataclass(frozen=True)
 class SortableTable:
-    """A table of any length that the page sorts and filters, and whose rows open.
+    """A table of any length, which the page sorts and filters, and whose rows open.
 
-    name: of its data. label: for readers who cannot see it. details: texts that an opened row has
-    beside its columns.
-    page_rows: shown at a time. parents: the row under which each row stands once that is opened;
-    None for one of its
-    own. curves: of the first rows, values that an opened row draws. marks: each sign in it,
-    and what it means.
+    name: the name of its data in the page.
+    label: the description for screen readers.
+    details: columns that are visible only in an opened row.
+    page_rows: the number of rows that are visible at a time.
+    parents: for each row, the index of the row under which it appears once that one is opened, or
+        None if the row is always visible.
+    curves: the values that an opened row draws, for the first rows.
+    marks: each sign in the table, and what it means.
     """
 
     name: str
@@ -93,9 +98,7 @@ class SortableTable:
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure, whose title and notes the page has as text,
-    and the commands that measured what it shows.
-    """
+    """A figure and the commands that measured it. Title and notes stand next to it as text."""
 
     figure: Chart
     commands: Sequence[str] = ()
@@ -116,7 +119,7 @@ Block = Paragraph | Heading | Facts | Recommendation | PlainTable | SortableTabl
 class Section:
     """A section of the report, with the question it answers.
 
-    line: what it holds in a few words, under which it is folded away; empty: it is shown.
+    line: the contents in a few words. If it is set, the section is folded away under it.
     """
 
     name: str
@@ -130,9 +133,10 @@ class Section:
 class Report:
     """The whole report.
 
-    warnings: a mark's sign and what it says of some or all runs. legend: each sign's meaning.
-    themes: Vega's configuration for a `light` and a `dark` page. answer: what to run,
-    in a sentence; empty without one.
+    warnings: for each mark, its sign, and what it says about some or all runs.
+    legend: the meaning of each sign.
+    themes: Vega's configuration for a `light` and a `dark` page.
+    answer: what to run, in a sentence; empty if nothing is recommended.
     """
 
     title: str
@@ -151,6 +155,7 @@ class Report:
 
 
 def _unfolded(blocks: Sequence[Block]) -> Iterator[Block]:
+    """Yield blocks, and the blocks inside them."""
     for block in blocks:
         yield block
         if isinstance(block, Fold | Recommendation):
@@ -158,5 +163,5 @@ def _unfolded(blocks: Sequence[Block]) -> Iterator[Block]:
 
 
 def sentences(lines: Iterable[str]) -> str:
-    """Lines for a terminal as sentences."""
+    """Join lines that are written for a terminal into sentences."""
     return " ".join(f"{capital(line).rstrip('.')}." for line in lines)

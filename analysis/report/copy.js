@@ -3,7 +3,7 @@
 const announcement = element("p", { className: "skip", role: "status" });
 document.body.append(announcement);
 
-// navigator.clipboard is absent or refuses where a browser does not trust the page (http, some file: pages)
+// navigator.clipboard is missing, or refuses, if a browser does not trust the page (http, some file: pages).
 async function copied(text, button) {
   try {
     await navigator.clipboard.writeText(text);

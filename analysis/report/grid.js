@@ -1,13 +1,13 @@
-// Tables of any length: sorted, filtered, a number of rows at a time, with rows that open, to the rows below them too, and
-// of which two are compared. Texts come from records, so they are always set as text, never as HTML.
+// Tables of any length. They can be sorted and filtered, and show a number of rows at a time. A row opens to its details
+// and to the rows of its runs, and two rows can be compared. Texts come from records, so they are set as text, never as HTML.
 "use strict";
 
 const data = JSON.parse(document.getElementById("data").textContent);
-const COMPARISON = /^([^<>=]+)(>=|<=|>|<|=)([^<>=]+)$/; // a word of a filter: gpus=4, total_s<100, accuracy>98%
-const NUMBER = /^(-?\d*\.?\d+(?:e[+-]?\d+)?)(%|[kmgt]?)[bj]?$/; // of a comparison, with its unit or without
+const COMPARISON = /^([^<>=]+)(>=|<=|>|<|=)([^<>=]+)$/; // A comparison in a filter: gpus=4, total_s<100, accuracy>98%.
+const NUMBER = /^(-?\d*\.?\d+(?:e[+-]?\d+)?)(%|[kmgt]?)[bj]?$/; // A number of a comparison, with or without a unit.
 const UNITS = { "": 1, "%": 1e-2, k: 1e3, m: 1e6, g: 1e9, t: 1e12 };
 const COMPARES = { ">=": (a, b) => a >= b, "<=": (a, b) => a <= b, ">": (a, b) => a > b, "<": (a, b) => a < b, "=": (a, b) => Math.abs(a - b) <= 1e-9 * Math.abs(b) };
-const LONG = 24; // letters of a text, from which on it may be cut, and is shown whole where the pointer rests on it
+const LONG = 24; // A text with more letters may be cut. Then the pointer shows all of it.
 
 function element(name, properties = {}, ...children) {
   const { aria, ...plain } = properties;
@@ -21,7 +21,7 @@ function fold(title, ...inner) {
   return element("details", {}, element("summary", { textContent: title }), ...inner);
 }
 
-// Lines of numbers, each over the whole width, on one scale
+// Draw lines of numbers on one scale, each over the full width.
 function curves(lines, label) {
   const [width, height, edge] = [240, 60, 2];
   const [least, most] = [Math.min, Math.max].map((end) => end(...lines.flat()));
@@ -70,7 +70,7 @@ class Column {
     return !["-", ""].includes(this.texts[row]);
   }
 
-  // The figure as the record has it, or the text
+  // Return the figure as the record has it, or the text.
   raw(row) {
     return this.values ? this.values[row] : this.texts[row];
   }
@@ -154,7 +154,7 @@ class Grid {
     this.show();
   }
 
-  // A test of rows for a word of the filter: a comparison with a column's figures, or else a part of any text
+  // Return a test of rows for a word of the filter: a comparison with a column's figures, or a search in all texts.
   test(word) {
     const [, name, sign, wanted] = COMPARISON.exec(word) ?? [];
     const columns = this.columns.filter((column) => column.names.includes(name) || column.key.endsWith(`.${name}`));
@@ -163,7 +163,7 @@ class Grid {
     return (row) => this.whole[row].includes(word);
   }
 
-  // Shows the rows of these runs alone, or all where none is of this table
+  // Show only the rows of these runs, or all rows if none of the runs is in this table.
   choose(folders) {
     const own = this.details.find((column) => column.key === "folder");
     const known = new Set(own?.texts);
@@ -174,7 +174,7 @@ class Grid {
     this.chip.textContent = `${count} row${count === 1 ? "" : "s"} chosen in the chart: show all`;
   }
 
-  // The rows that fit the filter, or one of whose parts does, in order; those without a figure are last in either direction
+  // Return the rows that match the filter, or have a part that does, in order. Rows without a figure always come last.
   get chosen() {
     const tests = this.wanted.toLowerCase().split(/\s+/).filter(Boolean).map((word) => this.test(word));
     const [folder, folders] = [this.details.find((column) => column.key === "folder"), new Set(this.folders)];
@@ -202,7 +202,7 @@ class Grid {
     return this.visible.length + this.opens + this.compares;
   }
 
-  // A row and, once it is opened, what it has and its parts
+  // Build a row and, if it is opened, its details and the rows of its runs.
   lines(row) {
     const line = this.line(row);
     return this.opened.has(row) ? [line, this.detail(row), ...(this.parts[row] ?? []).flatMap((part) => this.lines(part))] : [line];
@@ -234,11 +234,11 @@ class Grid {
     document.getElementById(`${this.name}-open-${row}`)?.focus();
   }
 
-  // Two rows stand side by side, first what tells them apart; a third takes the place of the first
+  // Show two rows side by side, beginning with their differences. A third row replaces the first.
   tick(row, on) {
     this.ticked = [...this.ticked.filter((other) => other !== row), ...(on ? [row] : [])].slice(-2);
     this.show();
-    document.getElementById(`${this.name}-tick-${row}`)?.focus(); // where the filter leaves it
+    document.getElementById(`${this.name}-tick-${row}`)?.focus(); // It is missing if the filter hides it.
     this.comparison.hidden = this.ticked.length < 2;
     if (this.comparison.hidden) return;
     const [a, b] = this.ticked;
@@ -270,7 +270,7 @@ class Grid {
     return element("div", {}, element("dt", { textContent: column.heading }), value);
   }
 
-  // The losses of a row, or of all its parts
+  // Return the losses of a row, or of all its parts.
   losses(row) {
     const lines = (this.parts[row] ?? [row]).map((part) => this.curves[part] ?? []).filter((line) => line.length > 1);
     if (!lines.length) return [];
@@ -291,7 +291,7 @@ class Grid {
 
   download() {
     const all = [...this.columns, ...this.details];
-    const rows = this.chosen.flatMap((row) => this.parts[row] ?? [row]); // each run, with what its setting alone has
+    const rows = this.chosen.flatMap((row) => this.parts[row] ?? [row]); // Each run, with the columns that only its setting has.
     save(this.name, [all.map((column) => column.key), ...rows.map((row) => all.map((column) => (column.has(row) ? column.raw(row) : column.raw(this.parents[row] ?? row))))]);
   }
 }

@@ -1,10 +1,11 @@
-"""The HTML file: one page that opens from disk and asks nothing of any server.
+"""Write the HTML file: one page that opens from disk and sends no request to any server.
 
-What runs contain is text of strangers. Jinja escapes it in the HTML; figures and grids are JSON in
-a script element that no browser runs, with `<`, `>` and `&` escaped. A Content-Security-Policy
-allows the page's own scripts and styles, by their hashes, and nothing else: no request can leave
-the page, and no script in a run's name would run. Vega's expressions are interpreted, not compiled,
-since that policy forbids `eval`.
+The text in runs may come from strangers. Jinja escapes it in the HTML. Figures and grids are JSON
+with `<`, `>` and `&` escaped, in a script element that no browser runs.
+
+A Content-Security-Policy allows only the page's own scripts and styles, by their hashes. So no
+request can leave the page, and a script in a run's name would not run. The policy also forbids
+`eval`, so Vega's expressions are interpreted, not compiled.
 """
 
 import json
@@ -29,27 +30,27 @@ from ..table_columns import Column
 from .blocks import Plot, Report, SortableTable
 
 FOLDER = Path(__file__).parent
-# one script in this order: each uses names of those before
+# They are joined into one script in this order, because each uses names of those before it.
 SCRIPTS = ("grid.js", "copy.js", "plots.js")
-WATCH = "watch.js"  # the last of them in a page that is served
+WATCH = "watch.js"  # Comes last, and only in a page that is served.
 VEGA = f"Vega {vl_convert.get_vega_version()}, Vega-Lite {vl_convert.get_vegalite_versions()[-1]}"
-LONG = 48  # letters of a text, from which on its column may be broken into lines
-MOST_DISTINCT = 0.5  # share of a column's texts, above which they are written one by one
-# What the page's scripts and its template say, by the name under which they do
-SAID = {
+LONG_LETTERS = 48  # If a text of a column has more letters, its texts may be broken into lines.
+MAX_DISTINCT_SHARE = 0.5  # Above this share, a column's texts are written one by one.
+# The texts of the page's scripts and its template, by the names that these use.
+PAGE_TEXTS = {
     "not_copied": Message("page.not-copied", "Not copied: select the text"),
     "no_row": Message("page.no-row", "No row fits."),
     "no_answer": Message(
         "page.no-answer",
-        "No answer from the command that serves this page: it shows what was measured until it"
-        " ended.",
+        "No answer from the command that serves this page: it shows what was measured before that"
+        " command ended.",
     ),
     "looking": Message("page.looking", "Looking for cells that run now."),
     "needs_scripts": Message(
         "page.needs-scripts", "This table needs JavaScript; its rows are in the page's data."
     ),
     "made_by": Message("page.made-by", "Made by `multicard report` from the records of runs."),
-    "offline": Message("page.offline", "This file asks nothing of any server."),
+    "offline": Message("page.offline", "This file sends no request to any server."),
     "drawn_by": Message(
         "page.drawn-by",
         f"Figures are drawn by {VEGA} "
@@ -59,16 +60,20 @@ SAID = {
 
 
 def write(path: Path, report: Report) -> int:
-    """Write the report to `path`, all of it or nothing; return its size in bytes."""
+    """Write the report to `path` atomically; return its size in bytes."""
     write_text(path, html(report))
     return path.stat().st_size
 
 
 def html(report: Report, version: int | None = None) -> str:
-    """The whole page; `version` numbers one that is served and asks its server for news (`watch`).
+    """Return the whole page.
+
+    Args:
+        report: the report to write.
+        version: the number of a page that is served, and asks its server for news (`watch`).
 
     Raises:
-        ValueError: two grids or two figures with the same name for their data.
+        ValueError: the data of two grids or two figures have the same name.
     """
     grids = [block for block in report.blocks() if isinstance(block, SortableTable)]
     figures = [block.figure for block in report.blocks() if isinstance(block, Plot)]
@@ -77,7 +82,7 @@ def html(report: Report, version: int | None = None) -> str:
             raise ValueError(f"several blocks of a report are called {max(names, key=names.count)}")
     data = {
         "legend": report.legend,
-        "said": {name: SAID[name] for name in ("not_copied", "no_row", "no_answer")},
+        "said": {name: PAGE_TEXTS[name] for name in ("not_copied", "no_row", "no_answer")},
         "themes": report.themes,
         "grids": {grid.name: _grid(grid) for grid in grids},
         "plots": {
@@ -95,10 +100,10 @@ def html(report: Report, version: int | None = None) -> str:
         *([_vega()] if figures else []),
         "\n".join((FOLDER / name).read_text() for name in names),
     ]
-    allowed = " ".join(map(_hash, scripts))
+    script_hashes = " ".join(map(_hash, scripts))
     policy = (
-        f"default-src 'none'; script-src {allowed}; style-src {_hash(styles)}; base-uri 'none';"
-        " form-action 'none'"
+        f"default-src 'none'; script-src {script_hashes}; style-src {_hash(styles)};"
+        " base-uri 'none'; form-action 'none'"
     )
     policy += "" if version is None else "; connect-src 'self'"
     page = _template().render(
@@ -107,27 +112,31 @@ def html(report: Report, version: int | None = None) -> str:
         styles=Markup(styles),
         scripts=list(map(Markup, scripts)),
         data=Markup(in_script(data)),
-        said=SAID,
+        said=PAGE_TEXTS,
         has_figures=bool(figures),
         version=version,
     )
-    return page.encode(errors="replace").decode()  # a folder's name need not be text
+    # A folder's name may contain bytes that are not valid text.
+    return page.encode(errors="replace").decode()
 
 
 def in_script(value: Any) -> str:
-    """JSON that cannot end the script element it stands in."""
+    """Write JSON that cannot end the script element that contains it."""
     text = json.dumps(readable(value), allow_nan=False, separators=(",", ":"))
     return text.replace("<", r"\u003c").replace(">", r"\u003e").replace("&", r"\u0026")
 
 
 def _hash(text: str) -> str:
+    """Return the hash of a script or style as a Content-Security-Policy has it."""
     return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
 
 
 @cache
 def bundling() -> subprocess.Popen[str]:
-    """A process that makes one script of Vega, Vega-Lite and vega-embed, while this one makes the
-    report: vl_convert takes two seconds, in which it keeps Python's lock.
+    """Start a process that bundles Vega, Vega-Lite and vega-embed into one script.
+
+    It runs while this process makes the report, because vl_convert holds Python's lock for the two
+    seconds that it takes.
     """
     code = 'import vl_convert; print(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"))'
     command = [sys.executable, "-I", "-c", code]
@@ -136,13 +145,13 @@ def bundling() -> subprocess.Popen[str]:
 
 @cache
 def _vega() -> str:
-    """Vega, Vega-Lite and vega-embed as one script; the page's footer names their licence."""
+    """Return Vega, Vega-Lite and vega-embed as one script. The footer names their license."""
     script, _ = bundling().communicate()
     if bundling().returncode or "</script" in script.lower() or "<!--" in script:
         raise Refusal(
             "page.no-vega",
-            "Vega's script cannot stand in a page: it is not made, or holds the end of a script"
-            " element",
+            "Vega's script cannot be put into a page: it was not made, or contains the end of a"
+            " script element",
         )
     return script
 
@@ -166,11 +175,12 @@ def _template() -> Any:
 
 
 def _sentence(text: str) -> Markup:
-    """A text as HTML, in which what can be typed (it stands in backticks) is code."""
+    """Return a text as HTML, in which commands in backticks are marked as code."""
     return Markup(REMEDY.sub(r"<code>\1</code>", str(escape(clean(text)))))
 
 
 def _grid(grid: SortableTable) -> dict[str, Any]:
+    """Return a table's data for the page's scripts."""
     columns = {name: [*map(_column, getattr(grid, name))] for name in ("columns", "details")}
     options = {name: getattr(grid, name) for name in ("label", "page_rows", "parents")}
     options["curves"] = [[float(f"{value:.4g}") for value in curve] for curve in grid.curves]
@@ -178,6 +188,7 @@ def _grid(grid: SortableTable) -> dict[str, Any]:
 
 
 def _column(column: Column) -> dict[str, Any]:
+    """Return a column's data for the page's scripts."""
     texts = [clean(text) for text in column.texts]
     values = column.numbers
     options = {
@@ -185,25 +196,26 @@ def _column(column: Column) -> dict[str, Any]:
     }
     return options | {
         "key": column.name,
-        "texts": _packed(texts),
-        "values": None if values is None else _packed([_short(value) for value in values]),
-        "long": values is None and any(len(text) > LONG for text in texts),
+        "texts": _compressed(texts),
+        "values": None if values is None else _compressed([_rounded(value) for value in values]),
+        "long": values is None and any(len(text) > LONG_LETTERS for text in texts),
         "right": values is not None or alignment([""], [[text] for text in texts]) == "r",
     }
 
 
-def _short(value: float | None) -> float | None:
-    """Counts, sizes and seeds as they are; what was measured to seven digits."""
+def _rounded(value: float | None) -> float | None:
+    """Round measured values to seven digits; leave counts, sizes and seeds unchanged."""
     return float(f"{value:.7g}") if isinstance(value, float) else value
 
 
-def _packed(items: list[Any]) -> dict[str, Any]:
-    """A list; where most items repeat, as its distinct items and where they stand,
-    a tenth for 10,000 runs.
+def _compressed(items: list[Any]) -> dict[str, Any]:
+    """Compress a list: if most items repeat, return its distinct items and the index of each item.
+
+    For 10,000 runs, this takes a tenth of the bytes.
     """
     index = {item: number for number, item in enumerate(dict.fromkeys(items))}
     if len(index) == 1:
         return {"each": items[0]}
-    if len(index) > MOST_DISTINCT * len(items):
+    if len(index) > MAX_DISTINCT_SHARE * len(items):
         return {"all": items}
     return {"of": list(index), "at": [index[item] for item in items]}

@@ -1,16 +1,17 @@
-// Figures: Vega draws each as SVG when it comes near the window, and all of them, light, before the page is printed. Its
+// Figures: Vega draws each as SVG when it comes near the window, the others while the browser is idle, so that a saved page has
+// them, and all of them, light, before the page is printed. Its
 // expressions are interpreted (ast), since the page forbids eval. A figure that is wider than its place is drawn again
 // with narrower charts: letters keep their size.
 
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
-const NARROW = 600; // width of the window in pixels, below which charts stand below each other
-const MOST_TRIES = 5; // drawings of a figure, until it fits
-const LEAST_FACTOR = 0.2; // of the width of charts; a figure that does not fit then is scrolled
-const DRAWN = ["chart", "shown", "shown_low", "shown_high", "least", "most"]; // fields of rows that are no data
-const ERRORS = 1; // what Vega logs: no warnings, as of a bound that no row has
+const NARROW = 600; // In a window of fewer pixels, charts stand below each other.
+const MOST_TRIES = 5; // The most attempts to make a figure fit.
+const LEAST_FACTOR = 0.2; // The smallest factor for the width of charts. If a figure still does not fit, it is scrolled.
+const DRAWN = ["chart", "shown", "shown_low", "shown_high", "least", "most"]; // Fields of rows that are not data.
+const ERRORS = 1; // Vega logs only errors. It would warn of a bound that no row has.
 const OPTIONS = { mode: "vega-lite", renderer: "svg", actions: false, ast: true, defaultStyle: false, tooltip: false, logLevel: ERRORS };
 
-// The chart `factor` times as wide, its parts below each other in a narrow window
+// Return the chart `factor` times as wide. In a narrow window, its parts stand below each other.
 function adapted(chart, factor, isNarrow) {
   const { spec, columns, ...facet } = chart;
   const inner = spec ?? chart;
@@ -18,7 +19,7 @@ function adapted(chart, factor, isNarrow) {
   return spec ? { ...facet, columns: isNarrow ? 1 : columns, spec: narrower } : narrower;
 }
 
-// The factor with which a figure fits: its width grows linearly with it, by an amount that two drawings tell
+// Return the factor at which a figure fits. The width grows linearly with the factor, so two drawings give the slope.
 function nextFactor(drawn, room) {
   const [factor, width] = drawn.at(-1);
   const [before, widthBefore] = drawn.at(-2) ?? [0, 0];
@@ -44,7 +45,7 @@ class Plot {
     return this.shown ? this.packed.rows.filter((row) => row.chart === this.shown) : this.packed.rows;
   }
 
-  // The runs of the points that are chosen, of all where none is, for the tables of the page
+  // Return the runs of the chosen points, or of all points if none is chosen, for the tables of the page.
   choose(points) {
     const series = new Set(points.map((point) => point.values[0]));
     const folders = this.rows.filter((row) => series.has(row.series)).flatMap((row) => row.folders);
@@ -52,7 +53,7 @@ class Plot {
   }
 
   get room() {
-    return this.place.parentElement.clientWidth; // 0 where it is folded away
+    return this.place.parentElement.clientWidth; // 0 if it is folded away.
   }
 
   async draw(theme = dark.matches ? "dark" : "light") {
@@ -73,14 +74,14 @@ class Plot {
       this.view?.finalize();
       const spec = { ...adapted(this.packed.spec, factor, isNarrow), data: { values: structuredClone(this.rows) } };
       this.view = (await window.vegaEmbed(this.place, spec, { ...OPTIONS, config })).view;
-      if (this.drawn !== drawing) return; // another theme or width was asked for meanwhile
+      if (this.drawn !== drawing) return; // Meanwhile, another theme or width was requested.
       if (this.packed.one_at_a_time) this.view.addDataListener("chosen_store", (_, points) => this.choose(points));
       const svg = this.place.querySelector("svg");
-      svg.setAttribute("aria-hidden", "true"); // the place is one image with a name, whose data can be downloaded
+      svg.setAttribute("aria-hidden", "true"); // For screen readers, the place is one image with a name, whose data can be downloaded.
       sizes.push([factor, svg.width.baseVal.value]);
       if (sizes.at(-1)[1] <= room || factor === LEAST_FACTOR) break;
     }
-    this.place.tabIndex = this.place.scrollWidth > this.place.clientWidth ? 0 : -1; // so that the keyboard can scroll it
+    this.place.tabIndex = this.place.scrollWidth > this.place.clientWidth ? 0 : -1; // With this, the keyboard can scroll it.
     this.place.classList.add("done");
   }
 
@@ -100,6 +101,13 @@ for (const plot of plots) {
   near.observe(plot.place);
   document.querySelector(`[data-csv="${CSS.escape(plot.place.dataset.plot)}"]`).addEventListener("click", () => plot.download());
 }
+// One at a time: drawing a figure takes a tenth of a second, during which the page does not answer
+const whenIdle = window.requestIdleCallback ?? ((draw) => setTimeout(draw, 100));
+function drawRest() {
+  const next = plots.find((plot) => plot.drawn === null && plot.room > 0);
+  if (next) next.draw().then(() => whenIdle(drawRest));
+}
+window.addEventListener("load", () => whenIdle(drawRest));
 dark.addEventListener("change", redraw);
 let resized;
 window.addEventListener("resize", () => {
@@ -107,7 +115,7 @@ window.addEventListener("resize", () => {
   resized = setTimeout(redraw, 200);
 });
 
-// Vega draws in microtasks, which are done before the browser lays out the printed page
+// Vega draws in microtasks, which end before the browser lays out the printed page.
 window.addEventListener("beforeprint", () => {
   plots.forEach((plot) => plot.draw("light"));
   document.querySelectorAll("details.command").forEach((details) => (details.open = true));

@@ -1,4 +1,4 @@
-"""The sections of a report but that of the runs: what each has of some runs, as blocks."""
+"""The sections of a report, except the section of the runs: each turns some runs into blocks."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -40,40 +40,45 @@ from .blocks import (
     sentences,
 )
 
-# ---- What to run, how sure that is, what limits it and what to try next, for each workload
+# ---- For each workload: what to run, how sure that is, what limits it and what to try next
 
-MOST_WORKS = 6  # whose recommendation the page has
+MOST_WORKS = 6  # The most workloads that have a recommendation on the page.
 
 
-def of_answers(answers: Sequence[Answer], runs: Sequence[Run]) -> Section:
-    """The recommendation for the newest workload, and the others folded away; without any,
-    why there is none.
+def answers_section(answers: Sequence[Answer], runs: Sequence[Run]) -> Section:
+    """Show the recommendation for the newest workload, and fold the others away.
+
+    Without a recommendation, say why there is none.
     """
-    known = [_recommendation(answer, place) for place, answer in enumerate(answers[:MOST_WORKS])]
-    blocks: list[Block] = [*known[:1]] or [Paragraph(_nothing_recommended(runs))]
+    recommendations = [
+        _recommendation(answer, place) for place, answer in enumerate(answers[:MOST_WORKS])
+    ]
+    blocks: list[Block] = [*recommendations[:1]] or [Paragraph(_nothing_recommended(runs))]
     if len(answers) > 1:
-        others: list[Block] = [*known[1:]]
-        rest = len(answers) - len(known)
-        if rest > 0:
-            by_command = f"{rest} more: `{typed('-m analysis')} best`"
-            others.append(
-                Paragraph(Message("report.more-workloads", by_command, workloads=rest), quiet=True)
+        other_blocks: list[Block] = [*recommendations[1:]]
+        unshown = len(answers) - len(recommendations)
+        if unshown > 0:
+            text = f"{unshown} more: `{typed('-m analysis')} best`"
+            other_blocks.append(
+                Paragraph(Message("report.more-workloads", text, workloads=unshown), quiet=True)
             )
-        blocks.append(Fold(count(len(answers) - 1, "other workload"), others))
+        blocks.append(Fold(count(len(answers) - 1, "other workload"), other_blocks))
     return Section("answers", "What to run", "", blocks)
 
 
 def _nothing_recommended(runs: Sequence[Run]) -> Message:
+    """Say why nothing is recommended."""
     reason = _why_unranked(runs)
     if any(run["status"] == "ok" for run in runs):
         return Message(
             "report.no-recommendation", f"Nothing can be recommended: {reason}.", reason=reason
         )
-    causes = f"Nothing can be recommended: {reason}; the causes are below."
-    return Message("report.no-recommendation-but-causes", causes, reason=reason)
+    text = f"Nothing can be recommended: {reason}; the causes are below."
+    return Message("report.no-recommendation-but-causes", text, reason=reason)
 
 
 def _why_unranked(runs: Sequence[Run]) -> str:
+    """Return the reason why settings cannot be ranked."""
     try:
         rankings(runs)
     except ValueError as error:
@@ -82,6 +87,7 @@ def _why_unranked(runs: Sequence[Run]) -> str:
 
 
 def _recommendation(answer: Answer, place: int) -> Recommendation:
+    """Return a workload's recommendation with its chart."""
     chart = trade_off_of(answer.ranking, numbered("trade_off", place))
     plots = [Plot(chart)] if chart is not None else []
     command = answer.command or answer.setting
@@ -91,28 +97,29 @@ def _recommendation(answer: Answer, place: int) -> Recommendation:
 
 
 def _facts(answer: Answer) -> Iterator[tuple[str, str, str]]:
+    """Yield facts about a recommendation: a name, a sentence and a command, or an empty string."""
     yield "What it takes", f"{answer.takes}.", ""
     yield from (("Other settings", line, "") for line in answer.others)
     if answer.training is not None:
         does = training_command.keeps(answer.best.runs[0]["kind"])
         yield "The model", capital(f"{does}:"), answer.training.command or ""
-    known = {
+    advice_by_name = {
         "What limits it": answer.limit,
         "What to try next": answer.next,
         "On GPUs": answer.elsewhere,
     }
     yield from (
         (name, advice.sentence, advice.command or "")
-        for name, advice in known.items()
+        for name, advice in advice_by_name.items()
         if advice is not None
     )
 
 
-# ---- What each setting gains, alone and together
+# ---- What each setting gains, alone and together with others
 
-MOST_EFFECTS = 4  # plots: time, and what was learned, of two workloads
-MOST_PLOTS = 2  # of a subsection
-MOST_COMMANDS = 20  # that a figure names
+MOST_EFFECTS = 4  # The most plots of effects: time, and what was learned, of two workloads.
+MOST_PLOTS = 2  # The most plots of a subsection.
+MOST_COMMANDS = 20  # The most commands that stand below a figure.
 NO_GAIN = Message(
     "report.no-gain-in-accuracy", "Accuracy: no setting changes it by more than chance explains."
 )
@@ -130,53 +137,61 @@ QUESTION_OF_EFFICIENCY = Message(
 )
 
 
-def of_effects(rankings: Sequence[Ranking]) -> Section:
-    """A chart of each workload's time, and one of what it learned where something changes that,
-    and a table.
+def effects_section(rankings: Sequence[Ranking]) -> Section:
+    """Show what each setting gains.
+
+    Each workload has a chart of its time and a table. It also has a chart of what it learned, if a
+    setting changes that.
     """
     blocks: list[Block] = []
-    found = what_matters(rankings)
-    for index, one in enumerate(found[:MOST_EFFECTS]):
-        if one.measure in NO_GAINS and not any(effects[0].gain.is_told for effects in one.by_axis):
-            blocks.append(Paragraph(NO_GAINS[one.measure], quiet=True))
+    workload_effects = what_matters(rankings)
+    for index, effects in enumerate(workload_effects[:MOST_EFFECTS]):
+        if effects.measure in NO_GAINS and not any(
+            axis_effects[0].gain.is_told for axis_effects in effects.by_axis
+        ):
+            blocks.append(Paragraph(NO_GAINS[effects.measure], quiet=True))
             continue
         rows = []
-        for own in one.by_axis:
-            rows.extend([one.change(each), one.gain(each), str(each.blocks)] for each in own)
+        for axis_effects in effects.by_axis:
+            rows.extend(
+                [effects.change(effect), effects.gain(effect), str(effect.blocks)]
+                for effect in axis_effects
+            )
         gains = PlainTable("", ["changed", "gain", "pairs of settings"], rows, wraps=True)
-        blocks.append(Plot(one.figure(numbered("effects", index))))
-        for found_together in one.interactions:
-            depends = f"It depends: {found_together}."
-            blocks.append(Paragraph(Message("report.gain-depends", depends, reason=found_together)))
-        if not one.is_repeated:
+        blocks.append(Plot(effects.figure(numbered("effects", index))))
+        for found_together in effects.interactions:
+            text = f"It depends: {found_together}."
+            blocks.append(Paragraph(Message("report.gain-depends", text, reason=found_together)))
+        if not effects.is_repeated:
             blocks.append(Paragraph(f"{UNREPEATED}."))
-        if one.measure == TIME and one.doubts:
-            doubted = f"Not by the settings alone: {'; '.join(one.doubts)}."
-            blocks.append(Paragraph(Message("report.effects-doubted", doubted, doubts=one.doubts)))
+        if effects.measure == TIME and effects.doubts:
+            text = f"Other causes than the settings: {'; '.join(effects.doubts)}."
+            blocks.append(Paragraph(Message("report.effects-doubted", text, doubts=effects.doubts)))
         blocks.append(Fold("Every value as a table", [gains]))
-    if len(found) > MOST_EFFECTS:
-        by_command = f"More, of other workloads: `{typed('-m analysis')} figure effects`"
-        blocks.append(Paragraph(Message("report.more-effects", by_command), quiet=True))
+    if len(workload_effects) > MOST_EFFECTS:
+        text = f"More, of other workloads: `{typed('-m analysis')} figure effects`"
+        blocks.append(Paragraph(Message("report.more-effects", text), quiet=True))
     return Section("matters", "What matters", QUESTION_OF_EFFECTS, blocks)
 
 
-def of_efficiency(runs: Sequence[DetailedRun]) -> Section:
+def efficiency_section(runs: Sequence[DetailedRun]) -> Section:
+    """Show scaling, the phases of a step, and learning curves."""
     commands = rerun_commands.of_sweeps(runs)[:MOST_COMMANDS]
     blocks: list[Block] = []
     charts = {"Scaling": efficiency(runs), "A step": phases(runs), "Learning": losses(runs)}
-    for title, drawn in charts.items():
-        plots = [Plot(figure, commands) for figure in drawn[:MOST_PLOTS]]
+    for title, figures in charts.items():
+        plots = [Plot(figure, commands) for figure in figures[:MOST_PLOTS]]
         blocks += [Heading(title), *plots] if plots else []
-        if len(drawn) > MOST_PLOTS:
-            rest = len(drawn) - MOST_PLOTS
-            name = drawn[MOST_PLOTS].name.partition("-")[0]
-            by_command = (
-                f"{rest} more, of other settings or data sets: `{typed('-m analysis')} figure"
+        if len(figures) > MOST_PLOTS:
+            unshown = len(figures) - MOST_PLOTS
+            name = figures[MOST_PLOTS].name.partition("-")[0]
+            text = (
+                f"{unshown} more, of other settings or data sets: `{typed('-m analysis')} figure"
                 f" {name}`"
             )
             blocks.append(
                 Paragraph(
-                    Message("report.more-figures", by_command, figure=name, figures=rest),
+                    Message("report.more-figures", text, figure=name, figures=unshown),
                     quiet=True,
                 )
             )
@@ -191,78 +206,89 @@ QUESTION_OF_PAPERS = Message(
 )
 
 
-def of_papers(
+def papers_section(
     runs: Sequence[Run],
     panels: Sequence[tuple[Experiment, list[Panel]]],
     verdicts: Sequence[ClaimVerdict],
 ) -> Section:
-    """Of each experiment with runs its first panel, the claims, then the commands of what no run
-    measured; under one line where the runs are of no experiment.
+    """Show the first panel of each experiment with runs, the claims, and commands for the rest.
+
+    If the runs belong to no experiment, the section is folded under one line.
     """
     blocks = []
-    for experiment, filled in panels:
-        if filled:
-            blocks.extend(_experiment(experiment, filled))
+    for experiment, measured_panels in panels:
+        if measured_panels:
+            blocks.extend(_experiment(experiment, measured_panels))
     tested = [verdict for verdict in verdicts if verdict.figures]
     untested = [verdict for verdict in verdicts if not verdict.figures]
     blocks += [Heading("Claims", sentences(render.summary(verdicts)))]
     blocks += [_claims("claims", tested)] if tested else []
     if untested:
-        tests_none = f"{count(len(untested), 'claim')} that no run here tests"
-        title = Message("report.untested-claims", tests_none, claims=len(untested))
+        text = f"{count(len(untested), 'claim')} that no run here tests"
+        title = Message("report.untested-claims", text, claims=len(untested))
         blocks.append(Fold(title, [_claims("untested", untested)]))
-    missing = [experiment for experiment, filled in panels if not filled]
-    if missing:
-        measures_none = f"{count(len(missing), 'experiment')} that no run here measures"
+    unmeasured = [experiment for experiment, measured_panels in panels if not measured_panels]
+    if unmeasured:
+        text = f"{count(len(unmeasured), 'experiment')} that no run here measures"
         title = Message(
             "report.unmeasured-experiments",
-            measures_none,
-            experiments=[one.name for one in missing],
+            text,
+            experiments=[experiment.name for experiment in unmeasured],
         )
-        to_do = [(f"{one.title.rstrip('.')}. {_in_full(one)}.", [one.command]) for one in missing]
+        to_do = [
+            (f"{experiment.title.rstrip('.')}. {_full_run_text(experiment)}.", [experiment.command])
+            for experiment in unmeasured
+        ]
         blocks.append(Fold(title, [Facts(to_do, code=True)]))
     sizes = table.of_datasets(runs)
     blocks.append(Fold(sizes.title, [PlainTable("", sizes.headings, sizes.texts, sizes.notes)]))
     if rerun_commands.experiments_of(runs):
         line = ""
     else:
-        measured = f"{len(panels) - len(missing)} of {count(len(panels), 'experiment')} measured"
-        line = f"{measured}, {len(tested)} of {count(len(verdicts), 'claim')} tested"
+        measured_text = (
+            f"{len(panels) - len(unmeasured)} of {count(len(panels), 'experiment')} measured"
+        )
+        line = f"{measured_text}, {len(tested)} of {count(len(verdicts), 'claim')} tested"
     return Section("papers", "Compared with the papers", QUESTION_OF_PAPERS, blocks, line)
 
 
-def _in_full(experiment: Experiment) -> Message:
+def _full_run_text(experiment: Experiment) -> Message:
+    """Say what a full run of the experiment takes."""
     takes = printed.in_full(experiment.name)
     return Message("report.in-full", f"In full: {takes}", experiment=experiment.name, takes=takes)
 
 
-def _experiment(experiment: Experiment, filled: Sequence[Panel]) -> list[Block]:
-    def is_full(panel: Panel) -> bool:  # on GPUs and at full scale
+def _experiment(experiment: Experiment, measured_panels: Sequence[Panel]) -> list[Block]:
+    """Show an experiment's first panel, and how to measure the cells that it lacks."""
+
+    def is_full(panel: Panel) -> bool:
+        """Return True if all cells were measured, on GPUs and at full scale."""
         return not panel.missing and all(
             run["device"] != "cpu" and run["scale"] == "full" for run in panel.runs
         )
 
-    panel = filled[0]
+    panel = measured_panels[0]
     blocks: list[Block] = [Heading(experiment.name, experiment.title)]
-    to_do = [] if any(map(is_full, filled)) else [_in_full(experiment)]
+    to_do = [] if any(map(is_full, measured_panels)) else [_full_run_text(experiment)]
     to_do += captions.missing_cells(panel.missing)
     if to_do:
         blocks.append(Facts([(f"{'. '.join(to_do)}.", [experiment.command])], code=True))
     blocks += _panel(experiment, panel)
-    if len(filled) > 1:
-        rest = len(filled) - 1
-        elsewhere = (
-            f"Also measured in other settings, on other machines or at other commits ({rest})."
+    if len(measured_panels) > 1:
+        unshown = len(measured_panels) - 1
+        text = (
+            f"Also measured in other settings, on other machines or at other commits ({unshown})."
         )
-        others = Message(
-            "report.measured-otherwise", elsewhere, experiment=experiment.name, panels=rest
+        other_settings = Message(
+            "report.measured-otherwise", text, experiment=experiment.name, panels=unshown
         )
         command = f"{typed('-m analysis')} table {experiment.name} --all"
-        blocks.append(Facts([(others, [command])], code=True))
+        blocks.append(Facts([(other_settings, [command])], code=True))
     return blocks
 
 
 def _panel(experiment: Experiment, panel: Panel) -> list[Block]:
+    """Show a panel's figures and its table."""
     commands = rerun_commands.of_sweeps(panel.runs) or [experiment.command]
     blocks: list[Block] = [
         Plot(figure, commands) for figure in draw.experiment_figures(experiment, [panel])
@@ -272,12 +298,17 @@ def _panel(experiment: Experiment, panel: Panel) -> list[Block]:
             "report.one-epoch", "One epoch makes no curve: its figures are in the table."
         )
         blocks.append(Paragraph(no_curve, quiet=True))
-    (own,) = table.tables(experiment, [panel])
-    return [*blocks, PlainTable(own.title, own.headings, own.texts, own.notes, commands)]
+    (panel_table,) = table.tables(experiment, [panel])
+    return [
+        *blocks,
+        PlainTable(
+            panel_table.title, panel_table.headings, panel_table.texts, panel_table.notes, commands
+        ),
+    ]
 
 
 def _claims(name: str, verdicts: Sequence[ClaimVerdict]) -> SortableTable:
-    """Each claim with its verdict and what was measured, by section of the papers."""
+    """List each claim with its verdict and what was measured, by section of the papers."""
     rows = []
     for title, part in render.sections(verdicts):
         rows.extend((title, verdict) for verdict in part)
@@ -288,22 +319,25 @@ def _claims(name: str, verdicts: Sequence[ClaimVerdict]) -> SortableTable:
         "measured": ["; ".join(render.listed(verdict)) for _, verdict in rows],
         "printed": [verdict.claim.printed for _, verdict in rows],
     }
-    opened = {key: ["; ".join(each[key]) for each in details] for key in details[0]}
-    shown, hidden = (
-        [Column(key, key, own) for key, own in both.items() if any(own)]
-        for both in (columns, opened)
+    opened_texts = {
+        key: ["; ".join(details_of_claim[key]) for details_of_claim in details]
+        for key in details[0]
+    }
+    shown_columns, hidden_columns = (
+        [Column(key, key, texts) for key, texts in columns_by_name.items() if any(texts)]
+        for columns_by_name in (columns, opened_texts)
     )
     commands = Column(
         "measured by", "measured by", [verdict.command for _, verdict in rows], code=True
     )
-    opened_too = hidden if commands.is_empty else [*hidden, commands]
+    opened_columns = hidden_columns if commands.is_empty else [*hidden_columns, commands]
     marks = render.meanings([verdict for _, verdict in rows])
-    return SortableTable(name, "claims", shown, opened_too, page_rows=100, marks=marks)
+    return SortableTable(name, "claims", shown_columns, opened_columns, page_rows=100, marks=marks)
 
 
-# ---- What the runs were measured on, and the marks that they carry
+# ---- The machine that the runs were measured on, and the marks of the runs
 
-MOST_VALUES = 8  # of a fact
+MOST_VALUES = 8  # The most values that a fact lists.
 QUESTION_OF_MACHINE = Message(
     "report.question-of-machine",
     "What were the figures measured on? They hold for this hardware, these versions and this code.",
@@ -320,10 +354,10 @@ PACKAGES = (
 
 
 def warnings(runs: Sequence[Run]) -> list[tuple[str, str]]:
-    """Each limit of the runs by its sign, with how many have it and what it says."""
+    """Say for each limit how many runs it has and what it means, with its sign."""
     lines = []
     for limit in limits.in_order(grouping.limits_of(runs)):
-        limited = sum(limit.code in [one.code for one in run.limits] for run in runs)
+        limited = sum(limit.code in [run_limit.code for run_limit in run.limits] for run in runs)
         sign = limits.sign(limit.code)
         text = f"{_share(limited, len(runs))}: {limit.says}"
         lines.append(
@@ -338,12 +372,14 @@ def warnings(runs: Sequence[Run]) -> list[tuple[str, str]]:
 
 
 def _share(marked: int, runs: int) -> str:
+    """Say how many of the runs are marked."""
     if marked < runs:
         return f"{marked:,} of {runs:,} runs"
     return "The run" if runs == 1 else f"All {runs:,} runs"
 
 
-def of_machine(runs: Sequence[DetailedRun]) -> Section:
+def machine_section(runs: Sequence[DetailedRun]) -> Section:
+    """List the machines and versions that the runs were measured with."""
     rows: dict[str, dict[str, None]] = {}
     for run in runs:
         for name, value in _about_machine(run):
@@ -351,14 +387,15 @@ def of_machine(runs: Sequence[DetailedRun]) -> Section:
                 rows.setdefault(name, {})[clean(str(value))] = None
     facts = []
     for name, values in rows.items():
-        shown = list(values)[:MOST_VALUES]
+        shown_values = list(values)[:MOST_VALUES]
         if len(values) > MOST_VALUES:
-            shown.append(f"and {len(values) - MOST_VALUES} more")
-        facts.append((name, shown))
+            shown_values.append(f"and {len(values) - MOST_VALUES} more")
+        facts.append((name, shown_values))
     return Section("machine", "Machine and code", QUESTION_OF_MACHINE, [Facts(facts)])
 
 
 def _about_machine(run: DetailedRun) -> Iterator[tuple[str, str | None]]:
+    """Yield facts about the machine and the code of a run; None if a fact is unknown."""
     environment = run.surroundings
     cpu = run.surroundings.cpu or Cpu()
     gpus = environment.gpus
@@ -372,13 +409,13 @@ def _about_machine(run: DetailedRun) -> Iterator[tuple[str, str | None]]:
             f"{len(gpus)} x {', '.join(names)}" + (f", {', '.join(sizes)} each" if sizes else ""),
         )
     yield from (("Driver", gpu.driver) for gpu in gpus)
-    known = (environment.topology or {}).get("links")
+    topology_links = (environment.topology or {}).get("links")
     links = [
         link.get("link")
-        for link in (known if isinstance(known, list) else ())
+        for link in (topology_links if isinstance(topology_links, list) else ())
         if isinstance(link, dict)
     ]
-    # as nvidia-smi names them: "6 pairs by NV18"
+    # The names are from nvidia-smi, as in "6 pairs by NV18".
     counts = Counter(str(link or "an unknown path") for link in links)
     yield (
         "Links",

@@ -1,28 +1,28 @@
-// A page that is served: the cells that run now, and the page anew when runs have ended. What was typed, ticked, opened,
-// sorted and focused stays, and so does the part that is being read.
+// Update a page that is served: show the cells that run now, and replace the page when runs have ended. What the reader
+// has typed, ticked, opened, sorted and focused is kept, and so is the scroll position.
 
-const EVERY_MS = 1500; // between two questions
-const STILL_MS = 2000; // since the last key or touch, before the page is exchanged: nobody is interrupted
-const SETTLES_MS = 3000; // while figures are drawn above the part that is being read
+const EVERY_MS = 1500; // The interval between two requests.
+const STILL_MS = 2000; // The page is replaced only this long after the last key or touch, so that nobody is interrupted.
+const SETTLES_MS = 3000; // For this long, figures may still be drawn above the part that is being read.
 const KEPT = `page ${location.pathname}`;
 const running = document.getElementById("running");
 const all = (selector) => [...document.querySelectorAll(`main :is(${selector})`)];
 let touched_ms = -Infinity;
 
-// The name of a control or a fold, which it has on the next page too
+// Return the name of a control or a fold, which is the same on the next page.
 function nameOf(node) {
   const place = node.closest("[data-grid], section[id], figure[id]");
   const text = node.ariaLabel ?? (node.labels?.[0] ?? node.querySelector("summary") ?? node).textContent;
   return [place.dataset.grid ?? place.id, node.tagName, node.type, text.replace(/\d+/g, "")].join(" ");
 }
 
-// The name of a row by its run, or the first run of its setting, which it has where rows were added too
+// Name a row by its run, or by its setting's first run. The name stays the same when rows are added.
 function nameOfRow(grid, row) {
   const folders = grid.details.find((column) => column.key === "folder")?.texts;
   return `${grid.parents[row] == null} ${folders?.[grid.parts[row]?.[0] ?? row] ?? grid.named(row)}`;
 }
 
-// What the reader did with the page
+// Return what the reader did with the page.
 function kept() {
   const part = all("[id]").findLast((node) => node !== running && node.offsetParent && node.getBoundingClientRect().top < 100);
   const rows = (grid, chosen) => [...chosen].map((row) => nameOfRow(grid, row));
@@ -66,7 +66,7 @@ function restore({ tables, chosen, inputs, folds, focused, part }) {
 
 function show(text, cells) {
   const status = running.querySelector("[role=status]");
-  if (status.textContent !== text) status.textContent = text; // else a screen reader would say it again and again
+  if (status.textContent !== text) status.textContent = text; // Otherwise, a screen reader would repeat it.
   const line = ({ sweep, setting, share, facts }) => {
     const bar = element("progress", { aria: { label: `Progress: ${sweep} ${setting}` }, ...(share === null ? {} : { value: share }) });
     return element("li", {}, element("span", {}, `${sweep} `, element("code", {}, setting)), bar, element("span", { className: "quiet" }, facts.join(" · ")));

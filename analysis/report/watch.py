@@ -1,10 +1,14 @@
-"""`report --watch`: the page on loopback, made anew as runs end, with the cells that run now: how
-far each is, and when it will be done, from their folders alone.
+"""`report --watch`: serve the page on loopback, and update it as runs end.
 
-The address holds a random token: who does not know it gets an empty 404, as does a page from
-elsewhere that has its own name resolve to this machine. Folders are read only while somebody looks,
-at a low priority and at most a third of the time, and pages take at most a third of a core,
-so that measurements beside it are not disturbed.
+It also shows the cells that run now: how far each is, and when it will be done. It learns this from
+their folders alone.
+
+The address contains a random token. A client without the token gets an empty 404. So does a foreign
+web page whose own name resolves to this machine.
+
+Watching must not disturb measurements on the same machine. Folders are read only while somebody
+looks at the page, at a low priority and for at most a third of the time. Making pages takes at most
+a third of a core.
 """
 
 import hmac
@@ -39,16 +43,18 @@ from . import page
 from .blocks import Report
 
 LOOPBACK = "127.0.0.1"
-LEAST_S = 2.0  # between two looks at the folders
-# between two questions whether somebody still measures a cell: SLURM is asked by a command
+LEAST_S = 2.0  # The shortest pause between two scans of the folders.
+# The interval at which to ask whether a cell is still being measured. With SLURM, asking runs a
+# command.
 OWNER_S = 10.0
-# length of a pause, by that of the look before it, or by the CPU time of making the page
-PAUSES = 2
-NICE = 10  # a tenth of a core that a CPU rank keeps busy; at 19 a page would take minutes there
-PATIENCE_S = 10.0  # for the request of a connection
+# A pause is this many times as long as the scan before it, or as the CPU time of making the page.
+PAUSE_FACTOR = 2
+# Next to a busy CPU rank, this leaves a tenth of a core. At 19, a page would take minutes there.
+NICE = 10
+PATIENCE_S = 10.0  # The time limit for the request of a connection.
 WAITING = Message("watch.waiting", "Waiting for the first run")
-NOTHING = Message("watch.nothing-runs", "Nothing runs now; new runs appear here by themselves.")
-PRIVATE = Message(
+NOTHING_RUNS = Message("watch.nothing-runs", "Nothing runs now; new runs will appear here.")
+PRIVATE_ADDRESS = Message(
     "watch.private", "The address is for you alone, and new each time. Ctrl-C ends it."
 )
 HEADERS = {
@@ -59,7 +65,10 @@ HEADERS = {
 
 
 class RunningCell:
-    """A cell that is being measured. setting: what tells it from the sweep's other cells."""
+    """A cell that is being measured.
+
+    setting: the settings that distinguish it from other cells of its sweep.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -67,54 +76,58 @@ class RunningCell:
         self._board = BoardCopy(folder)
         self._bar: ProgressBar | None = None
         self._board_id = 0
-        # time and steps when training was first seen
-        self._first: tuple[float, float] | None = None
+        # The time and the number of steps when training was first seen.
+        self._first_seen: tuple[float, float] | None = None
 
     def look(self, now_s: float) -> dict[str, Any]:
-        """What a page shows of it: names, the `share` of its steps
-        that is done (None before training), and `facts`.
+        """Return what a page shows of the cell: its names, `share` and `facts`.
+
+        `share` is the share of its steps that are done, or None before training.
         """
-        shown = {"sweep": self.folder.parent.name, "setting": self.setting}
-        done: dict[str, Any] = {}
-        # files that are being written, or gone: the board as it was last read
+        names = {"sweep": self.folder.parent.name, "setting": self.setting}
+        progress: dict[str, Any] = {}
+        # Files may be incomplete or deleted. In that case, use the board as it was read last.
         with suppress(Exception):
             self._open()
-        with suppress(Exception):  # whatever stands in them
-            done = self._bar.fields(now_s) if self._bar is not None else {}
-        if not done:
-            return shown | {"share": None, "facts": ["starting"]}
-        share = done["completed"] / done["total"]
-        steps = done["completed"]
-        first_s, first = self._first = self._first or (now_s, steps)
-        facts = [done["description"], f"{100 * share:.0f} %", *done["figures"].split("  ")]
-        if steps > first:
+        # The board may contain anything, so no error in it may stop the page.
+        with suppress(Exception):
+            progress = self._bar.fields(now_s) if self._bar is not None else {}
+        if not progress:
+            return names | {"share": None, "facts": ["starting"]}
+        share = progress["completed"] / progress["total"]
+        steps = progress["completed"]
+        seen_s, seen = self._first_seen = self._first_seen or (now_s, steps)
+        facts = [progress["description"], f"{100 * share:.0f} %", *progress["figures"].split("  ")]
+        if steps > seen:
             facts.append(
-                f"{in_hours((done['total'] - steps) * (now_s - first_s) / (steps - first))} left"
+                f"{in_hours((progress['total'] - steps) * (now_s - seen_s) / (steps - seen))} left"
             )
-        return shown | {"share": share, "facts": [fact for fact in facts if fact]}
+        return names | {"share": share, "facts": [fact for fact in facts if fact]}
 
     def _open(self) -> None:
-        """Read the board of its ranks, a new one where the run has started again."""
+        """Read the progress board of its ranks, or the new one if the run has started again."""
         self._board.read_again()
         board_id = self._board.path.stat().st_ino
         if board_id == self._board_id:
             return
         config = msgspec.yaml.decode((self.folder / "config.yaml").read_bytes(), type=dict)
         units = (
-            work.unit
-            for work in WORKLOADS
-            if config.keys() <= {each.name for each in fields(work.schema)}
+            workload.unit
+            for workload in WORKLOADS
+            if config.keys() <= {field.name for field in fields(workload.schema)}
         )
         ranks = config["gpus"] * config["nodes"]
         self._bar = ProgressBar(self._board, ranks, config["epochs"], next(units, "samples"))
         self._board_id = board_id
-        self._first = None
+        self._first_seen = None
 
 
 class Onlooker:
-    """The runs under some folders, which need not exist yet: `results` by folder (inode and change
-    time), the cells that are `running`, and those `cut_off`, without a record though nobody
-    measures them any more.
+    """Follows the runs under some folders, which may not exist yet.
+
+    results: the inode and change time of each folder's result.
+    running: the cells that are being measured.
+    cut_off: the folders without a record that are no longer being measured.
     """
 
     def __init__(self, folders: Sequence[Path]) -> None:
@@ -122,16 +135,19 @@ class Onlooker:
         self.results: dict[Path, tuple[int, int]] = {}
         self.running: dict[Path, RunningCell] = {}
         self.cut_off: list[Path] = []
-        # when, and whether somebody measures into a folder
-        self._asked: dict[Path, tuple[float, bool]] = {}
+        # When a folder was last asked for, and whether it was being measured then.
+        self._last_asked: dict[Path, tuple[float, bool]] = {}
 
     def scan(self) -> None:
-        found = list(load.run_folders([folder for folder in self.folders if folder.is_dir()]))
+        """Read which runs have ended, which are running and which were interrupted."""
+        folders_found = list(
+            load.run_folders([folder for folder in self.folders if folder.is_dir()])
+        )
         results: dict[Path, os.stat_result] = {}
-        for folder in (folder for folder, written in found if written):
+        for folder in (folder for folder, has_record in folders_found if has_record):
             with suppress(FileNotFoundError):
                 results[folder] = (folder / RESULT).stat()
-        unfinished = [folder for folder, written in found if not written]
+        unfinished = [folder for folder, has_record in folders_found if not has_record]
         running = [folder for folder in unfinished if self._is_measured(folder)]
         self.running = {
             folder: self.running.get(folder) or RunningCell(folder) for folder in running
@@ -142,27 +158,30 @@ class Onlooker:
         }
 
     def _is_measured(self, folder: Path) -> bool:
-        asked_s, measured = self._asked.get(folder, (-inf, False))
+        """Return True if a process measures into the folder, asking at most every OWNER_S."""
+        asked_s, is_measured = self._last_asked.get(folder, (-inf, False))
         if clock_s() - asked_s > OWNER_S:
             asked_s = clock_s()
-            measured = ownership.owner(folder) is not None
-        self._asked[folder] = asked_s, measured
-        return measured
+            is_measured = ownership.owner(folder) is not None
+        self._last_asked[folder] = asked_s, is_measured
+        return is_measured
 
 
 def setting_of(folder: Path) -> str:
-    """The settings of a cell that the command of its sweep does not set for all;
-    all of the only cell.
+    """Return the settings of a cell, without those that its sweep's command sets for all cells.
+
+    If this leaves nothing, return all settings.
     """
     words = settings_of(folder.name)
-    same = rerun_commands.set_once(folder.parent)
-    return " ".join([word for word in words if word.partition("=")[0] not in same] or words)
+    shared_keys = rerun_commands.set_once(folder.parent)
+    return " ".join([word for word in words if word.partition("=")[0] not in shared_keys] or words)
 
 
 class Watch:
     """The page about the runs under some folders, and the cells that are being measured there.
 
-    build: makes the report. waiting: makes one without runs, from the reason.
+    build: builds the report.
+    waiting: builds a report without runs, which says why there are none.
     """
 
     def __init__(
@@ -174,73 +193,79 @@ class Watch:
         self._page = page.html(waiting(Message("watch.reading", "Reading the runs")), 0)
         self._version = 0
         self._problem: Message | None = None
-        self._results: Any = None  # of which the page is; None before the first
-        # until the next look; when the page may be made again
+        # The results that the page shows; None before the first page.
+        self._shown_results: Any = None
+        # The pause until the next scan, and the time from which on the page may be made again.
         self._pause_s = LEAST_S
-        self._next_s = 0.0
+        self._next_page_s = 0.0
         self._asked = Event()
         self._asked.set()
 
     def keep_up(self) -> None:
+        """Update the page as long as somebody asks for it. This is the loop of a thread."""
         while self._asked.wait():
             self._asked.clear()
             try:
                 self._look()
-            # a folder may vanish meanwhile; the page says it, and the next look may go well
+            # A folder may vanish during a scan. The page says so, and the next scan may succeed.
             except Exception as error:
-                problem = f"This page could not be brought up to date: {error}"
-                self._problem = Message("watch.not-up-to-date", problem, reason=str(error))
+                text = f"This page could not be brought up to date: {error}"
+                self._problem = Message("watch.not-up-to-date", text, reason=str(error))
             pause(self._pause_s)
 
     def _look(self) -> None:
+        """Scan the folders, and make a new page if results have changed and it is time."""
         began_s = clock_s()
         self._onlooker.scan()
         scanned_s = clock_s()
-        self._pause_s = max(LEAST_S, (scanned_s - began_s) * PAUSES)
+        self._pause_s = max(LEAST_S, (scanned_s - began_s) * PAUSE_FACTOR)
         results = self._onlooker.results
-        if results == self._results:
+        if results == self._shown_results:
             self._problem = None
-        elif scanned_s >= self._next_s:
-            before_s = process_time()
+        elif scanned_s >= self._next_page_s:
+            cpu_before_s = process_time()
             try:
                 report = self._build() if results else self._waiting(WAITING)
                 self._page = page.html(report, self._version + 1)
                 self._version += 1
-                self._results = results
+                self._shown_results = results
                 self._problem = None
             finally:
-                self._next_s = clock_s() + (process_time() - before_s) * PAUSES
+                self._next_page_s = clock_s() + (process_time() - cpu_before_s) * PAUSE_FACTOR
 
     def html(self) -> str:
-        """The newest page; one that says that runs are being read before the first is made."""
+        """Return the newest page. Before the first one, it says that runs are being read."""
         self._asked.set()
         return self._page
 
     def state(self) -> str:
-        """JSON for the page: the `version` of the newest one, the `running` cells,
-        and what is `said` of them.
+        """Return JSON for the page's script.
+
+        It has the `version` of the newest page, the `running` cells, and what is `said` about them.
         """
         self._asked.set()
         running = [cell.look(clock_s()) for cell in self._onlooker.running.values()]
         cut_off = [setting_of(folder) for folder in self._onlooker.cut_off]
-        said = [
+        lines = [
             (
                 Message("watch.running", f"Running now: {len(running)}.", cells=len(running))
                 if running
-                else NOTHING
+                else NOTHING_RUNS
             )
         ]
         if self._problem is not None:
-            said.append(self._problem)
+            lines.append(self._problem)
         if cut_off:
-            interrupted = f"Interrupted, without a record: {first_few(cut_off, 2)}."
-            said.append(Message("watch.interrupted", interrupted, settings=cut_off))
-        return json.dumps({"version": self._version, "running": running, "said": said})
+            text = f"Interrupted, without a record: {first_few(cut_off, 2)}."
+            lines.append(Message("watch.interrupted", text, settings=cut_off))
+        return json.dumps({"version": self._version, "running": running, "said": lines})
 
 
 class Server(ThreadingHTTPServer):
-    """Answers at an address that its user alone knows;
-    raises ValueError where it cannot listen at the port.
+    """A server whose address only its user knows.
+
+    Raises:
+        ValueError: it cannot listen at the port.
     """
 
     daemon_threads = True
@@ -249,16 +274,14 @@ class Server(ThreadingHTTPServer):
         try:
             super().__init__((LOOPBACK, port), _Handler)
         except (OSError, OverflowError) as error:
-            not_free = f"--port {port}: {error}; leave it out for a free one"
-            raise Refusal(
-                "watch.port", not_free, key="--port", value=port, reason=str(error)
-            ) from None
+            text = f"--port {port}: {error}; leave it out for a free one"
+            raise Refusal("watch.port", text, key="--port", value=port, reason=str(error)) from None
         self.token = secrets.token_urlsafe(24)
         self.address = f"http://{LOOPBACK}:{self.server_port}/{self.token}/"
         self.answers = {"": ("text/html", watch.html), "state": ("application/json", watch.state)}
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Nothing: a reader that has gone is no error."""
+        """Do nothing: it is no error if a reader has gone."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -269,39 +292,46 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         token, _, name = self.path.removeprefix("/").partition("/")
-        known = hmac.compare_digest(token.encode(), self.server.token.encode())
-        if known and self._is_local() and name in self.server.answers:
-            kind, answer = self.server.answers[name]
-            self._answer(200, kind, answer().encode())
+        knows_token = hmac.compare_digest(token.encode(), self.server.token.encode())
+        if knows_token and self._is_local() and name in self.server.answers:
+            content_type, make_answer = self.server.answers[name]
+            self._send_response(200, content_type, make_answer().encode())
         else:
-            self._answer(404, "text/plain", b"")
+            self._send_response(404, "text/plain", b"")
 
     def _is_local(self) -> bool:
-        """True where it is asked by a name of this machine;
-        a tunnel of ssh may end at another port.
+        """Return True if the client used a name of this machine.
+
+        The port does not count, because a tunnel of ssh may end at another port.
         """
         with suppress(ValueError):
             return urlsplit(f"//{self.headers.get('Host', '')}").hostname in (LOOPBACK, "localhost")
         return False
 
-    def _answer(self, status: int, kind: str, content: bytes) -> None:
+    def _send_response(self, status: int, content_type: str, content: bytes) -> None:
+        """Send a response with the headers of all responses."""
         self.send_response(status)
-        about = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(content))}
-        for key, value in (HEADERS | about).items():
+        content_headers = {
+            "Content-Type": f"{content_type}; charset=utf-8",
+            "Content-Length": str(len(content)),
+        }
+        for key, value in (HEADERS | content_headers).items():
             self.send_header(key, value)
         self.end_headers()
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-        """Nothing: the terminal is the user's."""
+        """Print nothing: the terminal belongs to the user."""
 
 
 def serve(watch: Watch, port: int) -> None:
-    """Serve the page at a port (0: a free one) until a signal;
-    raises ValueError where it cannot listen there.
+    """Serve the page at a port until a signal arrives. Port 0 is any free port.
+
+    Raises:
+        ValueError: the server cannot listen at the port.
     """
     with suppress(KeyboardInterrupt), Server(port, watch) as server:
-        lines = [server.address, PRIVATE]
+        lines = [server.address, PRIVATE_ADDRESS]
         if "SSH_CONNECTION" in os.environ:
             tunnel = (
                 "ssh -N -L"
@@ -315,6 +345,6 @@ def serve(watch: Watch, port: int) -> None:
                 )
             )
         print("\n".join(lines), flush=True)
-        os.nice(NICE)  # the whole process: its threads wait for one another
+        os.nice(NICE)  # This slows the whole process, because its threads wait for one another.
         Thread(target=watch.keep_up, daemon=True).start()
         server.serve_forever()

@@ -1,9 +1,10 @@
-"""The sweeper and the launchers, where Hydra looks for them: cells in this process, as processes
-beside each other, or as jobs of SLURM; and `model=NAME` for each classifier of a library,
-as if there were a file of it.
+"""The sweeper and the launchers, in the place where Hydra looks for plugins.
 
-Hydra imports this file at every start: what launchers do is
-imported when a sweep is launched (`_batches`).
+Cells run in this process, in parallel processes, or as jobs of SLURM. A config source offers
+`model=NAME` for each classifier of a library, as if each had a file.
+
+Hydra imports this file at every start. Therefore the work of the launchers is in `_batches`, which
+is only imported when a sweep is launched.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,16 +30,17 @@ if TYPE_CHECKING:
 
 
 class CellLauncher(Launcher):
-    """Composes all cells of a batch, takes the records of those measured before, and has the rest
-    measured. A bad cell does not stop the rest, as it would with Hydra's own launcher.
+    """Composes all cells of a batch, reuses records of earlier measurements, and measures the rest.
+
+    A bad cell does not stop the others, as it would with Hydra's own launcher.
 
     Args:
-        on_slurm: cells are jobs of SLURM, on nodes of which this machine knows nothing.
-        packs: each cell is a process, on GPUs or cores of this machine that no other has.
+        on_slurm: cells are jobs of SLURM, on nodes that this machine cannot inspect.
+        packs: each cell is a process with GPUs or cores of this machine to itself.
     """
 
     def __init__(self, on_slurm: bool, packs: bool, **_: Any) -> None:
-        """The other options are in each cell's configuration too, and read there."""
+        """Take the options of a launcher. All others are read from each cell's configuration."""
         self.on_slurm = on_slurm
         self.packs = packs
 
@@ -65,11 +67,13 @@ class CellLauncher(Launcher):
 
 
 class CellSweeper(BasicSweeper):
-    """Hydra's basic sweeper without its check that composes every cell, since the launchers compose
-    all of them before the first runs. Repetitions are the outermost axes, so that all cells are
-    measured once before any is measured again, in a shuffled order: what the machine drifts by
-    meanwhile is in all of them. With `scale=smoke` it shrinks the axes of an experiment.
-    `experiment=all` is one sweep of the cells of every experiment of the entry.
+    """Hydra's basic sweeper, with repetitions, experiments and `scale=smoke`.
+
+    It does not validate every cell first, because the launchers compose all cells before the first
+    one runs. Repetitions are the outermost axes: all cells are measured once, in a shuffled order,
+    before any is measured again. So slow changes of the machine affect all cells equally. With
+    `scale=smoke` the axes of an experiment shrink. `experiment=all` is one sweep over the cells of
+    every experiment of the entry.
     """
 
     def __init__(
@@ -79,9 +83,7 @@ class CellSweeper(BasicSweeper):
         self.axes = dict(params or {})
 
     def sweep(self, arguments: list[str]) -> Any:
-        """Have the launcher measure all cells; repetitions that
-        no cell can have are refused before that.
-        """
+        """Have the launcher measure all cells. Refuse impossible repetitions before that."""
         assert self.config is not None and self.launcher is not None
         from multicard.messages import Refusal
         from multicard.ranks.failures import unwritable
@@ -90,16 +92,16 @@ class CellSweeper(BasicSweeper):
 
         assert isinstance(self.launcher, CellLauncher)
         check_repetition(self.config)
-        self.config.order = order.chosen(self.config)  # recorded with the rest of the configuration
+        self.config.order = order.chosen(self.config)  # The order is recorded too.
         turns = order.in_turn(order.numbered(self._cells(arguments)), self.config.order)
         if not starts_nothing(self.config):
             folder = Path(self.config.hydra.sweep.dir)
             try:
                 folder.mkdir(parents=True, exist_ok=True)
-                # else the command of the results beside them would be lost
+                # A probe would overwrite the command of the results in the same folder.
                 if not self.config.probe.enabled:
-                    # closed to others: overrides may hold secrets (hydra.job.env_set,
-                    # hydra.launcher.setup)
+                    # Other users cannot read this file: overrides may hold secrets
+                    # (hydra.job.env_set, hydra.launcher.setup).
                     run_folder.write_text(
                         folder / "multirun.yaml", OmegaConf.to_yaml(self.config), mode=0o600
                     )
@@ -113,18 +115,23 @@ class CellSweeper(BasicSweeper):
         return []
 
     def _cells(self, arguments: list[str]) -> list[list[str]]:
-        """The overrides of each cell, of all experiments where these are asked for."""
+        """Return the overrides of each cell, of all experiments if `experiment=all`."""
         from multicard import workloads
         from multicard.sweep.axes import Axes
 
         assert self.config is not None
         assert isinstance(self.launcher, CellLauncher)
-        own = self.config.hydra.experiment
-        sweeps = [(Axes(self.axes, own.smoke, own.exclude, own.parts), arguments)]
+        experiment = self.config.hydra.experiment
+        sweeps = [
+            (Axes(self.axes, experiment.smoke, experiment.exclude, experiment.parts), arguments)
+        ]
         if self.config.hydra.runtime.choices.get("experiment") == workloads.ALL:
             workload = self.launcher.command.workload
             sweeps = [
-                (Axes.of_experiment(name, own.smoke), workloads.with_experiment(arguments, name))
+                (
+                    Axes.of_experiment(name, experiment.smoke),
+                    workloads.with_experiment(arguments, name),
+                )
                 for name in workloads.experiments(workload)
             ]
         shrunk = self.config.scale == "smoke"
@@ -136,7 +143,7 @@ class CellSweeper(BasicSweeper):
 
 
 class NamedModels(ConfigSource, SearchPathPlugin):
-    """Options of the group `model` that set `model.name` alone. Hydra asks here after the files."""
+    """Options of the group `model` that only set `model.name`. Hydra reads files first."""
 
     def __init__(self, provider: str = "", path: str = "library://") -> None:
         super().__init__(provider, path)
@@ -170,5 +177,5 @@ class NamedModels(ConfigSource, SearchPathPlugin):
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
         if self.is_group(config_path) and results_filter != ObjectType.GROUP:
-            return [*model_names.every()]
+            return [*model_names.classifier_names()]
         return []

@@ -1,4 +1,4 @@
-"""The work of the launchers: batches of cells, measured or only checked."""
+"""The work of the launchers: measure batches of cells, or only check them."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -24,8 +24,9 @@ from multicard.sweep.until_sure import UntilSure
 
 
 class SweepBatches:
-    """The batches of one command, by the sweep's own configuration;
-    for `on_slurm` and `packs` see `CellLauncher`.
+    """The batches of one command, with the sweep's own configuration.
+
+    `CellLauncher` describes `on_slurm` and `packs`.
     """
 
     def __init__(
@@ -45,9 +46,9 @@ class SweepBatches:
         self.cells: list[Cell] = []
 
     def launch(self, turns: Sequence[Turn]) -> None:
-        """Measure the cells of a batch in their order, as the configuration asks."""
+        """Measure the cells of a batch, in their order."""
         if self.command.abandoned:
-            return  # an earlier batch of the sweep was interrupted
+            return  # An earlier batch of the sweep was interrupted.
         config = self.config
         self.command.is_sweep = True
         setup_globals()
@@ -57,15 +58,19 @@ class SweepBatches:
             auto.refuse(config, self.on_slurm, self.packs)
             words = [turn.words for turn in turns]
             resolved = auto.resolve(self.command, self.context, config, words, self.on_slurm)
-            turns = [Turn(turn.number, own) for turn, own in zip(turns, resolved, strict=True)]
+            turns = [
+                Turn(turn.number, turn_words)
+                for turn, turn_words in zip(turns, resolved, strict=True)
+            ]
         if config.repeat == AUTO:
             self._measure_until_sure(turns)
         else:
             self.cells += self._measure_batch(turns).cells
 
     def measure_again(self) -> None:
-        """Measure disturbed repetitions once more, when all batches have been measured; a dry run
-        of a sweep that has been measured says so too.
+        """Measure disturbed repetitions once more, after all batches have been measured.
+
+        A dry run of a measured sweep only says which ones.
         """
         if self.config.predict.enabled or any(cell.result is None for cell in self.cells):
             return
@@ -98,8 +103,9 @@ class SweepBatches:
     def _measure_batch(
         self, turns: Sequence[Turn], check: Callable[[list[Cell]], None] = lambda _: None
     ) -> Sweep:
-        """Measure cells, or say what would be measured, or what that would take;
-        `check` may refuse them all before.
+        """Measure cells, or say which cells would be measured, or what they would take.
+
+        `check` may refuse all of them before that.
         """
         config = self.config
         sweep = cells.compose(self.command, self.context, config, turns)
@@ -120,10 +126,10 @@ class SweepBatches:
         return sweep
 
     def _race(self, sweep: Sweep) -> None:
-        """Find the best of the cells and measure it, or say how."""
+        """Find the best of the cells and measure it, or say how a race would do so."""
         from multicard.decide.race import command  # imports scipy
 
-        # the race itself says which is the best
+        # The race itself says which cell is the best.
         self.command.conclude = lambda folders: Conclusion()
 
         for cell in sweep.refused:
@@ -173,7 +179,7 @@ class SweepBatches:
             finals.finish()
 
     def _show(self, sweep: Sweep) -> None:
-        """Check the cells that are left as `_measure` would, and print what it would do."""
+        """Check the remaining cells as `_measure` would, and print the plan."""
         if not self.on_slurm:
             cells.check(sweep, sweep.left)
             machine = shares.machine()
@@ -196,10 +202,10 @@ class SweepBatches:
         return cells.dry_run(sweep, groups, how, queued=len(queued))
 
     def _measure(self, sweep: Sweep) -> None:
-        """Measure the cells that are left, and say what is still left where that ends early."""
+        """Measure the remaining cells. If that ends early, say which ones are left."""
         sweep.record_refused()
         try:
-            if self.streak.ends(sweep.left):  # by what failed in earlier batches
+            if self.streak.ends(sweep.left):  # Failures of earlier batches count too.
                 raise self.streak.error()
             if not sweep.left:
                 return
@@ -218,12 +224,12 @@ class SweepBatches:
             sweep.finish()
 
     def _measure_in_turn(self, sweep: Sweep) -> None:
-        """Measure the cells that are left in this process, one after the other."""
+        """Measure the remaining cells in this process, one after the other."""
         sweep.say_start()
         pace = Pace(len(sweep.left), has_bar=sys.stderr.isatty())
         Drive(InProcess(self.command, self.context, sweep, pace), pace, self.streak).run()
 
 
 def _stopped(reason: str) -> Message:
-    """Why a sweep ends before all cells are measured."""
+    """Return why a sweep ends before all cells are measured."""
     return Message("launch.stopped", f"stopped, {reason}", reason=reason)

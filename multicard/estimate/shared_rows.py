@@ -58,7 +58,7 @@ class SharedFigure(Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class SharedRow(Struct, forbid_unknown_fields=True, frozen=True):
-    """A setting that was measured on one machine. Figures are those of docs/record.md,
+    """A setting that was measured on one machine. Figures are those of docs/reference/record.md,
     in their units.
     """
 
@@ -122,7 +122,7 @@ def is_public(kind: str, key: str, value: Any) -> bool:
     return key in keys and all(
         not isinstance(part, str)
         or part in words
-        or (key == "model.name" and part in model_names.every())
+        or (key == "model.name" and part in model_names.classifier_names())
         for part in parts
     )
 

@@ -344,7 +344,7 @@ class LastAnswers(ChosenRejectedToMessages):
     def __call__(self, sample: Mapping[str, Any]) -> Mapping[str, Any]:
         chosen = sample["chosen"]
         rejected = sample["rejected"]
-        history = pairs_of_rows.shared(chosen, rejected, min(len(chosen), len(rejected)) - 1)
+        history = pairs_of_rows.shared_length(chosen, rejected, min(len(chosen), len(rejected)) - 1)
         pair = super().__call__(sample)
         for messages in pair.values():
             for message in messages[:history]:

@@ -1,10 +1,11 @@
-"""Checkpoints of a run that was stopped, in `checkpoint/` of its
-folder: its next start resumes from the latest.
+"""Save and load checkpoints of a run that was stopped. Its next start resumes from the latest one.
 
-| file | what |
+They are in `checkpoint/` of the run's folder:
+
+| file | content |
 |---|---|
 | sSSSSSSSS/rRR.pt | rank RR's state after SSSSSSSS steps |
-| latest.json | `steps` and `world_size` to resume from; written once all its rank files are there |
+| latest.json | `steps` and `world_size` to resume from, written once all rank files exist |
 """
 
 import shutil
@@ -19,14 +20,18 @@ from multicard.records import run_folder
 
 
 def latest(folder: Path) -> int | None:
-    """The step after which the run resumes; None where it has no complete checkpoint."""
+    """Return the step after which the run resumes, or None if it has no complete checkpoint."""
     saved = run_folder.read_json(_latest_file(folder))
     return None if saved is None else saved.get("steps")
 
 
 def save(folder: Path, rank: Rank, steps: int, state: dict[str, Any]) -> None:
-    """Save this rank's state after `steps` steps: tensors and plain values, in dicts and lists. All
-    ranks call it; the checkpoint counts once all have written.
+    """Save this rank's state after `steps` steps. The checkpoint counts once all ranks have saved.
+
+    All ranks call it.
+
+    Args:
+        state: Tensors and plain values, in dictionaries and lists.
     """
     import torch
 
@@ -42,8 +47,13 @@ def save(folder: Path, rank: Rank, steps: int, state: dict[str, Any]) -> None:
 
 
 def load(folder: Path, rank: Rank) -> dict[str, Any] | None:
-    """This rank's state in the latest checkpoint, with all tensors on the host; None where there is
-    none. A ValueError where another number of ranks saved it, or not all ranks see the same one.
+    """Load this rank's state from the latest checkpoint, with all tensors on the host.
+
+    Returns:
+        The state, or None if there is no checkpoint.
+
+    Raises:
+        ValueError: Another number of ranks saved it, or ranks see different checkpoints.
     """
     import torch
 
@@ -54,23 +64,24 @@ def load(folder: Path, rank: Rank) -> dict[str, Any] | None:
     if ranks != rank.world_size:
         raise Refusal(
             "checkpoint.other-ranks",
-            f"gpus: the run was stopped on {ranks} ranks, and cannot go on with {rank.world_size}; "
-            "use as many as before, or start again with `rerun=true`",
+            f"gpus: the run was stopped on {ranks} ranks, and cannot resume on {rank.world_size}; "
+            "use the same number as before, or start again with `rerun=true`",
             key="gpus",
             before=ranks,
             now=rank.world_size,
         )
-    seen = saved["steps"]
-    newest = max_over_ranks(rank, seen)
-    if seen != newest:
-        what = f"the checkpoint after step {seen}" if seen else "no checkpoint"
+    own_step = saved["steps"]
+    newest = max_over_ranks(rank, own_step)
+    if own_step != newest:
+        seen_checkpoint = f"the checkpoint after step {own_step}" if own_step else "no checkpoint"
         raise Refusal(
             "checkpoint.late",
-            f"rank {rank.rank} on {host()} sees {what} in {folder}, another rank the one after step"
-            f" {newest}: the file system shows files late; start the command again",
+            f"rank {rank.rank} on {host()} sees {seen_checkpoint} in {folder}, while another rank"
+            f" sees the one after step {newest}: the file system shows files late; start the"
+            " command again",
             rank=rank.rank,
             host=host(),
-            seen=seen,
+            seen=own_step,
             newest=newest,
         )
     if newest == 0:
@@ -82,7 +93,8 @@ def load(folder: Path, rank: Rank) -> dict[str, Any] | None:
 
 def remove(folder: Path) -> None:
     """Remove all checkpoints of the run."""
-    _latest_file(folder).unlink(missing_ok=True)  # first: a half removed checkpoint must not count
+    # Remove this file first: a checkpoint that is partly removed must not count.
+    _latest_file(folder).unlink(missing_ok=True)
     shutil.rmtree(_latest_file(folder).parent, ignore_errors=True)
 
 

@@ -1,6 +1,4 @@
-"""A command of multicard as a process in the foreground: what
-it prints is what it prints when typed.
-"""
+"""Run a command of multicard as a process in the foreground, which prints as if it was typed."""
 
 import signal
 import subprocess
@@ -9,10 +7,10 @@ from contextlib import suppress
 
 
 def run_to_end(command: Sequence[str]) -> int:
-    """Run a command, and return its exit code, which is 128 + N if signal N ended it.
+    """Run a command and return its exit code, which is 128 + N if signal N ended it.
 
-    A signal that is answered by a KeyboardInterrupt with its name (`interruption.answered`) is
-    passed on. From a terminal the command gets it twice, and answers it once.
+    If a signal is answered by a KeyboardInterrupt with its name (`interruption.answered`), the
+    signal is passed on. From a terminal the command receives it twice, and answers it once.
     """
     process = subprocess.Popen(command)
     while True:

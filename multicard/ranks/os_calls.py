@@ -1,5 +1,6 @@
-"""Calls to the kernel and the C library: whose signals a rank obeys, when it is killed,
-how it keeps memory.
+"""Calls to the kernel and the C library.
+
+They decide which signals a rank obeys, when it is killed, and how it keeps memory.
 """
 
 import _posixsubprocess
@@ -17,22 +18,24 @@ from typing import Any
 
 from multicard.machine import private
 
-# Signals that a terminal or SLURM sends to every process of a
-# job: the controller answers them for its ranks
+# A terminal or SLURM sends these signals to every process of a job. The controller answers them for
+# its ranks.
 SHARED_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR2}
-ENDING_SIGNALS = {signal.SIGTERM, signal.SIGINT}  # by which a program ends those that it started
+ENDING_SIGNALS = {signal.SIGTERM, signal.SIGINT}  # A program ends its children by these.
 
-SAVING_S = 10.0  # that a rank which is to end has for `before_end`
-# called on the controller's SIGTERM, in a thread of their own
+SAVING_S = 10.0  # A rank that is to end has this time for each call of `before_end`.
+# On the controller's SIGTERM these are called, each in a thread of its own.
 before_end: list[Callable[[], object]] = []
 
 
 def follow(controller: int) -> None:
-    """Have this process end when its controller (a process id) says so,
-    and be killed when the controller is gone.
+    """End this process when its controller says so, and have it killed if the controller is gone.
 
-    Call it in the main thread, before any other thread or process
-    is started: they inherit the blocked signals.
+    Call it in the main thread, before any other thread or process is started: they inherit the
+    blocked signals.
+
+    Args:
+        controller: Process id of the controller.
     """
     for number in SHARED_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
@@ -42,46 +45,50 @@ def follow(controller: int) -> None:
 
 
 def _obey(controller: int) -> None:
-    """End this process on the controller's own SIGTERM;
-    drop what a terminal or SLURM sends to all processes.
+    """End this process on SIGTERM from the controller, and ignore signals from anybody else.
+
+    A terminal or SLURM sends its signals to all processes.
     """
     while True:
         received = signal.sigwaitinfo(SHARED_SIGNALS)
         if received.si_signo == signal.SIGTERM and received.si_pid == controller:
-            for call in before_end:  # it may wait for a device that waits for other ranks
-                (saving := Thread(target=call, daemon=True)).start()
+            for call in before_end:  # A call may wait for a device that waits for other ranks.
+                saving = Thread(target=call, daemon=True)
+                saving.start()
                 saving.join(SAVING_S)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
             signal.raise_signal(signal.SIGTERM)
 
 
 def unblock_in_children() -> None:
-    """Have processes that this one starts from here on hear ENDING_SIGNALS. They inherit the
-    blocked ones, also as other programs (exec), and a script that ends one and waits for it would
-    wait for ever.
+    """Unblock ENDING_SIGNALS in processes that this one starts from here on.
+
+    Children inherit blocked signals, even if they become other programs (exec). A script that ends
+    a child and waits for it would wait forever.
     """
     unblock = partial(signal.pthread_sigmask, signal.SIG_UNBLOCK, ENDING_SIGNALS)
     os.register_at_fork(after_in_child=unblock)
     fork_exec = _posixsubprocess.fork_exec
 
-    def unblocked(*arguments: Any) -> int:
-        before = unblock()
+    def fork_exec_unblocked(*arguments: Any) -> int:
+        signal_mask = unblock()
         try:
             return fork_exec(*arguments)
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            signal.pthread_sigmask(signal.SIG_SETMASK, signal_mask)
 
-    _posixsubprocess.fork_exec = unblocked  # which multiprocessing calls
-    subprocess._fork_exec = unblocked  # pyright: ignore[reportAttributeAccessIssue]
+    _posixsubprocess.fork_exec = fork_exec_unblocked  # multiprocessing calls it here.
+    subprocess._fork_exec = fork_exec_unblocked  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def die_with(process: int, number: int = signal.SIGKILL) -> None:
-    """Have this process get a signal when another, that is not its parent, is gone. The parent of a
-    rank, the fork server, lives as long as its ranks do.
+    """Send this process a signal when another process, which is not its parent, is gone.
+
+    The parent of a rank is the fork server, which lives as long as its ranks do.
     """
 
     def wait() -> None:
-        with suppress(ProcessLookupError):  # gone already
+        with suppress(ProcessLookupError):  # The process is gone already.
             select.select([os.pidfd_open(process)], [], [])
         os.kill(os.getpid(), number)
 
@@ -89,9 +96,13 @@ def die_with(process: int, number: int = signal.SIGKILL) -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process, and the program that it becomes (exec), when its parent
-    ends, however that
-    happens: at once where it, by its process id, has ended already.
+    """Have the kernel kill this process when its parent ends, for whatever reason.
+
+    This also holds for the program that the process becomes (exec). If the parent has ended
+    already, the process is killed at once.
+
+    Args:
+        parent: Process id of the parent.
     """
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, int(signal.SIGKILL))
@@ -100,9 +111,7 @@ def die_with_parent(parent: int) -> None:
 
 
 def adopt_orphans() -> None:
-    """Have the processes that this one's children leave behind become its own,
-    so that none outlives it unseen.
-    """
+    """Adopt the processes that this process's children leave behind, so that none is overlooked."""
     pr_set_child_subreaper = 36
     ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1)
 
@@ -117,10 +126,12 @@ def redirect(log: Path) -> None:
 
 
 def tune_malloc() -> None:
-    """Have glibc keep freed memory. Else it maps and unmaps every big tensor, and each batch pays
-    the page faults again. Without mallopt in the C library nothing changes.
+    """Have glibc keep freed memory.
+
+    By default it maps and unmaps every large tensor, and each batch pays for the page faults again.
+    Nothing changes if the C library has no mallopt.
     """
-    # malloc.h
+    # The values are in malloc.h.
     m_trim_threshold = -1
     m_mmap_max = -4
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

@@ -1,4 +1,4 @@
-"""One rank: a process that joins the others, does its work, and reports what ended it."""
+"""Run one rank: a process that joins the others, does its work, and reports what ended it."""
 
 import importlib
 import os
@@ -24,18 +24,20 @@ from multicard.records.text_table import in_bytes
 if TYPE_CHECKING:
     import torch
 
-# how long a rank whose collective failed waits, so that the agent sees which rank died first
+# A rank whose collective failed waits this long, so that the agent sees which rank died first.
 PEER_GRACE_S = 10.0
-UNWRITABLE = 74  # exit code of a rank that could not write, nor report it (EX_IOERR of sysexits.h)
-LOG_LINES = 20  # last lines of a rank's log, kept in its failure
+UNWRITABLE = 74  # Exit code of a rank that could not write, not even its report (EX_IOERR).
+LOG_LINES = 20  # A rank's failure holds this number of lines from the end of its log.
 
 
 @dataclass(frozen=True)
 class Rank:
     """One of `world_size` processes.
 
-    rank: its number among all; local_rank: among those of its node.
-    threads: that torch computes with on this rank.
+    Attributes:
+        rank: Number of the process among all.
+        local_rank: Number of the process on its node.
+        threads: Number of threads that torch computes with on this rank.
     """
 
     rank: int
@@ -46,7 +48,7 @@ class Rank:
     threads: int
 
 
-# ---- collectives: every rank calls them
+# ---- collectives, which every rank must call
 
 
 def meet(rank: Rank) -> None:
@@ -58,8 +60,9 @@ def meet(rank: Rank) -> None:
 
 
 def as_on_rank_0(rank: Rank, flag: bool) -> bool:
-    """Rank 0's flag: a broadcast, of which no byte is
-    counted as an all-reduce of the training's.
+    """Return rank 0's flag on every rank.
+
+    It is a broadcast, so that its bytes do not count among the all-reduces of training.
     """
     if rank.world_size == 1:
         return flag
@@ -72,7 +75,7 @@ def as_on_rank_0(rank: Rank, flag: bool) -> bool:
 
 
 def max_over_ranks(rank: Rank, number: int) -> int:
-    """The largest of all ranks' numbers."""
+    """Return the largest of all ranks' numbers."""
     if rank.world_size == 1:
         return number
     import torch
@@ -85,21 +88,28 @@ def max_over_ranks(rank: Rank, number: int) -> int:
 
 @dataclass(frozen=True)
 class RankSettings:
-    """Settings with which ranks start: picklable, and the same for all ranks of a node."""
+    """The settings with which ranks start. They are picklable, and the same for a node's ranks.
+
+    Attributes:
+        devices: Number of CUDA devices that the ranks of this node share.
+        joins: Join the ranks' process group before their work, and leave it afterwards.
+        numa: Bind each rank to the NUMA node of its GPU.
+        variables: Environment variables of the ranks.
+        wrapper: Command and options of a profiler that starts each rank. The text RANK in them is
+            replaced by the rank's number.
+    """
 
     folder: Path
     device: str
     backend: str
-    devices: int  # CUDA devices that the ranks of this node share
+    devices: int
     threads: int
     malloc: str
-    joins: bool = True  # the ranks' process group is joined before their work, and left after it
-    numa: bool = False  # bind each rank to the NUMA node of its GPU
+    joins: bool = True
+    numa: bool = False
     allocation: Allocation = field(default_factory=Allocation)
     controller: int = field(default_factory=os.getpid)
-    variables: dict[str, str] = field(default_factory=dict)  # of the environment
-    # command and options of a profiler that starts each rank;
-    # the text RANK in them becomes the rank's number
+    variables: dict[str, str] = field(default_factory=dict)
     wrapper: tuple[str, ...] = ()
 
 
@@ -108,29 +118,27 @@ def log_file(folder: Path, rank: int) -> Path:
 
 
 def error_file(folder: Path, rank: int) -> Path:
-    """Report of the exception that ended a rank: a `Failure` without its log."""
+    """Return the file with the exception that ended a rank: a `Failure` without its log."""
     return folder / "ranks" / f"error_r{rank:02d}.json"
 
 
 def ended_file(folder: Path, rank: int) -> Path:
-    """Is there once a rank has done all of its work."""
+    """Return the file that exists once a rank has done all of its work."""
     return folder / "ranks" / f"ended_r{rank:02d}.json"
 
 
 def exit_with_bad_fork() -> None:
-    """The body of a process that ends with 1 if it was forked from one that had started CUDA,
-    else with 0.
-    """
+    """Exit with 1 if this process was forked from one that had started CUDA, else with 0."""
     import torch
 
     sys.exit(int(torch.cuda._is_in_bad_fork()))
 
 
 def work_as_rank(work: str, arguments: tuple[Any, ...], job: RankSettings) -> None:
-    """The body of a rank's process: join the others, call `work`, and leave together.
+    """Join the other ranks, call `work`, and leave together. This is the body of a rank's process.
 
     Args:
-        work: "module:function", called with a `Rank` and `arguments`.
+        work: "module:function", which is called with a `Rank` and `arguments`.
     """
     os_calls.follow(job.controller)
     os.environ.update(job.variables)
@@ -146,17 +154,17 @@ def work_as_rank(work: str, arguments: tuple[Any, ...], job: RankSettings) -> No
         rank = _join(job)
         getattr(importlib.import_module(module), function)(rank, *arguments)
         _leave(job)
-        with suppress(OSError):  # on a full disk the controller alone knows it
+        with suppress(OSError):  # If the disk is full, only the controller knows that it ended.
             write_json(ended_file(job.folder, number), {})
         _end_compilers()
     except BaseException as error:
-        # torch raises there for each end of a loader's worker, here too
+        # A loader installs a handler that raises whenever one of its workers ends.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         with suppress(OSError):
             traceback.print_exc()
         _report(job, number, error)
-        if _peer_died(error):
-            pause(PEER_GRACE_S)  # the agent ends this rank when it has seen the one that died
+        if _is_collective_failure(error):
+            pause(PEER_GRACE_S)  # The agent ends this rank once it has seen the one that died.
         _exit_at_once(1 if disk_full(error) is None else UNWRITABLE)
 
 
@@ -173,43 +181,43 @@ def _join(job: RankSettings) -> Rank:
     else:
         device = torch.device("cpu")
     if world > 1 and job.joins:
-        # else the first barrier guesses the device
-        bound = device if "nccl" in job.backend else None
-        dist.init_process_group(job.backend, device_id=bound)
+        # Without it, the first barrier would guess the device.
+        device_of_group = device if "nccl" in job.backend else None
+        dist.init_process_group(job.backend, device_id=device_of_group)
     return Rank(number, local, world, device, job.backend, job.threads)
 
 
 def _leave(job: RankSettings) -> None:
-    """Leave the process group, also one that the work joined itself and left open."""
+    """Leave the process group, even if the work joined it itself and did not leave it."""
     import torch.distributed as dist
 
     if dist.is_initialized():
         if job.joins:
-            dist.barrier()  # the store lives in rank 0, and the others need it until they leave
+            dist.barrier()  # Rank 0 holds the store, which the others need until they leave.
         dist.destroy_process_group()
 
 
 def _end_compilers() -> None:
-    """End the processes in which Inductor compiles: their CPU time
-    counts as the run's while they have their parent.
+    """End the processes in which Inductor compiles.
 
-    Forked ranks do not run what Inductor leaves to the interpreter's exit.
+    While their parent lives, their CPU time counts as the run's. Inductor ends them when the
+    interpreter exits, but forked ranks do not get there.
     """
     inductor = sys.modules.get("torch._inductor.async_compile")
     if inductor is not None:
-        with suppress(subprocess.SubprocessError):  # they take too long: the run itself is over
+        with suppress(subprocess.SubprocessError):  # If they take too long: the run itself is over.
             inductor.shutdown_compile_workers()
 
 
 def _report(job: RankSettings, rank: int, error: BaseException) -> None:
-    """Leave a report of the exception for the controller."""
+    """Write a report of the exception for the controller."""
     memory = device_memory(job.device)
     message = in_a_line(error)
     failure = Failure("exception", message)
-    if (full := no_space(error, job.folder)) is not None:
-        failure = Failure("disk", full)
+    if (disk_full_message := no_space(error, job.folder)) is not None:
+        failure = Failure("disk", disk_full_message)
     elif is_oom(error, memory):
-        if memory is not None and not is_oom(error):  # it does not say so itself
+        if memory is not None and not is_oom(error):  # The error itself does not say so.
             free = in_bytes(memory.free_bytes)
             total = in_bytes(memory.total_bytes)
             message = Message(
@@ -223,18 +231,20 @@ def _report(job: RankSettings, rank: int, error: BaseException) -> None:
         failure = Failure(
             "oom", message, ran_out=ran_out, memory_bytes=held_memory_bytes(job.device)
         )
-    with suppress(OSError):  # a full disk may have ended the rank; its log and exit code remain
+    with suppress(OSError):  # The disk may be full. The log and the exit code remain.
         write_json(error_file(job.folder, rank), failure)
 
 
-def _peer_died(error: BaseException) -> bool:
-    """True where a collective failed, which nearly always means that another rank died first."""
+def _is_collective_failure(error: BaseException) -> bool:
+    """Return True if a collective failed. Nearly always this means that another rank died first."""
     import torch.distributed as dist
 
     if isinstance(error, dist.DistError):
         return True
-    signs = ("connection closed by peer", "connection reset by peer", "gloo", "nccl")
-    return isinstance(error, RuntimeError) and any(sign in str(error).lower() for sign in signs)
+    words_of_collectives = ("connection closed by peer", "connection reset by peer", "gloo", "nccl")
+    return isinstance(error, RuntimeError) and any(
+        words in str(error).lower() for words in words_of_collectives
+    )
 
 
 def end_children() -> None:
@@ -247,8 +257,9 @@ def end_children() -> None:
 
 
 def _exit_at_once(code: int) -> NoReturn:
-    """End this process and those it started, without the waits
-    that an orderly exit has in a broken group.
+    """End this process and those that it started, without waiting for the other ranks.
+
+    In a group in which a rank has died, an orderly exit would wait for it.
     """
     end_children()
     for stream in (sys.stdout, sys.stderr):

@@ -1,6 +1,6 @@
-"""The start of a program: each entry calls `begin` before all other imports.
+"""Start a program: each entry calls `begin` before all other imports.
 
-Imports nothing but Python and `interruption`.
+So this module imports nothing except Python's own modules and `interruption`.
 """
 
 import os
@@ -9,15 +9,15 @@ from collections.abc import Sequence
 
 from multicard.ranks import interruption
 
-OPTIMISE = "PYTHONOPTIMIZE"  # the variable that does what -O and -OO do
-# Options of Python whose value may be the next word
-TAKES_VALUE = ("-W", "-X", "--check-hash-based-pycs")
+OPTIMISE = "PYTHONOPTIMIZE"  # This variable has the effect of -O and -OO.
+# The value of these options of Python may be the next word.
+OPTIONS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
 
 def begin() -> None:
-    """Have signals end this process at once, and start it anew if Python leaves out docstrings.
+    """Let signals end this process at once, and restart it if Python leaves out docstrings.
 
-    Without them (-O, -OO), Altair cannot be imported and torch compiles no model.
+    Without docstrings (-O, -OO), Altair cannot be imported, and torch compiles no model.
     """
     interruption.end_at_once()
     if sys.flags.optimize and sys.executable:
@@ -26,19 +26,23 @@ def begin() -> None:
 
 
 def without_optimisation(words: Sequence[str]) -> list[str]:
-    """The words after `python` on a command line, without -O and -OO,
-    also in one word as in -BOO.
+    """Remove -O and -OO from the words after `python` on a command line.
+
+    They are also removed from a word with several options, as in -BOO.
     """
-    kept = list[str]()
-    left = list(words)
+    kept_words = list[str]()
+    remaining_words = list(words)
     while (
-        left and left[0].startswith("-") and not left[0].startswith(("-m", "-c")) and left[0] != "-"
+        remaining_words
+        and remaining_words[0].startswith("-")
+        and not remaining_words[0].startswith(("-m", "-c"))
+        and remaining_words[0] != "-"
     ):
-        word = left.pop(0)
-        if word in TAKES_VALUE and left:
-            kept += [word, left.pop(0)]
-        elif word.startswith(("--", *TAKES_VALUE)):
-            kept.append(word)
+        word = remaining_words.pop(0)
+        if word in OPTIONS_WITH_VALUE and remaining_words:
+            kept_words += [word, remaining_words.pop(0)]
+        elif word.startswith(("--", *OPTIONS_WITH_VALUE)):
+            kept_words.append(word)
         elif word.replace("O", "") != "-":
-            kept.append(word.replace("O", ""))
-    return kept + left
+            kept_words.append(word.replace("O", ""))
+    return kept_words + remaining_words

@@ -1,8 +1,8 @@
-"""Torch's static rendezvous, on one address.
+"""Torch's static rendezvous, restricted to one address.
 
-Torch's own store listens on every address of the machine, and its dynamic rendezvous unpickles what
-anybody put there. Its static one waits for the other nodes within C++,
-where neither Ctrl-C nor the loss of a node ends the wait.
+Torch's own store listens on every address of the machine. Its dynamic rendezvous unpickles whatever
+anybody put into that store. Its static one waits for the other nodes within C++, where neither
+Ctrl-C nor the loss of a node ends the wait.
 """
 
 import socket
@@ -28,7 +28,7 @@ RETRY_S = 0.1
 
 
 class OneAddress(StaticTCPRendezvous):
-    """A rendezvous whose store, which the ranks use too, listens on `master_addr` alone."""
+    """A rendezvous whose store listens on `master_addr` alone. The ranks use the same store."""
 
     def get_backend(self) -> str:
         return BACKEND
@@ -54,7 +54,7 @@ class OneAddress(StaticTCPRendezvous):
             if clock_s() > deadline_s:
                 message = Message(
                     "rank.nodes-absent",
-                    f"not all {self.world_size} nodes came within {self.timeout}",
+                    f"not all {self.world_size} nodes came up within {self.timeout}",
                     nodes=self.world_size,
                     seconds=self.timeout.total_seconds(),
                 )
@@ -65,11 +65,11 @@ class OneAddress(StaticTCPRendezvous):
 
     def _listen(self) -> socket.socket:
         listener = socket.create_server((self.master_addr, self.master_port))
-        self.master_port = listener.getsockname()[1]  # where it was 0, for any
+        self.master_port = listener.getsockname()[1]  # It was 0 if any free port would do.
         return listener
 
     def _listens(self) -> bool:
-        """True once node 0 listens: torch's own retries print a warning each."""
+        """Return True once node 0 listens. Torch's own retries would print a warning each."""
         try:
             socket.create_connection((self.master_addr, self.master_port), timeout=1).close()
         except OSError:
@@ -78,8 +78,10 @@ class OneAddress(StaticTCPRendezvous):
 
 
 def create(parameters: RendezvousParameters) -> OneAddress:
-    """The rendezvous of torch's parameters: `endpoint` as "address:port",
-    and `rank` and `timeout` (s) in `config`.
+    """Create the rendezvous from torch's parameters.
+
+    Args:
+        parameters: `endpoint` is "address:port". `config` has `rank`, and `timeout` in seconds.
     """
     address, _, port = parameters.endpoint.rpartition(":")
     rank = parameters.config["rank"]

@@ -1,9 +1,9 @@
-"""A rank that is started as a command, for a profiler that starts the process it profiles.
+"""Start a rank as a command, for profilers that start the process that they profile.
 
     python multicard/ranks/wrapped.py FILE
 
-FILE is what `elastic.launch` hands over: function, arguments and job. The command replaces itself
-by the profiler, which starts it once more.
+`elastic.launch` writes function, arguments and job into FILE. The command replaces itself by the
+profiler, which starts it a second time. The second time it works as a rank.
 """
 
 import os
@@ -11,12 +11,12 @@ import pickle
 import sys
 from pathlib import Path
 
-# as for the entries, whichever folder they were started in
+# Find multicard whichever folder the command was started in, as the entries do.
 sys.path[0] = str(Path(__file__).parents[2])
 
 from multicard.ranks import os_calls, process
 
-WRAPPED = "MULTICARD_WRAPPED"  # set for the process that the profiler starts
+WRAPPED = "MULTICARD_WRAPPED"  # Set for the process that the profiler starts.
 
 if __name__ == "__main__":
     rank = int(os.environ["RANK"])

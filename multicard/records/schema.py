@@ -3,7 +3,7 @@ every column of steps.parquet.
 
 Records are checked against it when they are written and decoded by it when they are read
 (`validate`). A key that an older record lacks reads as None; one whose default is UNSET is in some
-records alone. docs/record.md is made of it (`schema_page`).
+records alone. docs/reference/record.md is made of it (`schema_page`).
 """
 
 from collections.abc import Iterable

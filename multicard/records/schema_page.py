@@ -1,4 +1,7 @@
-"""docs/record.md from the schema: `python -m multicard.records.schema_page > docs/record.md`."""
+"""Write docs/reference/record.md from the schema.
+
+python -m multicard.records.schema_page > docs/reference/record.md
+"""
 
 import inspect
 from collections.abc import Iterable, Iterator, Sequence

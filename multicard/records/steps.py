@@ -95,8 +95,9 @@ def measured_s(folder: Path, record: AnyRecord) -> np.ndarray:
 
 
 def table(folder: Path, record: AnyRecord) -> "pa.Table":
-    """steps.parquet (docs/record.md), a row for each step of each rank; `measured` is true where
-    statistics count it. A ValueError as `measured_s`.
+    """Return steps.parquet (docs/reference/record.md): a row for each step of each rank.
+
+    `measured` is true if statistics count the step. Raises ValueError as `measured_s` does.
     """
     rows = _read(folder)
     return rows.append_column("measured", [_of(record, rows).measured])

@@ -1,5 +1,6 @@
-"""Attempts of a run (`segments` in its record): each start of its job.
-More than one only if it was requeued.
+"""Attempts of a run: each start of its job. They become the `segments` of its record.
+
+A run has more than one attempt only if it was requeued.
 """
 
 import errno
@@ -25,18 +26,19 @@ def begin(
     started_s: float | None = None,
     prediction: Prediction | None = None,
 ) -> None:
-    """Note an attempt: the run starts, or resumes from its checkpoint.
+    """Note that an attempt begins: the run starts, or resumes from its checkpoint.
 
     Args:
-        data: the fingerprint of its data.
-        started_s: when its start-up began, on the machine's clock.
-        prediction: of the record; that of the run's first attempt stays.
+        data: The fingerprint of the run's data.
+        started_s: When the start-up began, on the machine's clock.
+        prediction: The record's prediction. The first attempt's prediction stays.
     """
-    before = run_folder.read_segments(folder)
-    # its ranks may have saved a checkpoint before all were killed
-    if before and before[-1].end is None:
-        before[-1].saved_step = _saved_step(folder, before[-1])
-    run_folder.remove_files(folder / "ranks", "e*_r*.json")  # how an earlier start's ranks ended
+    earlier_attempts = run_folder.read_segments(folder)
+    # The earlier attempt's ranks may have saved a checkpoint before all processes were killed.
+    if earlier_attempts and earlier_attempts[-1].end is None:
+        earlier_attempts[-1].saved_step = _saved_step(folder, earlier_attempts[-1])
+    # Remove the files that say how the ranks of an earlier start ended.
+    run_folder.remove_files(folder / "ranks", "e*_r*.json")
     attempt = Attempt(
         started_at=timestamp(),
         job=allocation.job,
@@ -45,23 +47,27 @@ def begin(
         first_step=checkpoint.latest(folder) or 0,
         data=data,
         started_s=started_s,
-        prediction=before[0].prediction if before else prediction,
+        prediction=earlier_attempts[0].prediction if earlier_attempts else prediction,
     )
-    run_folder.write_segments(folder, [*before, attempt])
+    run_folder.write_segments(folder, [*earlier_attempts, attempt])
 
 
 def require_same_data(folder: Path, data: DataContent) -> None:
-    """Refuse (ValueError) to resume from a checkpoint on other data than it was trained on."""
-    before = next(
+    """Refuse to resume from a checkpoint on other data than it was trained on.
+
+    Raises:
+        ValueError: The data has changed.
+    """
+    checkpoint_data = next(
         (attempt.data for attempt in reversed(run_folder.read_segments(folder)) if attempt.data),
         None,
     )
-    changed = content.difference(before, data)
+    changed = content.difference(checkpoint_data, data)
     if checkpoint.latest(folder) is not None and changed is not None:
         raise Refusal(
             "checkpoint.other-data",
-            f"the data is no longer that of the run's checkpoint ({changed}); put that data back, "
-            "or start the run again with `rerun=true`",
+            f"the data has changed since the run's checkpoint ({changed}); put the earlier data"
+            " back, or start the run again with `rerun=true`",
             changed=changed,
         )
 
@@ -73,12 +79,14 @@ def end(
     beside: int | None = None,
     data: DataContent | None = None,
 ) -> None:
-    """Note how the last attempt ended, the step that it was saved at, and all else that only this
-    process knows: from now on the record follows from the folder.
+    """Note how the last attempt ended, the step that it saved, and what else only this process
+    knows.
+
+    From now on the record can be made from the folder alone.
 
     Args:
-        load, beside: of the record.
-        data: the fingerprint of its data by now.
+        load, beside: Fields of the record.
+        data: The fingerprint of the run's data by now.
     """
     attempts = _attempts(folder)
     last = attempts[-1]
@@ -94,7 +102,7 @@ def end(
 
 
 def _saved_step(folder: Path, attempt: Attempt) -> int | None:
-    """The step of the newest checkpoint, unless the attempt itself resumed from it."""
+    """Return the step of the newest checkpoint, unless the attempt itself resumed from it."""
     saved = checkpoint.latest(folder)
     return saved if saved != (attempt.first_step or None) else None
 
@@ -105,7 +113,7 @@ def last(folder: Path) -> Attempt:
 
 def _attempts(folder: Path) -> list[Attempt]:
     attempts = run_folder.read_segments(folder)
-    if not attempts:  # somebody removed the folder
+    if not attempts:  # Somebody removed the folder.
         raise FileNotFoundError(
             errno.ENOENT, os.strerror(errno.ENOENT), str(folder / run_folder.SEGMENTS)
         )
@@ -113,10 +121,10 @@ def _attempts(folder: Path) -> list[Attempt]:
 
 
 def is_trained(folder: Path, ranks: int) -> bool:
-    """True where the last attempt ended with a measurement,
-    by the files of its controller or of all its ranks.
+    """Return True if the last attempt ended with a measurement.
 
-    One that was stopped saved a checkpoint to go on from.
+    The files of its controller, or of all its ranks, say so. An attempt that was stopped saved a
+    checkpoint to resume from, and has not ended with one.
     """
     attempts = run_folder.read_segments(folder)
     if not attempts:
@@ -128,39 +136,40 @@ def is_trained(folder: Path, ranks: int) -> bool:
 
 
 def moved_on(folder: Path) -> bool:
-    """True where the last attempt came further than the one
-    before: else a job would be requeued for ever.
+    """Return True if the last attempt got further than the one before.
+
+    Otherwise a job would be requeued forever.
     """
     attempts = run_folder.read_segments(folder)
     return bool(attempts) and attempts[-1].saved_step is not None
 
 
 def requeues(folder: Path) -> int:
-    """How often a time limit or a preemption stopped the run."""
+    """Return how often a time limit or a preemption stopped the run."""
     return sum(
         attempt.end in ("timeout", "preempted") for attempt in run_folder.read_segments(folder)
     )
 
 
 def current(folder: Path) -> int:
-    """The number of the last attempt, from 0."""
+    """Return the number of the last attempt, from 0."""
     return len(run_folder.read_segments(folder)) - 1
 
 
 def parts(folder: Path) -> list[tuple[int, int]]:
-    """The number of the attempt and of the node, both from 0,
-    of everything whose work is in the result.
-    """
+    """Return pairs of an attempt and a node, both from 0, whose work is in the result."""
     attempts = run_folder.read_segments(folder)
-    numbered = []
+    attempts_and_nodes = []
     for number in in_result(folder):
         hosts = attempts[number].hosts or ()
-        numbered.extend((number, node) for node in range(len(hosts)))
-    return numbered
+        attempts_and_nodes.extend((number, node) for node in range(len(hosts)))
+    return attempts_and_nodes
 
 
 def in_result(folder: Path) -> list[int]:
-    """The attempts, from 0, whose work is in the result: those that saved it, and the last."""
+    """Return the attempts, from 0, whose work is in the result: those that saved it, and the
+    last.
+    """
     attempts = run_folder.read_segments(folder)
     return [
         number
@@ -170,18 +179,23 @@ def in_result(folder: Path) -> list[int]:
 
 
 def merge(folder: Path, trained: list[Segment]) -> list[Segment]:
-    """The `segments` of the record: each attempt with what it trained.
+    """Return the `segments` of the record: each attempt with its steps and its training time.
 
     Args:
-        trained: by the ranks, one entry for each attempt whose work is in the result.
+        trained: The ranks' training, with one entry for each attempt whose work is in the result.
     """
     figures = iter(trained)
     numbers = in_result(folder)
     segments = []
     for number, attempt in enumerate(run_folder.read_segments(folder)):
         segment = Segment(**{name: getattr(attempt, name) for name in Segment.__struct_fields__})
-        own = next(figures, None) if number in numbers else None
-        segment.steps, segment.trained_s = (0, None) if own is None else (own.steps, own.trained_s)
-        segment.first_step = segment.first_step if own is None else own.first_step
+        trained_part = next(figures, None) if number in numbers else None
+        if trained_part is None:
+            segment.steps = 0
+            segment.trained_s = None
+        else:
+            segment.steps = trained_part.steps
+            segment.trained_s = trained_part.trained_s
+            segment.first_step = trained_part.first_step
         segments.append(segment)
     return segments

@@ -1,5 +1,6 @@
-"""One run, from its composed configuration to `result.json`: check, start the ranks,
-wait for them, record.
+"""Measure one run: from its composed configuration to `result.json`.
+
+The controller checks the run, starts the ranks, waits for them, and writes the record.
 """
 
 from collections.abc import Callable
@@ -29,14 +30,15 @@ from multicard.run.peers import Peers
 from multicard.run.preemption import StopOnWarning
 from multicard.run.prepare import Predict, PreparedRun, data_now, job_of, prepare
 from multicard.run.progress_bar import ALONE, InSweep, ProgressBar
-from multicard.run.workload import Workload, unsaid
+from multicard.run.workload import Workload, new_notices
 from multicard.tracking.upload import Mirror
 
-TAKEN = Failure(
+FOLDER_TAKEN = Failure(
     "claim",
     Message(
         "claim.taken",
-        "another process took its folder, as this one was silent for minutes; nothing is recorded",
+        "another process took over its folder, because this one was silent for minutes; nothing is"
+        " recorded",
     ),
 )
 
@@ -53,26 +55,27 @@ def measure(
     cell: InSweep = ALONE,
     family: int | None = None,
 ) -> RecordedRun:
-    """Measure one configuration into `folder`, or say why not; the record says how the run ended.
+    """Measure one configuration into `folder`, or print why not.
 
     Args:
-        keep_refused: leave a record of a refusal too, as a sweep does.
-        allocation: the nodes of the run, with this process on the first; None for this machine
-            alone.
-        requeue: puts the job in the queue again after a failure, and returns True if it did; then
+        keep_refused: Write a record of a refusal too, as a sweep does.
+        allocation: The nodes of the run, with this process on the first. None stands for this
+            machine alone.
+        requeue: Puts the job back in the queue after a failure, and returns True if it did. Then
             nothing is recorded.
-        predict: makes the record's `prediction`; it does not raise.
-        started_s: when it began, by `clock_s`; None for now.
-        cell: the run's place in the sweep that this process measures.
-        family: id of the process whose descendants do not count as load of others;
-            None for this one.
+        predict: Makes the record's `prediction`. It does not raise.
+        started_s: When the run began, by `clock_s`. None stands for now.
+        cell: The run's place in the sweep that this process measures.
+        family: Id of the process whose descendants do not count as load by others. None stands for
+            this process.
 
     Returns:
-        The run with its record; its status is "requeued" where nothing is recorded yet.
+        The run with its record, which says how the run ended. Its status is "requeued" if nothing
+        is recorded yet.
     """
     started_s = clock_s() if started_s is None else started_s
     allocation = allocation or Allocation()
-    measured = outcome.begin(workload, cfg, folder, allocation.job)
+    recorded_run = outcome.begin(workload, cfg, folder, allocation.job)
     peers = Peers(allocation)
     claimed = False
     try:
@@ -80,10 +83,10 @@ def measure(
             try:
                 run = prepare(workload, cfg, folder, started_s, allocation, peers, predict, family)
             except ValueError as refusal:
-                return outcome.refuse(measured, str(refusal), keep_refused, cell.title)
+                return outcome.refuse(recorded_run, str(refusal), keep_refused, cell.title)
             claimed = True
             mirror = Mirror(
-                run.config.tracker, folder, partial(outcome.so_far, run, measured.record)
+                run.config.tracker, folder, partial(outcome.so_far, run, recorded_run.record)
             )
             try:
                 failure = _train(run, mirror, peers, cell)
@@ -92,34 +95,36 @@ def measure(
                     and outcome.status_of(failure) not in run_folder.DONE
                     and requeue(failure)
                 ):
-                    claimed = False  # the requeued job keeps its claim
-                    measured.record.status = "requeued"
-                    return measured
-                if ownership.is_lost(folder):  # nothing in it is this run's any more
-                    measured.record.status = "failed"
-                    measured.record.cause = TAKEN
-                    return measured
-                measured = outcome.complete(run, measured, mirror)
+                    claimed = False  # The requeued job keeps its claim.
+                    recorded_run.record.status = "requeued"
+                    return recorded_run
+                if ownership.is_lost(folder):  # Another process's files are in the folder now.
+                    recorded_run.record.status = "failed"
+                    recorded_run.record.cause = FOLDER_TAKEN
+                    return recorded_run
+                recorded_run = outcome.complete(run, recorded_run, mirror)
             except Exception as error:
-                measured = outcome.not_recorded(measured, error)
-    # before or after the ranks ran: what was written by then stays
+                recorded_run = outcome.not_recorded(recorded_run, error)
+    # The signal came before or after the ranks ran. Files that are written by then stay.
     except Interrupted as interruption:
-        measured = outcome.fail(measured, interruption.failure)
+        recorded_run = outcome.fail(recorded_run, interruption.failure)
     finally:
         peers.close()
         if claimed:
             ownership.release(folder)
-    say(outcome.line(measured, cell.title))
-    return measured
+    say(outcome.line(recorded_run, cell.title))
+    return recorded_run
 
 
 def _train(run: PreparedRun, mirror: Mirror, peers: Peers, cell: InSweep) -> Failure | None:
-    """Run the ranks, unless an earlier start did, and note how they ended.
-    Returns what ended the run early.
+    """Run the ranks, unless an earlier start did so, and note how they ended.
+
+    Returns:
+        The failure that ended the run early, if there is one.
     """
     failure = None
     load = None
-    beside = None
+    runs_beside = None
     if run.load is None:
         message = Message(
             "run.trained-before",
@@ -128,18 +133,18 @@ def _train(run: PreparedRun, mirror: Mirror, peers: Peers, cell: InSweep) -> Fai
         )
         say(f"{cell.title}{message}")
     else:
-        # else the sweep has said what is alike in all its cells, and the title has the rest
+        # The sweep has printed what its cells have in common, and the title says how they differ.
         if not cell.title:
-            where = run.placement.ranks(run.config.gpus)
+            ranks_in_words = run.placement.ranks(run.config.gpus)
             say(
-                Text(f"{', '.join([*run.workload.describe(run.config), where])} -> ").append(
-                    link(run.folder)
-                )
+                Text(
+                    f"{', '.join([*run.workload.describe(run.config), ranks_in_words])} -> "
+                ).append(link(run.folder))
             )
             for notice in run.workload.notices(run.config):
                 say(f"  {notice}")
         else:
-            for notice in unsaid(run.workload, run.config, run.folder.parent):
+            for notice in new_notices(run.workload, run.config, run.folder.parent):
                 say(f"  {notice}")
         cores = environment.cores()
         if run.placement.crowded(cores):
@@ -155,31 +160,31 @@ def _train(run: PreparedRun, mirror: Mirror, peers: Peers, cell: InSweep) -> Fai
         if failure is not None and run.workload.is_measured_despite(run.folder, failure):
             failure = None
         load = msgspec.convert(run.load.end(), Load)
-        if not pauses(run.config):  # in a race the other cells run beside this one by design
-            beside = ownership.beside(run.folder, set(run.allocation.hosts), run.others)
-    peers.close()  # the other nodes need not wait for the record
+        if not pauses(run.config):  # In a race other cells run at the same time by design.
+            runs_beside = ownership.beside(run.folder, set(run.allocation.hosts), run.others)
+    peers.close()  # The other nodes need not wait for the record.
     if attempts.last(run.folder).end is None:
         data = data_now(run.workload, run.config) if failure is None else None
-        attempts.end(run.folder, failure, load, beside, data)
+        attempts.end(run.folder, failure, load, runs_beside, data)
     return failure
 
 
 def _run_ranks(run: PreparedRun, mirror: Mirror, peers: Peers, cell: InSweep) -> Failure | None:
-    """Start the ranks of this node and wait for all. Returns what ended the run early."""
+    """Start the ranks of this node and wait for them. Return the failure that ended the run."""
     config = run.config
     placement = run.placement
     workload = run.workload
     folder = run.folder
     elastic.warm_up(placement.device, workload.preloaded(placement.device))
     try:
-        if mirror.live:
+        if mirror.is_online:
             mirror.open()
     except RuntimeError as error:
         reason = failures.words_of(error)
         message = Message(
             "tracker.not-opened",
-            f"tracker.mode={config.tracker.mode}: {reason}; see that there is network and you are"
-            " logged in (`wandb login`), or use `tracker.mode=offline`",
+            f"tracker.mode={config.tracker.mode}: {reason}; check that there is network and that"
+            " you are logged in (`wandb login`), or use `tracker.mode=offline`",
             key="tracker.mode",
             value=str(config.tracker.mode),
             reason=reason,
@@ -192,7 +197,7 @@ def _run_ranks(run: PreparedRun, mirror: Mirror, peers: Peers, cell: InSweep) ->
     try:
         resumable = workload.resumable and not config.probe.enabled
         stop = StopOnWarning(run.allocation, board, placement, folder, resumable, peers)
-        tick = mirror.update if mirror.live else None
+        tick = mirror.update if mirror.is_online else None
         progress = ProgressBar(
             board, placement.world_size, getattr(config, "epochs", 1), workload.unit, tick, cell
         )
@@ -203,8 +208,8 @@ def _run_ranks(run: PreparedRun, mirror: Mirror, peers: Peers, cell: InSweep) ->
         sampler.write()
         return peers.outcome(stop.outcome(failure))
     except Interrupted as interruption:
-        # A signal, or another node, ended the run outside of `launch`,
-        # which returns its own failures
+        # A signal, or another node, ended the run outside of `launch`. `launch` itself returns its
+        # failures.
         return interruption.failure
     finally:
         board.remove()

@@ -1,4 +1,4 @@
-"""The record of a run, `result.json`: measured, refused or failed."""
+"""Make the record of a run, `result.json`, however the run ended: measured, refused or failed."""
 
 import traceback
 from collections.abc import Sequence
@@ -33,14 +33,14 @@ from multicard.run.prepare import PreparedRun, binds
 from multicard.run.workload import Workload
 from multicard.tracking.upload import Mirror
 
-# of statuses on a terminal; others are red
+# Colors of statuses on a terminal. All others are red.
 STYLES = {"ok": "green", "diverged": "yellow", "requeued": "yellow"}
-# kinds of failure after which a job may be requeued; statuses too
+# After a failure of these kinds a job may be requeued. They are statuses too.
 STOPPED = ("timeout", "preempted")
 
 
 def begin(workload: Workload, cfg: DictConfig, folder: Path, job: str | None = None) -> RecordedRun:
-    """A run with what every record has, however it ends."""
+    """Return a run whose record has the fields that every record has, however the run ends."""
     record = workload.record(
         schema_version=SCHEMA_VERSION,
         name=folder.parent.name,
@@ -54,11 +54,12 @@ def begin(workload: Workload, cfg: DictConfig, folder: Path, job: str | None = N
 
 
 def refuse(run: RecordedRun, message: str, keep: bool = True, title: str = "") -> RecordedRun:
-    """Say why a run is refused, and complete its record, which has the code of a `Message`.
+    """Print why a run is refused, and complete its record.
 
     Args:
-        keep: write the record, unless the folder is in use or holds a measurement.
-        title: of the cell, before the line that is printed.
+        message: The reason. If it is a `Message`, the record has its code.
+        keep: Write the record, unless the folder is in use or holds a measurement.
+        title: The cell's title, which begins the line that is printed.
     """
     run.record.status = "refused"
     run.record.cause = Failure("refused", message)
@@ -68,7 +69,7 @@ def refuse(run: RecordedRun, message: str, keep: bool = True, title: str = "") -
         and run_folder.finished(run.folder) is None
         and ownership.owner(run.folder, run.record.job) is None
     ):
-        with suppress(OSError):  # where nothing can be written, the line above has to do
+        with suppress(OSError):  # If nothing can be written, the line above has to do.
             run_folder.write_result(run)
             ownership.release(run.folder)
     return run
@@ -77,54 +78,55 @@ def refuse(run: RecordedRun, message: str, keep: bool = True, title: str = "") -
 def fail(run: RecordedRun, failure: Failure, status: str | None = None) -> RecordedRun:
     """Complete the record of a run that ended before its ranks' work could be recorded.
 
-    A measurement, or a record that the same job wrote itself, stays as it is.
+    The file is not overwritten if it holds a measurement, or if the same job wrote it itself.
 
     Args:
-        status: where it does not follow from the failure.
+        status: The status, if it does not follow from the failure.
     """
     run.record.status = status or status_of(failure)
     run.record.cause = failure
-    # also one that this version cannot read
-    before = run_folder.read_json(run.folder / run_folder.RESULT)
-    if before is None or (
-        before.get("status") not in run_folder.DONE and before.get("job") != run.record.job
+    # Read as JSON: this version may not be able to read the record.
+    earlier_record = run_folder.read_json(run.folder / run_folder.RESULT)
+    if earlier_record is None or (
+        earlier_record.get("status") not in run_folder.DONE
+        and earlier_record.get("job") != run.record.job
     ):
-        with suppress(OSError):  # where nothing can be written, the line that is printed has to do
+        with suppress(OSError):  # If nothing can be written, the printed line has to do.
             run_folder.write_result(run)
     return run
 
 
-def complete(prepared: PreparedRun, begun: RecordedRun, mirror: Mirror) -> RecordedRun:
-    """Write the record of a run whose last attempt has ended, and mirror it.
+def complete(prepared: PreparedRun, begun_run: RecordedRun, mirror: Mirror) -> RecordedRun:
+    """Write the record of a run whose last attempt has ended, and upload it.
 
-    The record follows from what is in the folder, and nothing that it is made of is removed before
-    it is there: whoever is cut off here, the next start writes the same.
+    Safe to interrupt: the record is made from the folder's files, and none of them is removed
+    before the record is written. The next start then writes the same record.
     """
     config = prepared.config
     folder = prepared.folder
-    record, steps = _from_folder(prepared, begun.record)
+    record, steps = _from_folder(prepared, begun_run.record)
     run = RecordedRun(folder, record)
     run_folder.write_result(run)
     try:
         clean_up(folder)
-        _mirror(config.tracker.mode, run, mirror, steps)
-    except Interrupted as interruption:  # the record is there, and stays as it is
+        _upload(config.tracker.mode, run, mirror, steps)
+    except Interrupted as interruption:  # The record has been written, and does not change.
         run.tracker_error = interruption.failure.message
         run.stopped = True
     return run
 
 
-def _mirror(mode: TrackerMode, run: RecordedRun, mirror: Mirror, steps: Any) -> None:
-    """Bring a run that has its record to W&B, and say where that fails."""
+def _upload(mode: TrackerMode, run: RecordedRun, mirror: Mirror, steps: Any) -> None:
+    """Upload a recorded run to W&B, and print a line if that fails."""
     record = run.record
     kind = None if record.cause is None else record.cause.kind
     if mode is TrackerMode.disabled or kind == "tracker":
         return
-    if kind == "interrupt" and not mirror.is_open:  # who interrupts does not wait for W&B
+    if kind == "interrupt" and not mirror.is_open:  # A user who interrupts does not wait for W&B.
         return
     try:
         mirror.close(msgspec.convert(run_folder.content_of(record), AnyRecord), steps)
-    except Exception as error:  # whatever it is: the record is there, and stays as it is
+    except Exception as error:  # Whatever failed, the record has been written and does not change.
         why = words_of(error) if isinstance(error, RuntimeError) else in_a_line(error)
         message = Message(
             "tracker.failed",
@@ -138,8 +140,8 @@ def _mirror(mode: TrackerMode, run: RecordedRun, mirror: Mirror, steps: Any) -> 
         run.tracker_error = why
 
 
-def _from_folder(run: PreparedRun, begun: AnyRecord) -> tuple[AnyRecord, Any]:
-    """The record, and the table of all steps, from what the ranks and the attempts left."""
+def _from_folder(run: PreparedRun, begun_record: AnyRecord) -> tuple[AnyRecord, Any]:
+    """Make the record, and the table of all steps, from the files of the ranks and attempts."""
     config = run.config
     placement = run.placement
     folder = run.folder
@@ -155,21 +157,21 @@ def _from_folder(run: PreparedRun, begun: AnyRecord) -> tuple[AnyRecord, Any]:
         gpu = msgspec.convert(
             gpu_record.merge(folder, attempts.parts(folder), failure is None), Gpu
         )
-    record = so_far(run, begun, ranks, steps, gpu)
+    record = so_far(run, begun_record, ranks, steps, gpu)
     record.ended_at = attempt.ended_at
     record.compile_s = max(
         (rank.compile_s for rank in ranks if rank.compile_s is not None), default=None
     )
     record.oversubscribed = placement.oversubscribed
-    ended = failure or _diverged(record.divergence, getattr(config, "epochs", 1))
-    record.status = status_of(ended)
-    record.cause = ended
+    ending_failure = failure or _divergence_failure(record.divergence, getattr(config, "epochs", 1))
+    record.status = status_of(ending_failure)
+    record.cause = ending_failure
     record.prediction = attempt.prediction
     record.load = attempt.load
     record.beside = attempt.beside
-    finished = ranks if failure is None else []
-    profiles = [rank.profile for rank in finished if rank.profile is not None]
-    ablations = [rank.ablations for rank in finished if rank.ablations is not None]
+    finished_ranks = ranks if failure is None else []
+    profiles = [rank.profile for rank in finished_ranks if rank.profile is not None]
+    ablations = [rank.ablations for rank in finished_ranks if rank.ablations is not None]
     if profiles:
         from multicard.observe.profiles import metrics
 
@@ -178,7 +180,7 @@ def _from_folder(run: PreparedRun, begun: AnyRecord) -> tuple[AnyRecord, Any]:
     if ablations:
         advise = partial(run.workload.advise, config, placement)
         record.diagnosis = diagnosis.diagnose(ablations, advise)
-    record.segments[-1].end = "ok" if ended is None else ended.kind
+    record.segments[-1].end = "ok" if ending_failure is None else ending_failure.kind
     machine = _complete_environment(run, ranks)
     git = machine.git or Git()
     cpu = machine.cpu or Cpu()
@@ -194,21 +196,20 @@ def _from_folder(run: PreparedRun, begun: AnyRecord) -> tuple[AnyRecord, Any]:
 
 def so_far(
     run: PreparedRun,
-    begun: AnyRecord,
+    begun_record: AnyRecord,
     ranks: Sequence[AnyReport],
     steps: Any,
     gpu: Gpu | None = None,
 ) -> AnyRecord:
-    """The record as far as it follows from what the ranks have left by now;
-    `ok` while the run goes on.
+    """Make the record as far as the ranks' files allow by now. It is `ok` while the run goes on.
 
     Args:
-        ranks: the reports of all ranks. steps: of all ranks (an Arrow table);
-            None where there are none.
+        ranks: The reports of all ranks.
+        steps: The steps of all ranks (an Arrow table); None if there are none.
     """
     config = run.config
     attempt = attempts.last(run.folder)
-    record = copy(begun)
+    record = copy(begun_record)
     record.status = "ok"
     record.started_at = attempt.started_at
     record.data = attempt.data
@@ -230,15 +231,16 @@ def so_far(
 
 
 def not_recorded(run: RecordedRun, error: Exception) -> RecordedRun:
-    """The record of a run that an error kept from being recorded;
-    what it was to be made of stays in the folder.
+    """Complete the record of a run that could not be recorded because of an error.
+
+    The files from which the record was to be made stay in the folder.
     """
     run.record.status = "failed"
     if isinstance(error, OSError) and error.strerror:
         message = Message(
             "folder.not-recorded",
-            f"hydra.run.dir: could not record the run in {run.folder} ({error.strerror}); free some"
-            " space",
+            f"hydra.run.dir: the run could not be recorded in {run.folder} ({error.strerror}); free"
+            " some space",
             key="hydra.run.dir",
             folder=str(run.folder),
             reason=error.strerror,
@@ -250,13 +252,13 @@ def not_recorded(run: RecordedRun, error: Exception) -> RecordedRun:
         message = Message(
             "run.not-recorded",
             f"the run ended, but could not be recorded ({reason}); its measurements are kept: "
-            "the same command tries again to record them, `rerun=true` measures again",
+            "the same command tries again to record them, and `rerun=true` measures again",
             reason=reason,
         )
     else:
         message = Message(
             "run.no-rank",
-            f"no rank could be started ({reason}); see TMPDIR, whose path must be short, "
+            f"no rank could be started ({reason}); check TMPDIR, whose path must be short, "
             "the environment and the limits of the shell",
             reason=reason,
         )
@@ -269,7 +271,10 @@ def not_recorded(run: RecordedRun, error: Exception) -> RecordedRun:
 
 
 def clean_up(folder: Path) -> None:
-    """Remove what the record holds, and what no start goes on from, once the record is there."""
+    """Remove the files that the record includes, and those that only a resumed run would need.
+
+    Call it once the record is written.
+    """
     run_folder.remove_files(folder / "ranks", "*.json")
     gpu_record.remove_parts(folder)
     (folder / run_folder.SEGMENTS).unlink(missing_ok=True)
@@ -277,7 +282,7 @@ def clean_up(folder: Path) -> None:
 
 
 def release_finished(folder: Path) -> None:
-    """End the claim of a process that was killed between its record and its end."""
+    """Finish for a process that was killed after it wrote the record and before it cleaned up."""
     if ownership.claims(folder) and ownership.owner(folder) is None:
         clean_up(folder)
         ownership.release(folder)
@@ -285,7 +290,9 @@ def release_finished(folder: Path) -> None:
 
 def _complete_environment(run: PreparedRun, ranks: Sequence[RankReport]) -> Environment:
     """Add to environment.json what only the ranks know, and the options that took effect.
-    Returns all of it.
+
+    Returns:
+        The complete environment.
     """
     environment = run_folder.read_environment(run.folder)
     environment.numa = "node" if binds(run.config, run.placement) else None
@@ -301,11 +308,10 @@ def _complete_environment(run: PreparedRun, ranks: Sequence[RankReport]) -> Envi
 
 
 def _hardware(run: PreparedRun, machine: Environment, ranks: Sequence[RankReport]) -> str | None:
-    """The names of the GPUs that the ranks used,
-    or the CPU's: figures of other hardware are not compared.
+    """Return the names of the GPUs that the ranks used, or of the CPU.
 
-    Ranks that ran out of memory before they trained left no name;
-    theirs were the first GPUs of this node.
+    Figures of different hardware are not compared. Ranks that ran out of memory before they trained
+    left no name. They used the first GPUs of this node.
     """
     names = {rank.device for rank in ranks} - {"cpu"}
     if not ranks and run.placement.device == "cuda":
@@ -314,7 +320,7 @@ def _hardware(run: PreparedRun, machine: Environment, ranks: Sequence[RankReport
 
 
 def status_of(failure: Failure | None) -> str:
-    """The status of a run that a failure ended; None: it was measured."""
+    """Return the status of a run that ended by this failure. None means that it was measured."""
     if failure is None:
         return "ok"
     if failure.kind == "interrupt":
@@ -322,18 +328,18 @@ def status_of(failure: Failure | None) -> str:
     return failure.kind if failure.kind in ("oom", "diverged", *STOPPED) else "failed"
 
 
-def _diverged(divergence: Divergence | None, epochs: int) -> Failure | None:
-    """The cause of a run whose ranks ended by themselves; None where its last losses are finite."""
+def _divergence_failure(divergence: Divergence | None, epochs: int) -> Failure | None:
+    """Return the cause of a run whose loss diverged, or None if its last losses are finite."""
     if divergence is None:
         return None
-    # from 1, as the bar
+    # Count from 1, as the progress bar does.
     epoch = (divergence.epoch or 0) + 1
     step = (divergence.step or 0) + 1
     rank = divergence.rank
-    where = "" if rank is None else f", first on rank {rank}"
+    first_rank = "" if rank is None else f", first on rank {rank}"
     message = Message(
         "run.diverged",
-        f"the loss is not finite from epoch {epoch}/{epochs}, step {step} on{where}",
+        f"the loss is not finite from epoch {epoch}/{epochs}, step {step} on{first_rank}",
         epoch=epoch,
         epochs=epochs,
         step=step,
@@ -342,50 +348,53 @@ def _diverged(divergence: Divergence | None, epochs: int) -> Failure | None:
     return Failure("diverged", message, rank=rank)
 
 
-def _kept(folder: Path, saved: SavedModel) -> Message:
-    """Where the model is that a run kept, and what loads it."""
-    here = Path.cwd()
-    place = folder.relative_to(here) if folder.is_relative_to(here) else folder
-    said = (
+def _kept_model_message(folder: Path, saved: SavedModel) -> Message:
+    """Return the message on where a run kept its model, and how to load it."""
+    working_folder = Path.cwd()
+    place = folder.relative_to(working_folder) if folder.is_relative_to(working_folder) else folder
+    sentence = (
         f"kept: {place / str(saved.folder)} ({in_bytes(saved.bytes)}); in Python,"
         f" multicard.load_model({str(place)!r})"
     )
-    return Message("save.kept", said, folder=str(place), form=saved.form, bytes=saved.bytes)
+    return Message("save.kept", sentence, folder=str(place), form=saved.form, bytes=saved.bytes)
 
 
 def line(run: RecordedRun, title: str = "") -> Text:
-    """How a run ended, in a line; below it, what bounds it where that is known.
+    """Return a line on how a run ended. If it is known what limits the run, a second line says so.
 
     Args:
-        title: of its cell: its number, and what tells it from the others of its sweep.
+        title: The cell's title: its number, and how it differs from the sweep's other cells.
     """
     record = run.record
-    ended = Text.assemble(title, (record.status, STYLES.get(record.status, "red")))
+    text = Text.assemble(title, (record.status, STYLES.get(record.status, "red")))
     if record.cause is not None:
         log = f" (log: {run.folder / record.cause.log})" if record.cause.log else ""
-        return ended.append(f": {printable(record.cause.message)}{log}")
+        return text.append(f": {printable(record.cause.message)}{log}")
     if record.probe is not None:
         probe = record.probe
-        known = "" if probe.half_width is None else f" ± {probe.half_width:.1%}"
-        counted = f"{count(probe.steps, 'step')}, {record.total_s or 0.0:.1f} s"
+        error_margin = "" if probe.half_width is None else f" ± {probe.half_width:.1%}"
+        steps_and_time = f"{count(probe.steps, 'step')}, {record.total_s or 0.0:.1f} s"
         end = table.PROBE_ENDS[probe.ended_by]
-        return ended.append(f"  [probe] step {probe.step_s:.4g} s{known}, {counted}; ended: {end}")
-    ended.append(f"{limits.brief_signs(record):<1}", "yellow").append(
+        return text.append(
+            f"  [probe] step {probe.step_s:.4g} s{error_margin}, {steps_and_time}; ended: {end}"
+        )
+    text.append(f"{limits.brief_signs(record):<1}", "yellow").append(
         f" {table.figures_in_brief(record)}"
     )
     if not title:
-        ended.append(f"   started in {record.startup_s or 0.0:.1f} s")
+        text.append(f"   started in {record.startup_s or 0.0:.1f} s")
     if (
         isinstance(record, LlmRecord)
         and record.held_out is not None
         and record.held_out.int4_problem is not None
     ):
-        ended.append(f"\n  {record.held_out.int4_problem}")
+        text.append(f"\n  {record.held_out.int4_problem}")
     saved = getattr(record, "saved", None)
     if saved is not None:
-        ended.append(f"\n  {saved.problem or _kept(run.folder, saved)}")
-    told = bounds.of(record)
-    # of a sweep's cells, its end says by rates what bounds the one that is recommended
-    if told is not None and (told.is_measured or not title):
-        ended.append(f"\n  {told.sentence}")
-    return ended
+        text.append(f"\n  {saved.problem or _kept_model_message(run.folder, saved)}")
+    bound = bounds.of(record)
+    # The end of a sweep says what limits the recommended cell, by rates. So each cell says it only
+    # if it was measured.
+    if bound is not None and (bound.is_measured or not title):
+        text.append(f"\n  {bound.sentence}")
+    return text

@@ -1,5 +1,6 @@
-"""Answers SLURM's warning before a time limit or a preemption: the
-ranks save and stop after a step that all reach.
+"""Answer SLURM's warning before a time limit or a preemption.
+
+The ranks save a checkpoint and stop, all after the same step.
 """
 
 import signal
@@ -19,7 +20,7 @@ from multicard.records.progress import HEARD_AFTER_S, Board
 from multicard.run.peers import Peers
 
 WARNINGS = {signal.SIGTERM, signal.SIGUSR2}
-# of the time between the warning and the kill: ranks that take longer to save are ended
+# Ranks that take longer to save than this share of the time between warning and kill are ended.
 SAVING_SHARE = 0.8
 POLL_S = 0.25
 MESSAGES = {
@@ -33,25 +34,28 @@ MESSAGES = {
 }
 
 
-_warned = Event()
+_warning_received = Event()
 
 
 def hold_warnings() -> None:
-    """Keep warnings for a `StopOnWarning` to take. Call it in the main thread before anything is
-    started: threads and children inherit the blocked signals. Threads that exist already (OpenBLAS
-    starts some) do not; a handler notes what reaches them.
+    """Hold back warnings until a `StopOnWarning` takes them.
+
+    Call it in the main thread before anything is started: threads and children inherit the blocked
+    signals. Threads that exist already do not, and OpenBLAS starts some. A handler notes the
+    signals that reach them.
     """
     for number in WARNINGS:
-        signal.signal(number, lambda *_: _warned.set())
+        signal.signal(number, lambda *_: _warning_received.set())
     signal.pthread_sigmask(signal.SIG_BLOCK, WARNINGS)
 
 
 class StopOnWarning:
-    """While it is open, answers a warning: ranks that can save are asked to stop after a step,
-    others are ended.
+    """Answers a warning while it is open, as a context manager.
+
+    Ranks that can save are asked to stop after a step. Others are ended.
 
     Args:
-        resumable: whether the ranks look at the board for the step, and save there.
+        resumable: True if the ranks look at the board for the step to stop after, and save there.
     """
 
     def __init__(
@@ -67,7 +71,7 @@ class StopOnWarning:
         self._board = board
         self._ranks = placement.world_size
         self._folder = folder
-        # hosts of several nodes run ahead of their devices, each by itself
+        # On several nodes, hosts run ahead of their devices independently of each other.
         self._margin = LEAD if placement.device == "cuda" and allocation.nodes > 1 else 2
         self._resumable = resumable
         self._peers = peers
@@ -87,11 +91,12 @@ class StopOnWarning:
             self._thread.join()
 
     def outcome(self, failure: Failure | None) -> Failure | None:
-        """The failure that ended the run, once its ranks have ended.
+        """Return the failure that ended the run. Call it once the ranks have ended.
+
         A stop that came too late changes nothing.
 
         Args:
-            failure: of the ranks; None where they ended by themselves.
+            failure: The failure of the ranks; None if they ended by themselves.
         """
         if self._reason is None or failure is not None:
             return failure
@@ -100,10 +105,10 @@ class StopOnWarning:
     def _wait(self) -> None:
         relayed = 0
         while not self._done.is_set():
-            if self._board.stop_at != relayed:  # a probe's rank 0 asks by itself, on its own node
+            if self._board.stop_at != relayed:  # Rank 0 of a probe asks for it, on its own node.
                 relayed = self._board.stop_at
                 self._peers.tell_stop(relayed)
-            warned = signal.sigtimedwait(WARNINGS, POLL_S) is not None or _warned.is_set()
+            warned = signal.sigtimedwait(WARNINGS, POLL_S) is not None or _warning_received.is_set()
             if warned and self._allocation.node == 0:
                 self._stop()
                 return
@@ -120,21 +125,25 @@ class StopOnWarning:
             return
         self._reason = failure
         if not self._done.wait(SAVING_SHARE * self._allocation.grace_s - (clock_s() - warned_s)):
-            # too slow to save: the job resumes from an earlier checkpoint, or starts again
+            # Saving takes too long. The job resumes from an earlier checkpoint, or starts again.
             failures.end(failure)
 
     def _choose_step(self) -> bool:
-        """Ask the ranks to stop after a step so far ahead that none has passed it when it reads
-        that. Returns whether there is anything to save.
+        """Ask the ranks to stop after a step that no rank has passed when it reads the request.
+
+        Returns:
+            True if there is anything to save.
         """
-        before = self._steps()
+        steps_before = self._steps()
         if self._done.wait(POLL_S):
             return False
-        now = self._steps()
-        if now == 0:
+        steps_now = self._steps()
+        if steps_now == 0:
             return False
         heard_after_s = HEARD_AFTER_S["one node" if self._allocation.nodes == 1 else "several"]
-        self._step = now + max(self._margin, round((now - before) / POLL_S * heard_after_s))
+        self._step = steps_now + max(
+            self._margin, round((steps_now - steps_before) / POLL_S * heard_after_s)
+        )
         self._peers.tell_stop(self._step)
         self._board.ask_stop(self._step)
         return True

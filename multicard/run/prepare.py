@@ -1,4 +1,4 @@
-"""Preparation of a run before its ranks: checks, and the folder."""
+"""Prepare a run before its ranks start: check it, and claim and fill its folder."""
 
 import json
 import shutil
@@ -31,21 +31,22 @@ from multicard.run import attempts
 from multicard.run.peers import Peers
 from multicard.run.workload import Workload
 
-# The record's `prediction` of a run that is about to start in a folder,
-# on the code that `environment.git` describes
+# A function that makes the record's `prediction` for a run that is about to start in a folder. The
+# last argument describes the code, as `environment.git` returns it.
 Predict = Callable[[RunConfig, Path, dict[str, Any] | None], Prediction | None]
 
-MOST_RANKS_A_CORE = 8  # CPU ranks: more would only wait for each other
+MAX_RANKS_PER_CORE = 8  # More CPU ranks would only wait for each other.
 
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """A validated run whose folder is claimed, ready to launch.
+    """A run that is checked and whose folder is claimed, ready to launch.
 
-    load: of the machine, from here on; None where an earlier start trained the run, and only its
-    record is missing.
-    others: the records of the sweep by now (`ownership.results`).
-    arguments: what the workload's function is called with, after its `Rank`.
+    Attributes:
+        load: Measures the machine's load from now on. None if an earlier start trained the run and
+            only its record is missing.
+        others: The records of the sweep by now (`ownership.results`).
+        arguments: The arguments of the workload's function after its `Rank`.
     """
 
     workload: Workload
@@ -59,8 +60,10 @@ class PreparedRun:
 
 
 def typed(workload: Workload, cfg: DictConfig) -> RunConfig:
-    """The composed configuration as dataclasses, checked as far as no machine is needed; a
-    ValueError says what can never work.
+    """Turn the composed configuration into dataclasses, and make all checks that need no machine.
+
+    Raises:
+        ValueError: The configuration can never work. The message says why.
     """
     try:
         config = OmegaConf.to_object(cfg)
@@ -68,9 +71,9 @@ def typed(workload: Workload, cfg: DictConfig) -> RunConfig:
         line = str(error).splitlines()[0]
         raise Refusal("run.not-typed", line, reason=line) from None
     assert isinstance(config, RunConfig)
-    for name in schema.keys(
-        Role.follows
-    ):  # what follows from others stands in the record's axes and in config.yaml too
+    # Derived values go back into the composed configuration: the record's axes and config.yaml have
+    # them too.
+    for name in schema.keys(Role.follows):
         if name in cfg:
             cfg[name] = getattr(config, name)
     workload.refuse(config)
@@ -78,22 +81,24 @@ def typed(workload: Workload, cfg: DictConfig) -> RunConfig:
 
 
 def check(workload: Workload, config: RunConfig, allocation: Allocation) -> Placement:
-    """Check all that can be checked before anything starts, on the machine that is to run it; a
-    ValueError says what cannot work, with the key and the remedy.
+    """Make all checks before anything starts, on the machine that is to run it.
+
+    Raises:
+        ValueError: The run cannot work here. The message has the key and the remedy.
     """
     placement = place(config, len(devices.visible_gpus()), allocation.nodes)
     cores = environment.cores()
-    most = MOST_RANKS_A_CORE * cores
-    if placement.device == "cpu" and config.gpus > most:
+    most_ranks = MAX_RANKS_PER_CORE * cores
+    if placement.device == "cpu" and config.gpus > most_ranks:
         raise Refusal(
             "run.too-many-ranks",
             f"gpus={config.gpus}: {count(config.gpus, 'CPU rank')} would take turns on"
-            f" {count(cores, 'core')}, and each takes some 600 MB of memory; use `gpus={most}` or"
-            " fewer",
+            f" {count(cores, 'core')}, and each takes about 600 MB of memory; use"
+            f" `gpus={most_ranks}` or fewer",
             key="gpus",
             value=config.gpus,
             cores=cores,
-            most=most,
+            most=most_ranks,
         )
     if config.profile.name is ProfileName.nsys:
         nsys.check(placement.device)
@@ -104,7 +109,7 @@ def check(workload: Workload, config: RunConfig, allocation: Allocation) -> Plac
 
 
 def problem(workload: Workload, cfg: DictConfig) -> str | None:
-    """Why this machine would refuse a run, by the same checks; None where it would not."""
+    """Return why this machine would refuse a run, or None if it would not."""
     try:
         check(workload, typed(workload, cfg), Allocation())
     except ValueError as error:
@@ -113,7 +118,7 @@ def problem(workload: Workload, cfg: DictConfig) -> str | None:
 
 
 def data_now(workload: Workload, config: RunConfig) -> DataContent | None:
-    """The fingerprint of the data as it lies there now; None where it cannot be read."""
+    """Return the fingerprint of the data as it is now, or None if it cannot be read."""
     try:
         return content.fingerprint(workload.data(config))
     except (ValueError, OSError):
@@ -124,28 +129,32 @@ def changed_data(
     workload: Workload,
     config: RunConfig,
     data: DataContent | None,
-    known: dict[str, DataContent | None] | None = None,
+    known_fingerprints: dict[str, DataContent | None] | None = None,
 ) -> Message | None:
-    """Why the record of this configuration is of other `data` than lies there now; None where it is
-    not, or where that
-    cannot be told: an older record, or a machine that does not hold the data.
+    """Return a message if the data has changed since the record of this configuration was made.
+
+    Returns None if it has not changed. None is also returned if that cannot be known: for older
+    records, and on a machine that does not hold the data.
 
     Args:
-        known: fingerprints by the configuration of the data,
-            for a sweep whose cells have the same data; added to.
+        data: The fingerprint in the record.
+        known_fingerprints: Fingerprints by the configuration of the data, to which new ones are
+            added. A sweep passes it, because its cells have the same data.
     """
     if data is None:
         return None
-    values, known = plain(config), {} if known is None else known
+    values = plain(config)
+    if known_fingerprints is None:
+        known_fingerprints = {}
     key = json.dumps([values.get(group) for group in schema.own(type(config), Role.content)])
-    if key not in known:
-        known[key] = data_now(workload, config)
-    changed = content.difference(data, known[key])
+    if key not in known_fingerprints:
+        known_fingerprints[key] = data_now(workload, config)
+    changed = content.difference(data, known_fingerprints[key])
     if changed is None:
         return None
     return Message(
         "record.other-data",
-        f"the data is no longer that of the record ({changed}); put that data back, "
+        f"the data has changed since the record was made ({changed}); put the earlier data back, "
         "measure again with `rerun=true`, or choose another `name=NAME`",
         changed=changed,
     )
@@ -161,12 +170,11 @@ def prepare(
     predict: Predict = lambda *_: None,
     family: int | None = None,
 ) -> PreparedRun:
-    """Check a run on all its nodes, claim its folder and write
-    there what is known before the ranks start.
+    """Check a run on all its nodes, claim its folder, and write what is known before ranks start.
 
     Raises:
-        ValueError: what cannot work, with the key and the remedy.
-        Interrupted: another node is gone or did not come up.
+        ValueError: The run cannot work. The message has the key and the remedy.
+        Interrupted: Another node is gone or did not come up.
     """
     peers.meet()
     config = typed(workload, cfg)
@@ -183,8 +191,8 @@ def prepare(
                     raise Refusal.of(problem)
                 return PreparedRun(workload, config, placement, folder, allocation)
             if restarted and checkpoint.latest(folder) is None:
-                ownership.clear(folder)  # nothing to resume from: start over
-            data, load, taken_s = _untimed(workload, config, family)
+                ownership.clear(folder)  # There is nothing to resume from, so start over.
+            data, load, taken_s = _identify_data(workload, config, family)
             attempts.require_same_data(folder, data)
             machine = environment.collect()
             run_folder.write_environment(folder, msgspec.convert(machine, Environment))
@@ -193,16 +201,17 @@ def prepare(
             others = ownership.results(folder.parent)
             prediction = predict(config, folder, machine["git"])
             taken_s += clock_s() - predicting_s
-            # identifying the data, reading the load and predicting are no part of starting
+            # The time for identifying the data, reading the load and predicting does not count as
+            # start-up.
             attempts.begin(
                 folder, allocation, machine["git"], data, started_s + taken_s, prediction
             )
             arguments = workload.arguments(config, placement, folder)
-            # without configuration and folder, which every node has itself
+            # Every node has configuration and folder itself.
             peers.begin(attempts.current(folder), arguments[2:])
         except BaseException:
             if restarted:
-                ownership.release(folder)  # keep what the job left, to start from again
+                ownership.release(folder)  # Keep the job's files: the next start resumes from them.
             else:
                 ownership.disclaim(folder)
             raise
@@ -212,26 +221,34 @@ def prepare(
 
 
 def _with_profiler(config: RunConfig, placement: Placement) -> RunConfig:
-    """The configuration with the profiler that `profile=auto` is here,
-    and a line where it is the lesser one.
+    """Resolve `profile=auto` to the profiler that this machine has.
+
+    Print a notice if that is kineto on a machine with CUDA, where nsys would record more.
     """
-    own = nsys.chosen(config, placement.device)
-    if own is not config and own.profile.name is ProfileName.kineto and placement.device == "cuda":
+    profiled_config = nsys.chosen(config, placement.device)
+    if (
+        profiled_config is not config
+        and profiled_config.profile.name is ProfileName.kineto
+        and placement.device == "cuda"
+    ):
         message = Message(
             "profile.no-nsys",
-            "profile=auto: no nsys on the PATH (Nsight Systems): torch's own profiler (kineto)"
-            " instead, which does not record cudaEventDestroy, and holds all events in memory",
+            "profile=auto: nsys (Nsight Systems) is not on the PATH; torch's own profiler (kineto)"
+            " is used, which does not record cudaEventDestroy, and holds all events in memory",
             key="profile",
         )
         say(message)
-    return own
+    return profiled_config
 
 
-def _untimed(
+def _identify_data(
     workload: Workload, config: RunConfig, family: int | None
 ) -> tuple[DataContent, LoadMeter, float]:
-    """The fingerprint of a run's data, the machine's load from now on,
-    and the seconds that both took.
+    """Do the preparation that does not count as start-up.
+
+    Returns:
+        The fingerprint of the run's data, the machine's load from now on, and the seconds that both
+        took.
     """
     began_s = clock_s()
     try:
@@ -250,7 +267,7 @@ def job_of(
     folder: Path,
     allocation: Allocation,
 ) -> RankSettings:
-    """The job of the ranks of this node."""
+    """Return the settings with which the ranks of this node start."""
     return RankSettings(
         folder,
         placement.device,
@@ -266,13 +283,13 @@ def job_of(
 
 
 def binds(config: RunConfig, placement: Placement) -> bool:
-    """True where torch binds ranks to the NUMA node of their GPU, by the program `numactl`.
+    """Return True if torch binds ranks to their GPU's NUMA node, by the program `numactl`.
 
-    Not under nsys: torch would ask for the GPU in this process, and so start CUDA in it.
+    This is not done under nsys: torch would ask for the GPU in this process, and that starts CUDA.
     """
-    wanted = (
+    is_wanted = (
         config.numa is Numa.node
         and placement.device == "cuda"
         and config.profile.name is not ProfileName.nsys
     )
-    return wanted and shutil.which("numactl") is not None
+    return is_wanted and shutil.which("numactl") is not None

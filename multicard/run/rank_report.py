@@ -1,6 +1,4 @@
-"""A rank's report, which it writes between epochs,
-so that an interrupted run keeps its measurements.
-"""
+"""Write a rank's report between epochs, so that an interrupted run keeps its measurements."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -24,10 +22,10 @@ Content = TypeVar("Content", VisionReport, LlmReport, ScriptReport)
 
 
 class RankReportWriter(Generic[Content]):
-    """A rank's report and its steps. The files are written between epochs, outside all timed steps.
+    """Writes a rank's report and its steps. It writes between epochs, outside all timed steps.
 
     Args:
-        devices: those that the rank computes on, if it has more than its own.
+        devices: The devices that the rank computes on, if it has more than its own.
     """
 
     def __init__(
@@ -39,7 +37,7 @@ class RankReportWriter(Generic[Content]):
         devices: "Sequence[torch.device]" = (),
         **figures: Any,
     ) -> None:
-        import pyarrow.parquet  # noqa: F401 - now, and not between two epochs
+        import pyarrow.parquet  # noqa: F401 - import it now, and not between two epochs
         import torch
 
         self.rank = rank
@@ -56,7 +54,7 @@ class RankReportWriter(Generic[Content]):
             device=", ".join(names),
             gpu=used_gpu(rank.device),
             threads=rank.threads,
-            # left to it by NUMA binding, or by whoever started the command
+            # NUMA binding may leave fewer, and so may the shell that started the command.
             cpus=spans(os.sched_getaffinity(0)),
             flags=flags,
             openmp={
@@ -68,7 +66,7 @@ class RankReportWriter(Generic[Content]):
         )
 
     def add(self, figures: Mapping[str, Any]) -> None:
-        """Set several keys of the report."""
+        """Set several fields of the report."""
         self.content = msgspec.structs.replace(self.content, **figures)
 
     def write_steps(self, epoch: int, columns: dict[str, np.ndarray]) -> None:

@@ -1,4 +1,4 @@
-"""The part of a run that belongs to its entry."""
+"""Workloads: what a run needs from its entry (vision, LLM tuning, or a user's script)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,8 +16,12 @@ from multicard.records.schema_parts import RepeatedImages
 
 @dataclass(frozen=True)
 class Named:
-    """Options that a library names: a few words about them, the names,
-    and a refusal (ValueError) of any other.
+    """Options that a library names.
+
+    Attributes:
+        words: A few words that describe them.
+        names: Returns the names.
+        refuse: Raises a ValueError for a name that the library does not have.
     """
 
     words: str
@@ -27,40 +31,42 @@ class Named:
 
 @dataclass(frozen=True)
 class Workload:
-    """Functions and schemas of one entry.
+    """The functions and schemas of one entry.
 
-    name: the record's `kind`; entry: the script.
-    schema: of the whole configuration; options: the schemas of options, by group.
-    work: the function that each rank calls, as "module:function"; it is imported by the ranks
-    alone.
-    preload, cuda_preload: the modules that ranks are forked with, on CPU and on CUDA, where
-    importing them must not
-        start CUDA.
-    refuse, fits, has_room, check: raise ValueError, with the key and the remedy, for a
-    configuration that works
-        nowhere, for one that does not work with this placement, for one that this machine has not
-        the room for, and for what it lacks; `check` comes after the others.
-    data: the parts of what is trained on, by which its content is identified
-    (`multicard.records.content`); raises
-        ValueError or OSError where they are not there.
-    repeated: counts what is in the data more than once, and says it; None where nothing is
-    compared. It raises OSError.
-    arguments: of `work` after its `Rank`: configuration, folder, and JSON-ready values.
-    axes: the record's `axes`, by configuration and device.
-    describe: what a run is before it starts, in parts of a line, by its configuration.
-    record: the struct of a run's record.
-    summarise: fills in the record's figures, from the ranks' reports and the table of steps.
-    advise: the option to try next against what bounds a run.
-    explain: adds to a whole record what follows from it, by its configuration and placement.
-    unit: what ranks count while they work; nccl: torch's name of the backend where NCCL is chosen.
-    joins: whether ranks join a process group before `work`; a script does that itself.
-    free: groups of the schema, and keys of options, that take keys of any name.
-    notices: what a person should know before a run starts, by its configuration, once it was
-    checked.
-    resumable: whether ranks save a checkpoint when they are asked to stop, and resume from it.
-    is_measured_despite: whether a run, by its folder, was measured to its end although a failure
-    ended a rank then.
-    named: by group, the options that have no file, but the name that a library gives them.
+    Attributes:
+        name: The `kind` of its records.
+        entry: The file of the entry.
+        schema: The schema of the whole configuration.
+        options: The schemas of options, by group.
+        work: The function that each rank calls, as "module:function". Only ranks import it.
+        preload, cuda_preload: The modules that ranks are forked with, on CPU and on CUDA. On CUDA
+            importing them must not start CUDA.
+        refuse: Raises a ValueError for a configuration that works nowhere. Like `fits`, `has_room`
+            and `check`, it gives the key and the remedy.
+        fits: Raises a ValueError for a configuration that does not work with this placement.
+        has_room: Raises a ValueError if the run does not fit into this machine's memory.
+        check: Raises a ValueError if something that the run needs is missing. It is called last.
+        data: Returns the parts of the data, by which its content is identified
+            (`multicard.records.content`). It raises ValueError or OSError if they do not exist.
+        repeated: Counts what the data contains more than once, and prints it. It returns None if
+            nothing is compared, and may raise OSError.
+        arguments: Returns the arguments of `work` after its `Rank`: configuration, folder, and
+            JSON-ready values.
+        axes: Returns the record's `axes`, from configuration and device.
+        describe: Returns what a run is before it starts, as parts of a line.
+        record: The struct of a run's record.
+        summarise: Fills in the record's figures, from the ranks' reports and the table of steps.
+        advise: Returns the option to try next, given what limits a run.
+        explain: Adds what follows from a complete record to it.
+        unit: The unit that ranks count while they work, such as "images".
+        nccl: The name of torch's backend for NCCL.
+        joins: True if ranks join a process group before `work`. A script does that itself.
+        free: Groups of the schema, and keys of options, that accept keys of any name.
+        notices: Returns what a person should know before a run starts, once it has been checked.
+        resumable: True if ranks save a checkpoint when they are asked to stop, and resume from it.
+        is_measured_despite: Returns True if the run in a folder was measured to its end although a
+            failure ended a rank afterwards.
+        named: By group, the options that have no file, and that a library names instead.
     """
 
     name: str
@@ -96,25 +102,28 @@ class Workload:
         return list(self.cuda_preload if device == "cuda" else self.preload)
 
 
-_SAID: set[tuple[Path, str]] = set()  # notices of this process's sweeps
+_PRINTED_NOTICES: set[tuple[Path, str]] = set()  # The notices of this process's sweeps.
 
 
-def unsaid(workload: Workload, config: Any, sweep: Path) -> list[Message]:
-    """A cell's notices that no cell of its sweep has said yet; from now on they count as said.
-    Those of rows are known once the cell's rows are read, as it starts.
+def new_notices(workload: Workload, config: Any, sweep: Path) -> list[Message]:
+    """Return a cell's notices that no cell of its sweep has returned yet, and remember them.
+
+    Notices on rows are only known when a cell starts, because its rows are read then.
     """
-    found = [
-        notice for notice in dict.fromkeys(workload.notices(config)) if (sweep, notice) not in _SAID
+    notices = [
+        notice
+        for notice in dict.fromkeys(workload.notices(config))
+        if (sweep, notice) not in _PRINTED_NOTICES
     ]
-    _SAID.update((sweep, notice) for notice in found)
-    return found
+    _PRINTED_NOTICES.update((sweep, notice) for notice in notices)
+    return notices
 
 
 def settings(config: Any, names: Sequence[str]) -> dict[str, Any]:
-    """Values of settings by their last name, as `rows` for `dataset.rows`; of a group, the name of
-    the chosen option; and the global batch where it was set.
+    """Return the values of settings by their last name, such as `rows` for `dataset.rows`.
 
-    Takes the composed configuration of a refused run too, which may lack some: they are None.
+    The value of a group is the name of the chosen option. The global batch size is included if it
+    was set. The configuration may also be one that was refused: values that it lacks are None.
     """
     values = {}
     for path in names:
@@ -123,10 +132,17 @@ def settings(config: Any, names: Sequence[str]) -> dict[str, Any]:
             value = getattr(value, part, None)
         value = value if isinstance(value, str) else getattr(value, "name", value)
         values[path.rpartition(".")[2]] = str(value) if isinstance(value, str) else value
-    whole = getattr(config, "global_batch_size", None)
-    return values if whole is None else values | {"global_batch_size": whole}
+    global_batch_size = getattr(config, "global_batch_size", None)
+    return (
+        values if global_batch_size is None else values | {"global_batch_size": global_batch_size}
+    )
 
 
 def untried(options: Sequence[tuple[str, bool]], otherwise: str) -> str:
-    """The first option that applies to a run, of pairs of an option and whether it does."""
+    """Return the first option that applies to a run.
+
+    Args:
+        options: Pairs of an option and whether it applies.
+        otherwise: The answer if none applies.
+    """
     return next((option for option, applies in options if applies), otherwise)

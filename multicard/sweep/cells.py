@@ -22,7 +22,7 @@ from multicard.records import run_folder, text_table
 from multicard.records.run_folder import RecordedRun
 from multicard.records.schema import SCHEMA_VERSION, AnyRecord
 from multicard.run import outcome, prepare
-from multicard.run.workload import Workload, unsaid
+from multicard.run.workload import Workload, new_notices
 from multicard.sweep import as_before, order
 from multicard.sweep.command import Command
 from multicard.sweep.compositions import Compositions
@@ -162,7 +162,7 @@ class Sweep:
     def say_notices(self) -> None:
         """Say what a person should know of the cells that are left, each thing once in a sweep."""
         for cell in self.left:
-            for notice in unsaid(cell.workload, cell.config, cell.folder.parent):
+            for notice in new_notices(cell.workload, cell.config, cell.folder.parent):
                 say(f"  {notice}")
 
     def say_order(self) -> None:

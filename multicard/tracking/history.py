@@ -1,8 +1,8 @@
-"""The history of a run: its clock, a row for each step and each epoch, and samples of its GPUs.
+"""Compute the history of a run: a row for each step and each epoch, and samples of its GPUs.
 
-A record counts training in seconds from its start, over all attempts (`ended_s`, `total_s`), and
-has each attempt's start by the clock of the day, to a second. Runtime leaves out the time between
-two attempts, as W&B's does.
+A record counts training in seconds from its start, over all attempts (`ended_s`, `total_s`). It
+also has the time of day at which each attempt started, with a resolution of one second. Like
+W&B's, our runtime leaves out the time between two attempts.
 """
 
 import math
@@ -20,13 +20,13 @@ from multicard.records.schema import AnyRecord, LlmRecord, Record
 from multicard.records.schema_parts import Gpu, Segment
 from multicard.tracking import keys
 
-RESOLUTION_S = 1.0  # of the record's times of day
+RESOLUTION_S = 1.0  # The resolution of the record's times of day.
 Columns = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
 class Moment:
-    """A moment of a run: its Unix time `at`, and the seconds on the run's clock."""
+    """A moment of a run: the Unix time `at`, and the seconds on the run's clock."""
 
     at: float
     runtime_s: float
@@ -34,8 +34,9 @@ class Moment:
 
 @dataclass(frozen=True)
 class AttemptClock:
-    """One attempt at a run: Unix times of its start and of its training's,
-    and the seconds trained before it.
+    """One attempt at a run: Unix times of its start and of the start of its training.
+
+    `trained_s` counts the seconds of training before the attempt.
     """
 
     started_at: float
@@ -45,8 +46,9 @@ class AttemptClock:
 
 @dataclass(frozen=True)
 class RunClock:
-    """The clock of a run; `attempts` are numbered as the record's `segments`,
-    and there is at least one.
+    """The clock of a run.
+
+    `attempts` has at least one entry. They are numbered like the record's `segments`.
     """
 
     attempts: Sequence[AttemptClock]
@@ -55,7 +57,7 @@ class RunClock:
 
     @classmethod
     def of(cls, record: Record) -> Self:
-        """The clock of a record, or of its known part while the run goes on."""
+        """Return the clock of a record, or of the part that is known while the run goes on."""
         startup_s = record.startup_s or 0.0
         total_s = record.total_s or 0.0
         segments = record.segments or [Segment(record.started_at, trained_s=total_s)]
@@ -64,21 +66,23 @@ class RunClock:
         lasted_s = 0.0
         for number, segment in enumerate(segments, 1):
             started_at = unix(segment.started_at)
-            own_s = segment.trained_s or 0.0
+            segment_trained_s = segment.trained_s or 0.0
             training_at = started_at + startup_s
             if segment.ended_at:
                 ended_at = unix(segment.ended_at)
                 lasted_s += ended_at - started_at - RESOLUTION_S
                 training_at = (
-                    training_at if number == len(segments) else max(started_at, ended_at - own_s)
+                    training_at
+                    if number == len(segments)
+                    else max(started_at, ended_at - segment_trained_s)
                 )
             attempts.append(AttemptClock(started_at, training_at, trained_s))
-            trained_s += own_s
+            trained_s += segment_trained_s
         return cls(attempts, startup_s, max(startup_s + total_s, lasted_s))
 
     @property
     def started_at(self) -> float:
-        """Unix time of the first attempt's start."""
+        """Unix time at which the first attempt started."""
         return self.attempts[0].started_at
 
     @property
@@ -89,7 +93,7 @@ class RunClock:
         )
 
     def moment(self, trained_s: float) -> Moment:
-        """The moment after `trained_s` of training."""
+        """Return the moment after `trained_s` seconds of training."""
         begun = [attempt for attempt in self.attempts if attempt.trained_s < trained_s]
         attempt = begun[-1] if begun else self.attempts[0]
         return Moment(
@@ -98,7 +102,7 @@ class RunClock:
 
 
 def unix(text: str | None) -> float:
-    """Unix time of a record's time of day; 0 where it has none."""
+    """Convert a record's time of day to Unix time; 0 if it has none."""
     return datetime.fromisoformat(text).timestamp() if text else 0.0
 
 
@@ -110,22 +114,29 @@ class HistoryRow(NamedTuple):
 
 
 def rows(record: AnyRecord, steps: Any) -> list[HistoryRow]:
-    """All rows of a run, in the order of their moments, by its record, or the known part while it
-    goes on, and the steps of all ranks (an Arrow table), if there are any.
+    """Return all rows of a run, in the order of their moments.
+
+    Args:
+        record: the record, or the part that is known while the run goes on.
+        steps: an Arrow table of the steps of all ranks, or None.
     """
     timeline = RunClock.of(record)
     columns = {} if steps is None else {name: steps[name].to_numpy() for name in steps.column_names}
-    every: list[HistoryRow] = []
+    all_rows: list[HistoryRow] = []
     number = 0
     ended_s = 0.0
     for epoch in record.epochs:
-        evaluated = held_out(record, epoch.epoch)
+        held_out_figures = held_out(record, epoch.epoch)
         train_s = epoch.train_s or 0.0
-        evaluate_s = getattr(epoch, "evaluate_s", None) or evaluated.get("epoch/evaluate_s", 0.0)
+        evaluate_s = getattr(epoch, "evaluate_s", None) or held_out_figures.get(
+            "epoch/evaluate_s", 0.0
+        )
         ended_s = ended_s + train_s + evaluate_s if epoch.ended_s is None else epoch.ended_s
-        own = {name: column[columns["epoch"] == epoch.epoch] for name, column in columns.items()}
-        if own and len(own["step"]):
-            figures = step_figures(own)
+        epoch_columns = {
+            name: column[columns["epoch"] == epoch.epoch] for name, column in columns.items()
+        }
+        if epoch_columns and len(epoch_columns["step"]):
+            figures = step_figures(epoch_columns)
             ends_s = (
                 ended_s
                 - evaluate_s
@@ -133,66 +144,77 @@ def rows(record: AnyRecord, steps: Any) -> list[HistoryRow]:
                 + np.minimum(figures["train/step_s"].cumsum(), train_s)
             )
             figures[keys.STEP] = number + np.arange(len(ends_s))
-            for at, end_s in enumerate(ends_s.tolist()):
-                values = {name: column[at].item() for name, column in figures.items()}
-                every.append(HistoryRow(timeline.moment(end_s), values | {keys.EPOCH: epoch.epoch}))
+            for place, end_s in enumerate(ends_s.tolist()):
+                values = {name: column[place].item() for name, column in figures.items()}
+                all_rows.append(
+                    HistoryRow(timeline.moment(end_s), values | {keys.EPOCH: epoch.epoch})
+                )
             number += len(ends_s)
-        known = {
+        epoch_values = {
             name: getattr(epoch, name.removeprefix(f"{keys.EPOCH}/"), None)
             for name in keys.BY_EPOCH
         }
-        values = {name: value for name, value in known.items() if value is not None} | evaluated
-        every.append(HistoryRow(timeline.moment(ended_s), values | {keys.EPOCH: epoch.epoch}))
-    return every
+        values = {
+            name: value for name, value in epoch_values.items() if value is not None
+        } | held_out_figures
+        all_rows.append(HistoryRow(timeline.moment(ended_s), values | {keys.EPOCH: epoch.epoch}))
+    return all_rows
 
 
 def held_out(record: AnyRecord, epoch: int | None) -> dict[str, float]:
-    """What an epoch of tuning found of held-out rows: the last loss, and the seconds of all its
-    evaluations. Nothing of other runs.
+    """Return the last loss on held-out rows in an epoch, and the seconds of all its evaluations.
+
+    The result is empty for runs without held-out rows.
     """
     evaluations = (
         record.held_out.evaluations
         if isinstance(record, LlmRecord) and record.held_out is not None
         else []
     )
-    own = [evaluation for evaluation in evaluations if evaluation.epoch == epoch]
-    if not own:
+    epoch_evaluations = [evaluation for evaluation in evaluations if evaluation.epoch == epoch]
+    if not epoch_evaluations:
         return {}
-    figures = {"epoch/evaluate_s": sum(evaluation.evaluate_s or 0.0 for evaluation in own)}
-    if own[-1].loss is not None:
-        figures["epoch/held_out_loss"] = own[-1].loss
+    figures = {
+        "epoch/evaluate_s": sum(evaluation.evaluate_s or 0.0 for evaluation in epoch_evaluations)
+    }
+    if epoch_evaluations[-1].loss is not None:
+        figures["epoch/held_out_loss"] = epoch_evaluations[-1].loss
     return figures
 
 
 def step_figures(columns: Columns) -> Columns:
-    """The figures of an epoch's steps (steps,), by the keys of `keys.BY_STEP`,
-    as far as there are columns for them.
+    """Return the figures of an epoch's steps, each of shape (steps,), by key of `keys.BY_STEP`.
 
-    The time of a step is by the slowest rank's clock, its loss the mean weighted by samples.
+    Figures without the columns they need are left out. The time of a step is the slowest rank's.
+    Its loss is the mean over ranks, weighted by samples.
     """
     rank = columns["rank"]
     step = columns["step"]
     step_s = formulas.step_times_s(np.zeros_like(step), rank, step, columns["step_s"])
     figures = {"train/step_s": step_s}
-    first = rank == rank.min()
-    tuning = "non_padding" in columns
+    is_first_rank = rank == rank.min()
+    is_tuning = "non_padding" in columns
     if "loss" in columns and np.any(columns.get("loss_told", 1)):
-        # in tuning rank 0 alone knows the loss
-        unknown = ~first if tuning else columns["samples"] == 0
+        # In tuning, only rank 0 knows the loss.
+        is_unknown = ~is_first_rank if is_tuning else columns["samples"] == 0
         weights = (
             columns["loss_told"]
             if "loss_told" in columns
-            else np.where(unknown, 0, columns["samples"])
+            else np.where(is_unknown, 0, columns["samples"])
         )
         losses = np.where(weights > 0, columns["loss"], 0.0)
-        told = np.bincount(step, weights)
-        sums = np.bincount(step, losses * weights)
-        unknown_loss = np.full(len(told), math.nan)
-        figures["train/loss"] = np.divide(sums, told, out=unknown_loss, where=told > 0)
-    counted = {"train/tokens_per_s": "non_padding"} if tuning else {"train/images_per_s": "samples"}
-    if "batches" in columns:  # of a script
-        counted = {"train/samples_per_s": "samples", "train/tokens_per_s": "tokens"}
-    for key, column in counted.items():
+        weight_sums = np.bincount(step, weights)
+        loss_sums = np.bincount(step, losses * weights)
+        unknown_loss = np.full(len(weight_sums), math.nan)
+        figures["train/loss"] = np.divide(
+            loss_sums, weight_sums, out=unknown_loss, where=weight_sums > 0
+        )
+    counted_columns = (
+        {"train/tokens_per_s": "non_padding"} if is_tuning else {"train/images_per_s": "samples"}
+    )
+    if "batches" in columns:  # A script's steps have this column.
+        counted_columns = {"train/samples_per_s": "samples", "train/tokens_per_s": "tokens"}
+    for key, column in counted_columns.items():
         if column in columns:
             figures[key] = np.bincount(step, columns[column]) / np.where(
                 step_s > 0, step_s, math.nan
@@ -200,10 +222,10 @@ def step_figures(columns: Columns) -> Columns:
     if "data_s" in columns:
         figures["train/data_wait_s"] = np.bincount(step, columns["data_s"]) / np.bincount(step)
     if "lr" in columns:
-        figures["train/lr"] = columns["lr"][first]
-    if "rewards_chosen" in columns and not np.isnan(columns["rewards_chosen"][first]).all():
+        figures["train/lr"] = columns["lr"][is_first_rank]
+    if "rewards_chosen" in columns and not np.isnan(columns["rewards_chosen"][is_first_rank]).all():
         names = ("rewards_chosen", "rewards_rejected", "rewards_accuracies")
-        chosen, rejected, accuracy = (columns[name][first] for name in names)
+        chosen, rejected, accuracy = (columns[name][is_first_rank] for name in names)
         figures |= dict(
             zip(keys.REWARDS, (chosen, rejected, chosen - rejected, accuracy), strict=True)
         )
@@ -213,15 +235,15 @@ def step_figures(columns: Columns) -> Columns:
 def samples(
     folder: Path, gpu: Gpu | None, timeline: RunClock
 ) -> list[tuple[float, dict[str, float]]]:
-    """Unix time and values of each sample of gpu.parquet, under the names of W&B's system panels.
+    """Return the Unix time and the values of each sample in gpu.parquet, named as W&B's panels.
 
-    GPUs are numbered from 0 within the run, so that a panel has the runs of a sweep side by side;
-    in an attempt on several nodes the host follows the name, as W&B's own label does.
+    GPUs are numbered from 0 within the run, so that a panel shows the runs of a sweep side by side.
+    If an attempt ran on several nodes, the host is part of the name, as in W&B's own labels.
     """
-    return sorted(_of_gpus(folder, gpu, timeline), key=lambda sample: sample[0])
+    return sorted(_gpu_samples(folder, gpu, timeline), key=lambda sample: sample[0])
 
 
-def _of_gpus(
+def _gpu_samples(
     folder: Path, gpu: Gpu | None, timeline: RunClock
 ) -> Iterator[tuple[float, dict[str, float]]]:
     path = folder / MERGED
@@ -233,14 +255,14 @@ def _of_gpus(
     for part in gpu.parts:
         attempt = timeline.attempts[min(part.start or 0, len(timeline.attempts) - 1)]
         spans = part.spans_s if part.covers == "training" else None
-        # Unix time of `time_s` 0
+        # Unix time at which `time_s` is 0.
         zero_at = attempt.training_at - spans[0][0] if spans else attempt.started_at
         hosts = {other.host for other in gpu.parts if other.start == part.start}
-        own = [device.uuid for device in gpu.devices if device.host in (part.host, None)]
-        parts[part.start, part.node] = zero_at, own, f"/l:{part.host}" if len(hosts) > 1 else ""
+        uuids = [device.uuid for device in gpu.devices if device.host in (part.host, None)]
+        parts[part.start, part.node] = zero_at, uuids, f"/l:{part.host}" if len(hosts) > 1 else ""
     for row in pq.read_table(path).to_pylist():
-        zero_at, own, suffix = parts.get((row["start"], row["node"]), (0.0, (), ""))
-        if row["gpu"] not in own:
+        zero_at, uuids, suffix = parts.get((row["start"], row["node"]), (0.0, (), ""))
+        if row["gpu"] not in uuids:
             continue
         values = {}
         for column, (name, factor) in keys.GPU_SAMPLES.items():
@@ -248,7 +270,7 @@ def _of_gpus(
             if value is not None and not math.isnan(value):
                 values[name] = value * factor
         if values:
-            prefix = f"gpu.{own.index(row['gpu'])}"
+            prefix = f"gpu.{uuids.index(row['gpu'])}"
             yield (
                 zero_at + row["time_s"],
                 {f"{prefix}.{name}{suffix}": value for name, value in values.items()},

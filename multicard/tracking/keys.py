@@ -1,14 +1,14 @@
-"""Every key that a run logs in W&B; docs/wandb.md says what they are.
+"""Every key that a run logs in W&B; docs/reference/wandb.md describes them.
 
-A key is logged where its run measured it: the rewards by DPO alone, the clocks by GPUs that report
-them. A summary has the whole record under the names of result.json, with dots between them.
+A key is logged if its run measured it. Only DPO has rewards, and some GPUs report no clocks. A
+summary has the whole record under the names of result.json, with dots between them.
 """
 
 from multicard.records.figures import ALL, LLM, SCRIPT, VISION
 
-Kinds = tuple[str, ...]  # of runs
+Kinds = tuple[str, ...]  # The kinds of runs that log a key.
 
-STEP = "train/step"  # the x axis of BY_STEP
+STEP = "train/step"  # The x axis of BY_STEP.
 REWARDS = tuple(f"train/reward_{name}" for name in ("chosen", "rejected", "margin", "accuracy"))
 BY_STEP: dict[str, Kinds] = {
     "train/loss": ALL,
@@ -21,7 +21,7 @@ BY_STEP: dict[str, Kinds] = {
     **dict.fromkeys(REWARDS, (LLM,)),
 }
 
-EPOCH = "epoch"  # the x axis of BY_EPOCH
+EPOCH = "epoch"  # The x axis of BY_EPOCH.
 BY_EPOCH: dict[str, Kinds] = {
     "epoch/train_loss": ALL,
     "epoch/held_out_loss": (LLM,),
@@ -33,7 +33,8 @@ BY_EPOCH: dict[str, Kinds] = {
     "epoch/gap_s": (VISION,),
 }
 
-# By second, on W&B's system panels: W&B's name after `gpu.<number>.`, and the factor to its unit
+# W&B's system panels show these by second. Each has W&B's name after `gpu.<number>.`, and the
+# factor that converts to W&B's unit.
 GPU_SAMPLES = {
     "power_w": ("powerWatts", 1.0),
     "utilisation": ("gpu", 100.0),
@@ -43,10 +44,10 @@ GPU_SAMPLES = {
     "memory_clock_mhz": ("memoryClock", 1.0),
 }
 
-ATTEMPTS = "attempts"  # of a summary: how often the run was started
+ATTEMPTS = "attempts"  # In the summary: how often the run was started.
 PROFILE_TABLE = "profile/metrics"
 
 
 def names(table: dict[str, Kinds], kind: str) -> list[str]:
-    """The keys of a table that runs of a kind log."""
+    """Return the keys of a table that runs of this kind log."""
     return [name for name, kinds in table.items() if kind in kinds]

@@ -1,5 +1,6 @@
-"""A record as W&B shows it: the run's id, name, tags and configuration, its summary,
-its artifacts and exit code.
+"""Describe a record as W&B shows it.
+
+That is the run's id, name, tags and configuration, its summary, its artifacts and its exit code.
 """
 
 import json
@@ -28,19 +29,19 @@ from multicard.records.steps import STEPS
 from multicard.tracking import keys
 from multicard.tracking.history import RunClock
 
-LONGEST = 64  # characters of a name
-CELL = re.compile(
+MAX_NAME_CHARACTERS = 64  # The most characters of a name.
+CELL_NAME = re.compile(
     r"(?P<settings>.*)-(?P<identity>\w{8})(?:-(?P<repetition>r\d+))?(?P<probe>-probe)?"
 )
-# Left out of a summary: what is in the configuration, the history or a table,
-# and lists that result.json has
-ELSEWHERE = ("schema_version", "axes", "config", "epochs", "folder")
-LISTS = (
+# A summary leaves out keys that are in the configuration, the history or a table, and lists that
+# result.json holds.
+KEYS_ELSEWHERE = ("schema_version", "axes", "config", "epochs", "folder")
+LISTS_LEFT_OUT = (
     *("cause.facts", "profile.rows", "profile.files", "diagnosis.rounds_s", "gpu.parts"),
-    "held_out.evaluations",  # of which a summary has the last loss
+    "held_out.evaluations",  # The summary has the last loss among them.
 )
-LIMITS = "limits"  # key of the codes of what limits the run
-RECORD = "run-record"  # type of an artifact
+LIMITS = "limits"  # The key for the codes of the run's limits.
+RECORD = "run-record"  # The type of the artifact.
 FILES = (RESULT, "config.yaml", ENVIRONMENT, STEPS, MERGED, held_out.FILE, "torchtune.yaml")
 PROFILE_COLUMNS = (
     "rank",
@@ -57,7 +58,7 @@ PROFILE_COLUMNS = (
 
 @dataclass(frozen=True)
 class WandbRunInfo:
-    """A run, as W&B shows it in its list; `started_at` is a Unix time."""
+    """A run as W&B lists it. `started_at` is a Unix time."""
 
     id: str
     name: str
@@ -70,11 +71,11 @@ class WandbRunInfo:
     commit: str | None = None
 
 
-def about(folder: Path, record: AnyRecord) -> WandbRunInfo:
-    """The run of a record, or of its known part while the run goes on."""
-    named = (
+def run_info(folder: Path, record: AnyRecord) -> WandbRunInfo:
+    """Describe the run of a record, or of the part that is known while the run goes on."""
+    names = (
         run_id(record),
-        short_name(folder.name, swept(folder.parent)),
+        short_name(folder.name, varied_keys(folder.parent)),
         record.name or folder.parent.name,
         record.kind,
         tags(record),
@@ -82,13 +83,14 @@ def about(folder: Path, record: AnyRecord) -> WandbRunInfo:
     hosts = chain.from_iterable(part.hosts or () for part in record.segments)
     host = next(hosts, None)
     return WandbRunInfo(
-        *named, configuration(folder, record), RunClock.of(record).started_at, host, record.commit
+        *names, configuration(folder, record), RunClock.of(record).started_at, host, record.commit
     )
 
 
 def run_id(record: AnyRecord) -> str:
-    """The id of a run in W&B: equal for every upload of one start,
-    different for every other start.
+    """Return the id of a run in W&B.
+
+    All uploads of one start have the same id. Every other start has a different one.
     """
     first = record.segments[0] if record.segments else Segment(record.started_at)
     facts = {
@@ -101,9 +103,10 @@ def run_id(record: AnyRecord) -> str:
     return f"{record.identity or record.status}-{digits}"
 
 
-def swept(sweep: Path) -> set[str]:
-    """The keys, without their group, that have several values in a sweep's last command;
-    none where that is unknown.
+def varied_keys(sweep: Path) -> set[str]:
+    """Return the keys, without their group, that have several values in a sweep's last command.
+
+    The set is empty if the command is unknown.
     """
     try:
         hydra = strict_yaml.read(sweep / "multirun.yaml")["hydra"]
@@ -115,39 +118,42 @@ def swept(sweep: Path) -> set[str]:
             values[key] = value
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return set()
-    several = {
+    varied = {
         key
         for key, value in values.items()
         if re.search("[,(]", value) and not value.startswith("[")
     }
-    return {key.lstrip("+").rpartition(".")[2] for key in several}
+    return {key.lstrip("+").rpartition(".")[2] for key in varied}
 
 
-def short_name(cell: str, swept: Container[str] = ()) -> str:
-    """The name of a run, by that of its folder: "gpus=2, precision=bf16"; of a repetition "gpus=2
-    r3". One that is too long begins with the keys that its sweep varies, and is cut behind them.
+def short_name(cell: str, varied_keys: Container[str] = ()) -> str:
+    """Return the name of a run, from the name of its folder.
+
+    Examples: "gpus=2, precision=bf16", and "gpus=2 r3" for a repetition. If a name is too long, the
+    keys that its sweep varies come first, and its end is cut off.
     """
-    match = CELL.fullmatch(cell)
+    match = CELL_NAME.fullmatch(cell)
     if match is None:
-        return cell[:LONGEST]
-    repeated = " ".join(filter(None, (match["repetition"], "probe" if match["probe"] else None)))
+        return cell[:MAX_NAME_CHARACTERS]
+    repetition = " ".join(filter(None, (match["repetition"], "probe" if match["probe"] else None)))
     settings = re.split(r",(?=[\w.+~-]+=)", match["settings"])
-    name = " ".join(filter(None, (", ".join(settings), repeated)))
-    if len(name) <= LONGEST:
+    name = " ".join(filter(None, (", ".join(settings), repetition)))
+    if len(name) <= MAX_NAME_CHARACTERS:
         return name
-    settings.sort(key=lambda word: word.partition("=")[0].rpartition(".")[2] not in swept)
-    end = f" {repeated} {match['identity']}" if repeated else f" {match['identity']}"
-    return f"{', '.join(settings)[: LONGEST - len(end)]}{end}"
+    settings.sort(key=lambda word: word.partition("=")[0].rpartition(".")[2] not in varied_keys)
+    end = f" {repetition} {match['identity']}" if repetition else f" {match['identity']}"
+    return f"{', '.join(settings)[: MAX_NAME_CHARACTERS - len(end)]}{end}"
 
 
 def tags(record: AnyRecord) -> tuple[str, ...]:
-    """The user's tags, `probe`, the status of a run that did not end ok,
-    and what limits what may be said of it.
+    """Return the user's tags, `probe`, the status if it is not ok, and codes of limits.
+
+    Only limits that forbid a statement about the run are tags.
     """
-    marks = {"probe": record.is_probe, record.status: record.status != "ok"}
-    own = [mark for mark, applies in marks.items() if applies]
-    limited = [limit.code for limit in limits.of(record) if limit.forbids]
-    return tuple(dict.fromkeys([*user_tags(record), *own, *limited]))
+    possible_tags = {"probe": record.is_probe, record.status: record.status != "ok"}
+    own_tags = [tag for tag, applies in possible_tags.items() if applies]
+    limit_codes = [limit.code for limit in limits.of(record) if limit.forbids]
+    return tuple(dict.fromkeys([*user_tags(record), *own_tags, *limit_codes]))
 
 
 def user_tags(record: AnyRecord) -> list[str]:
@@ -155,23 +161,23 @@ def user_tags(record: AnyRecord) -> list[str]:
 
 
 def configuration(folder: Path, record: AnyRecord) -> dict[str, Any]:
-    """The axes as used and other values that group runs, the machine,
-    and the whole configuration.
-    """
+    """Return the values by which W&B groups runs, the machine, and the whole configuration."""
     groups = {
         name: getattr(record, name) for name in ("hardware", "commit", "identity", "repetition")
     }
     groups["data"] = content(record)
-    says_nothing = {*schema.keys(Role.forecast), "tracker"}
-    own = {key: value for key, value in record.config.items() if key not in says_nothing}
-    known = {name: value for name, value in groups.items() if value is not None}
+    left_out = {*schema.keys(Role.forecast), "tracker"}
+    own_configuration = {key: value for key, value in record.config.items() if key not in left_out}
+    known_groups = {name: value for name, value in groups.items() if value is not None}
     return (
-        known | record.axes | {"machine": _machine(read_environment(folder)), "configuration": own}
+        known_groups
+        | record.axes
+        | {"machine": _machine(read_environment(folder)), "configuration": own_configuration}
     )
 
 
 def _machine(environment: Environment) -> dict[str, Any]:
-    """The known facts by which machines are compared."""
+    """Return the facts by which machines are compared, as far as they are known."""
     cpu = environment.cpu or Cpu()
     facts = {
         "host": environment.host,
@@ -190,33 +196,35 @@ def _machine(environment: Environment) -> dict[str, Any]:
 
 
 def summary(record: AnyRecord) -> dict[str, Any]:
-    """Every figure, flat: "outer.inner" to value, and "outer.0.inner" of a list,
-    without what is null.
+    """Return every figure in a flat form, without null values.
 
-    The lines of a log are one text, and a list of texts one line.
+    Keys are "outer.inner", or "outer.0.inner" within a list. The lines of a log are one text, and a
+    list of texts is one line.
     """
-    own = {key: value for key, value in builtins(record).items() if key not in ELSEWHERE}
-    own[LIMITS] = [limit.code for limit in limits.of(record)]
-    own |= {
+    figures = {key: value for key, value in builtins(record).items() if key not in KEYS_ELSEWHERE}
+    figures[LIMITS] = [limit.code for limit in limits.of(record)]
+    figures |= {
         figure.in_summary: figure.value(record) for figure in FIGURES.values() if figure.in_summary
     }
-    return ({keys.ATTEMPTS: len(record.segments)} if record.segments else {}) | dict(flat(own))
+    return ({keys.ATTEMPTS: len(record.segments)} if record.segments else {}) | dict(
+        flatten(figures)
+    )
 
 
-def flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    if key in LISTS or value is None:
+def flatten(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    if key in LISTS_LEFT_OUT or value is None:
         return
     if isinstance(value, list | tuple) and value and all(isinstance(item, str) for item in value):
         yield key, ("\n" if key.endswith("log_tail") else ", ").join(value)
     elif isinstance(value, Mapping | list | tuple):
         for name, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
-            yield from flat(inner, f"{key}.{name}" if key else str(name))
+            yield from flatten(inner, f"{key}.{name}" if key else str(name))
     else:
         yield key, value
 
 
 def profile_rows(record: AnyRecord) -> list[list[Any]]:
-    """The metrics of a profile, a row each, as `PROFILE_COLUMNS`; "all" is the sum over ranks."""
+    """Return the metrics of a profile as rows of `PROFILE_COLUMNS`. "all" is the sum over ranks."""
     rows = record.profile.rows if record.profile is not None else UNSET
     values = [
         [getattr(row, name) for name in PROFILE_COLUMNS] for row in ([] if rows is UNSET else rows)

@@ -1,8 +1,7 @@
-"""A run of W&B that is written with the times of a record, whenever that happens.
+"""Write a run of W&B with the times of a record, at any later time.
 
-`wandb.log` stamps a row with the time of the call. Rows and samples go through W&B's own interface
-instead, which keeps theirs; it is none of W&B's public ones, and so nothing outside of this file
-uses it.
+`wandb.log` stamps a row with the time of the call. Rows and samples are therefore sent through
+W&B's internal interface, which keeps their times. It is not public, so only this file uses it.
 """
 
 import time
@@ -22,8 +21,9 @@ from multicard.tracking.run_record import WandbRunInfo
 
 @dataclass(frozen=True)
 class WandbTarget:
-    """Where runs go, and how; at its end a run has `finish_s` to upload the rest,
-    where W&B would try for days.
+    """Where runs are uploaded, and how.
+
+    `finish_s` limits the upload at the end of a run. W&B would try for days.
     """
 
     mode: TrackerMode
@@ -33,14 +33,12 @@ class WandbTarget:
 
 
 class NotLoggedInError(RuntimeError):
-    """W&B has no key of the user's, or none that its server
-    takes: a further try would end the same.
-    """
+    """W&B has no API key, or its server refuses the key. Another try would end the same way."""
 
 
 @contextmanager
 def _as_runtime_error() -> Iterator[None]:
-    """Turn any of W&B's errors into a RuntimeError."""
+    """Turn each of W&B's errors into a RuntimeError."""
     try:
         yield
     except RuntimeError:
@@ -48,7 +46,7 @@ def _as_runtime_error() -> Iterator[None]:
     except Exception as error:
         from wandb.errors import AuthenticationError, UsageError
 
-        # a missing key is a UsageError, as is much else
+        # W&B raises UsageError for a missing key, and for much else.
         no_key = isinstance(error, AuthenticationError) or (
             isinstance(error, UsageError) and "API key" in str(error)
         )
@@ -59,13 +57,13 @@ def _as_runtime_error() -> Iterator[None]:
 class WandbRun:
     """One run, from `open` to `finish`.
 
-    next_row: the number of the first row that W&B does not have, by an earlier upload of the same
-    run.
-    attempts_before: the attempts whose samples an earlier upload, which ended, has sent.
+    Attributes:
+        next_row: the number of the first row that no earlier upload of the run has sent.
+        attempts_before: the number of attempts whose samples a completed upload has sent.
 
     Raises:
-        RuntimeError: if W&B fails.
-        NotLoggedInError: if it has no key of the user's.
+        RuntimeError: W&B failed.
+        NotLoggedInError: W&B has no API key.
     """
 
     def __init__(self, run: Any) -> None:
@@ -75,14 +73,14 @@ class WandbRun:
 
     @classmethod
     def open(cls, about: WandbRunInfo, target: WandbTarget, folder: Path) -> Self:
-        """Start the run, or go on with it where W&B has it, whose own files are in a folder."""
-        own = {
+        """Start the run, or continue it if W&B has it. W&B's own files are in `folder`."""
+        run_facts = {
             name: getattr(about, name)
             for name in ("id", "name", "group", "job_type", "tags", "config")
         }
-        to = {"project": target.project, "entity": target.entity, "mode": str(target.mode)}
+        destination = {"project": target.project, "entity": target.entity, "mode": str(target.mode)}
         with _as_runtime_error(), _clock_at(about.started_at):
-            wandb = _quiet()
+            wandb = _quiet_wandb()
             settings = wandb.Settings(
                 silent=True,
                 console="off",
@@ -90,15 +88,20 @@ class WandbRun:
                 git_commit=about.commit,
                 host=about.host,
                 x_disable_stats=True,
-                x_disable_machine_info=True,  # of the machine that uploads, which may be another
+                x_disable_machine_info=True,  # The uploading machine may be another one.
                 x_save_requirements=False,
-                # else W&B puts the time of the upload into the summary
+                # Otherwise W&B puts the time of the upload into the summary.
                 x_server_side_derived_summary=True,
                 finish_timeout=target.finish_s,
                 finish_timeout_raises=True,
             )
             run = wandb.init(
-                **own, **to, resume="allow", dir=folder, reinit="finish_previous", settings=settings
+                **run_facts,
+                **destination,
+                resume="allow",
+                dir=folder,
+                reinit="finish_previous",
+                settings=settings,
             )
             for axis, table in ((keys.STEP, keys.BY_STEP), (keys.EPOCH, keys.BY_EPOCH)):
                 run.define_metric(axis)
@@ -111,14 +114,15 @@ class WandbRun:
         return None if self._run.offline else self._run.url
 
     def describe(self, about: WandbRunInfo) -> None:
-        """Replace configuration and tags by those that are known at the end."""
+        """Replace the configuration and tags by the ones that are known at the end."""
         with _as_runtime_error():
             self._run.config.update(about.config, allow_val_change=True)
             self._run.tags = about.tags
 
     def row(self, number: int, values: Mapping[str, Any], moment: Moment) -> None:
-        """Log a row of the history, unless W&B has it;
-        its number counts from 0 and is the same in every upload.
+        """Log a row of the history, unless W&B has it.
+
+        Rows are numbered from 0, and have the same number in every upload.
         """
         if number < self.next_row:
             return
@@ -128,7 +132,7 @@ class WandbRun:
         self.next_row = number + 1
 
     def sample(self, at: float, values: Mapping[str, float]) -> None:
-        """Log a sample of the machine, taken at Unix time `at`."""
+        """Log a sample of the machine, taken at the Unix time `at`."""
         with _as_runtime_error():
             interface = self._run._interface
             stats = interface._make_stats(dict(values))
@@ -138,7 +142,7 @@ class WandbRun:
     def artifact(
         self, name: str, kind: str, files: Mapping[str, Path], facts: Mapping[str, Any]
     ) -> None:
-        """Log an artifact of files, by their names in it."""
+        """Log an artifact of files, given by their names in it."""
         import wandb
 
         with _as_runtime_error():
@@ -155,47 +159,50 @@ class WandbRun:
         rows: Sequence[Sequence[Any]],
         moment: Moment,
     ) -> None:
-        """Log a table, as a row of its own and in the summary, unless W&B has the row."""
+        """Log a table, as a separate row and in the summary, unless W&B has the row."""
         import wandb
 
         if number < self.next_row:
             return
         with _as_runtime_error():
-            shown = wandb.Table(list(columns), [list(row) for row in rows], allow_mixed_types=True)
-            self.row(number, {key: shown}, moment)
-            self._run.summary.update({key: shown})
+            wandb_table = wandb.Table(
+                list(columns), [list(row) for row in rows], allow_mixed_types=True
+            )
+            self.row(number, {key: wandb_table}, moment)
+            self._run.summary.update({key: wandb_table})
 
     def finish(self, summary: Mapping[str, Any], end: Moment, exit_code: int) -> None:
-        """Write the summary and end the run at a moment of its own clock."""
-        ended = {
+        """Write the summary, and end the run at a moment of its own clock."""
+        end_values = {
             "_timestamp": end.at,
             "_runtime": end.runtime_s,
             "_wandb": {"runtime": end.runtime_s},
         }
         with _as_runtime_error():
-            self._run.summary.update({**summary, **ended})
+            self._run.summary.update({**summary, **end_values})
             self._run.finish(exit_code=exit_code)
 
 
 @contextmanager
 def _clock_at(at: float) -> Iterator[None]:
-    """Have W&B take `at`, a Unix time, for the moment at which the run starts;
-    it has no setting for it.
-    """
+    """Make W&B take the Unix time `at` as the start of the run. W&B has no setting for it."""
     from wandb.sdk import wandb_init, wandb_run
 
-    stopped = SimpleNamespace(**{**vars(time), "time": lambda: at})
-    with patch.object(wandb_init, "time", stopped), patch.object(wandb_run, "time", stopped):
+    stopped_clock = SimpleNamespace(**{**vars(time), "time": lambda: at})
+    with (
+        patch.object(wandb_init, "time", stopped_clock),
+        patch.object(wandb_run, "time", stopped_clock),
+    ):
         yield
 
 
 def server() -> str:
-    """The URL of W&B's server."""
-    return _quiet().setup().settings.base_url
+    """Return the URL of W&B's server."""
+    return _quiet_wandb().setup().settings.base_url
 
 
-def _quiet() -> Any:
-    """W&B, which prints nothing within this process: what goes wrong is raised."""
+def _quiet_wandb() -> Any:
+    """Return W&B's module, set to print nothing: all errors are raised."""
     import wandb
 
     wandb.setup(wandb.Settings(silent=True))

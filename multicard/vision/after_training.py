@@ -1,4 +1,4 @@
-"""Steps after the measured training: profiled ones, and the ablations of `diagnose`."""
+"""Take further steps after the measured training: for profiles, and for `diagnose`'s ablations."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -28,8 +28,9 @@ def after_training(
     training: Input,
     workers: int,
 ) -> None:
-    """Take the steps that `profile` and `diagnose` ask for, without changing the weights,
-    and write their results.
+    """Take the steps that `profile` and `diagnose` ask for, and write their results.
+
+    The weights do not change, because the learning rate is 0.
     """
     config = loop.config
     window = (
@@ -40,22 +41,25 @@ def after_training(
     if not (window or config.diagnose):
         return
     if max_over_ranks(loop.rank, loop.progress.board.stop_at):
-        return  # the job is about to end; the run itself is measured
+        return  # The job is about to end. The run itself has been measured.
     step_s = report.content.epochs[-1].train_s / loop.share.steps
     loop.optim.schedule = LambdaLR(loop.optim.optimizer, lambda _: 0.0)
     loop.share.model.train()
-    feed = endless(training, sampler, loop.share, config.epochs)
+    feed = endless_batches(training, sampler, loop.share, config.epochs)
     if window:
-        report.content.profile = profiled(loop, report, feed, window, step_s)
+        report.content.profile = profile_steps(loop, report, feed, window, step_s)
     if config.diagnose:
         prepared = LOADERS[config.loader.name].prepared(config.loader, workers)
-        report.content.ablations = measured(loop, feed, step_s, prepared)
+        report.content.ablations = time_ablations(loop, feed, step_s, prepared)
     report.write()
 
 
-def endless(training: Input, sampler: Remaining, share: Share, epoch: int) -> Iterator[Batch]:
-    """The loader's batches, epoch after epoch, in complete rounds;
-    all of them where no round is complete.
+def endless_batches(
+    training: Input, sampler: Remaining, share: Share, epoch: int
+) -> Iterator[Batch]:
+    """Yield the loader's batches, epoch after epoch, but only those of complete rounds.
+
+    If an epoch has no complete round, yield all of its batches.
     """
     complete = (
         len(share.sampler) // share.batch_size // share.batches_per_step * share.batches_per_step
@@ -68,13 +72,14 @@ def endless(training: Input, sampler: Remaining, share: Share, epoch: int) -> It
         epoch += 1
 
 
-def profiled(
+def profile_steps(
     loop: Loop,
     report: RankReportWriter[VisionReport],
     feed: Iterator[Batch],
     config: WindowConfig,
     step_s: float,
 ) -> dict[str, object]:
+    """Take steps under the profiler, and return its result."""
     window = Window(config, loop.rank, report.folder, loop.ranges, step_s)
     loop.timer.start()
     while window.boundary():
@@ -84,38 +89,38 @@ def profiled(
     return window.result()
 
 
-def measured(
+def time_ablations(
     loop: Loop, feed: Iterator[Batch], step_s: float, prepared: int
 ) -> dict[str, list[float]] | None:
-    """The times of the ablations.
+    """Time the ablations: steps with one cost removed. Return the seconds of each, by name.
 
     Args:
-        prepared: batches that the loader makes ahead of the step that asks for them.
+        prepared: Number of batches that the loader makes ahead of the step that asks for them.
     """
     share = loop.share
     rank = loop.rank
     loop.timer.start()
-    loaded = [next(feed) for _ in range(share.batches_per_step)]
+    loaded_batches = [next(feed) for _ in range(share.batches_per_step)]
     on_device = [
         Batch(*loop.move(batch, dict.fromkeys(COUNTS, 0)), images_bytes=0, labels_bytes=0)
-        for batch in loaded
+        for batch in loaded_batches
     ]
 
     def steps(batches: Iterator[Batch], count: int) -> None:
         for _ in range(count):
             loop.step(batches)
-        loop.timer.stop()  # its times are not needed
+        loop.timer.stop()  # This discards the recorded times, which are not needed.
         loop.timer.start()
 
     def fetch(count: int) -> None:
         for _ in range(count * share.batches_per_step):
             loop.move(next(feed), dict.fromkeys(COUNTS, 0))
 
-    def alone(batches: Iterator[Batch], count: int, size: int = share.batch_size) -> None:
-        """Train the plain model on batches of `size`: ranks exchange neither gradients nor buffers.
+    def train_alone(batches: Iterator[Batch], count: int, size: int = share.batch_size) -> None:
+        """Train the plain model: ranks exchange neither gradients nor buffers.
 
-        A compiled model is compiled for another size too, and its CUDA graphs recorded,
-        in the round that warms up.
+        A compiled model is compiled again for another `size`, and its CUDA graphs are recorded, in
+        the round that warms up.
         """
         loop.share = replace(share, model=share.plain, batch_size=size)
         try:
@@ -123,26 +128,28 @@ def measured(
         finally:
             loop.share = share
 
-    def whole(count: int) -> None:
+    def take_whole_steps(count: int) -> None:
         steps(feed, count)
 
-    taken_by = {
-        "whole": whole,
+    step_takers = {
+        "whole": take_whole_steps,
         "device": lambda count: steps(cycle(on_device), count),
         "input": fetch,
     }
     if rank.device.type == "cuda":
-        from_host = sent_again(loaded, rank.device)
-        taken_by["host"] = lambda count: steps(from_host, count)
+        from_host = resend_from_host(loaded_batches, rank.device)
+        step_takers["host"] = lambda count: steps(from_host, count)
     if rank.world_size > 1:
-        taken_by["alone"] = lambda count: alone(feed, count)
-        taken_by["core"] = lambda count: alone(cycle(on_device), count)
+        step_takers["alone"] = lambda count: train_alone(feed, count)
+        step_takers["core"] = lambda count: train_alone(cycle(on_device), count)
     size = len(on_device[0].labels) // 2
     if size > 1 and len(share.devices) == 1:
         halves = [Batch(batch.images[:size], batch.labels[:size], 0, 0) for batch in on_device]
-        taken_by["half"] = lambda count: alone(cycle(halves), count, size)
-    refill = {name: whole for name in ("whole", "alone") if name in taken_by} | {"input": fetch}
-    timed = {name: diagnosis.timed(rank, take_steps) for name, take_steps in taken_by.items()}
+        step_takers["half"] = lambda count: train_alone(cycle(halves), count, size)
+    refill = {name: take_whole_steps for name in ("whole", "alone") if name in step_takers} | {
+        "input": fetch
+    }
+    timed = {name: diagnosis.timed(rank, take_steps) for name, take_steps in step_takers.items()}
     rounds_ahead = -(-prepared // share.batches_per_step)
     warm_up = GRAPH_PASSES if loop.cuda_graphs else 1
     return diagnosis.interleaved(
@@ -150,12 +157,16 @@ def measured(
     )
 
 
-def sent_again(loaded: list[Batch], device: torch.device) -> Iterator[Batch]:
-    """These batches over and over, copied from the host as the
-    loader copies them: in the step or ahead of it.
+def resend_from_host(loaded_batches: list[Batch], device: torch.device) -> Iterator[Batch]:
+    """Yield these batches again and again, copied from the host as the loader copies them.
+
+    The copy is made in the step or ahead of it.
     """
-    if loaded[0].ready is None:
-        return cycle(loaded)
-    parts = [(batch.images.cpu().pin_memory(), batch.labels.cpu().pin_memory()) for batch in loaded]
-    on_host = [Batch(*pair, *batch[2:4]) for pair, batch in zip(parts, loaded, strict=True)]
+    if loaded_batches[0].ready is None:
+        return cycle(loaded_batches)
+    parts = [
+        (batch.images.cpu().pin_memory(), batch.labels.cpu().pin_memory())
+        for batch in loaded_batches
+    ]
+    on_host = [Batch(*pair, *batch[2:4]) for pair, batch in zip(parts, loaded_batches, strict=True)]
     return sent_ahead((Making(batch) for batch in cycle(on_host)), device)

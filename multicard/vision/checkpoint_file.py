@@ -1,9 +1,8 @@
-"""What a file of weights holds: tensors by name, wherever a training script put them;
-or why it holds none.
+"""Read a file of weights: find its tensors by name wherever a training script put them.
 
-Nothing is unpickled but tensors and plain values. An object of any other class, as the
-hyperparameters in a checkpoint of Lightning or a whole pickled model,
-becomes an `Inert` one: none of its code is run.
+Only tensors and plain values are unpickled. An object of any other class becomes an `Inert` object,
+and none of its code is run. Such objects are the hyperparameters in a checkpoint of Lightning, or a
+whole pickled model.
 """
 
 import re
@@ -18,17 +17,17 @@ from multicard.config.pasting import override
 from multicard.messages import Message, Refusal
 
 State = dict[str, torch.Tensor]
-# Segments of names that wrappers of torch put in: compile, Lightning,
-# FSDP and activation checkpointing
+# Parts of names that are inserted by torch's wrappers: compile, Lightning, FSDP and activation
+# checkpointing.
 WRAPPERS = {"_orig_mod", "_forward_module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 UNSUPPORTED = re.compile(r"Unsupported global: GLOBAL ([\w.]+)|Unsupported class ([\w.]+)")
-MOST_CLASSES = 200  # of which a file may hold objects
-# of torch, pickle, safetensors
-CUT_OFF = ("EOF", "Ran out of input", "incomplete metadata", "invalid header length")
-MOST_HEADER_BYTES = 100 << 20  # of a safetensors file
-DEEPEST = 20  # dictionaries within one another, and modules
+MAX_CLASSES = 200  # A file may hold objects of this number of classes.
+# Errors of torch, pickle and safetensors for a file whose end is missing.
+CUT_OFF_ERRORS = ("EOF", "Ran out of input", "incomplete metadata", "invalid header length")
+MAX_HEADER_BYTES = 100 << 20  # A longer header is not one of safetensors.
+MAX_DEPTH = 20  # Dictionaries and modules may be nested to this depth.
 
-# What people have in place of weights, by the first bytes: what it is, and what to do
+# Files that people give in place of weights: their first bytes, what they are, and the remedy.
 NO_WEIGHTS: tuple[tuple[bytes, str, str], ...] = (
     (b"version https://git-lfs", "a pointer of Git LFS", "fetch the file itself by `git lfs pull`"),
     (b"<!doctype html", "a web page", "download the file itself, not the page that shows it"),
@@ -44,7 +43,7 @@ NO_WEIGHTS: tuple[tuple[bytes, str, str], ...] = (
 
 
 class Inert(dict[Any, Any]):
-    """In place of an object of any class: it keeps items and attributes, and has no code."""
+    """Stands in for an object of any class: it keeps items and attributes, and has no code."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         super().__init__()
@@ -56,30 +55,29 @@ class Inert(dict[Any, Any]):
 
 
 def read(path: Path, weights: str) -> State:
-    """All tensors of a file by their names, with a dot between
-    the names of dictionaries within one another.
+    """Return all tensors of a file by name. The names of nested dictionaries are joined by dots.
 
     Args:
-        weights: the value of `model.weights`, which refusals begin with.
+        weights: The value of `model.weights`, with which refusals begin.
     """
     _refuse_other_files(path, weights)
     try:
         content = _safetensors(path) if _is_safetensors(path) else _torch_file(path)
-    except Exception as error:  # of several libraries, which have no common base
+    except Exception as error:  # The libraries' errors have no common base.
         if _is_cut_off(path, error):
             _refuse(path, weights, "cut off", "download or copy it again")
         why = f"{type(error).__name__}: {error}".splitlines()[0].partition(". ")[0]
         raise _unreadable(path, weights, why) from None
     state = dict(_tensors(content))
     if not state:
-        raise _unreadable(path, weights, "it holds no tensor with a name")
+        raise _unreadable(path, weights, "it holds no named tensor")
     return state
 
 
 def _unreadable(path: Path, weights: str, why: str) -> Refusal:
     return Refusal(
         "weights.unreadable",
-        f"model.weights={weights}: cannot be read as tensors by name ({why}); save"
+        f"model.weights={weights}: cannot be read as named tensors ({why}); save"
         " model.state_dict()",
         key="model.weights",
         file=str(path),
@@ -87,26 +85,26 @@ def _unreadable(path: Path, weights: str, why: str) -> Refusal:
     )
 
 
-def _refuse(path: Path, weights: str, what: str, remedy: str) -> NoReturn:
+def _refuse(path: Path, weights: str, file_kind: str, remedy: str) -> NoReturn:
     raise Refusal(
         "weights.other-file",
-        f"model.weights={weights}: is {what}, and no whole file of weights; {remedy}",
+        f"model.weights={weights}: is {file_kind}, not a complete file of weights; {remedy}",
         key="model.weights",
         file=str(path),
-        what=what,
+        what=file_kind,
     )
 
 
 def _refuse_other_files(path: Path, weights: str) -> None:
-    """Refuse what is known by its first bytes to hold no weights."""
+    """Refuse a file whose first bytes show that it holds no weights."""
     with path.open("rb") as file:
-        first = file.read(512)
-    if not first:
+        first_bytes = file.read(512)
+    if not first_bytes:
         _refuse(path, weights, "empty", "download or copy it again")
-    begin = first.lstrip(b"\xef\xbb\xbf \r\n\t").lower()
-    for magic, what, remedy in NO_WEIGHTS:
+    begin = first_bytes.lstrip(b"\xef\xbb\xbf \r\n\t").lower()
+    for magic, file_kind, remedy in NO_WEIGHTS:
         if begin.startswith(magic):
-            _refuse(path, weights, what, remedy)
+            _refuse(path, weights, file_kind, remedy)
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
@@ -115,11 +113,13 @@ def _refuse_other_files(path: Path, weights: str) -> None:
                 path,
                 weights,
                 "a TorchScript program",
-                "save the state_dict() of what torch.jit.load gives",
+                "save the state_dict() of the module that torch.jit.load returns",
             )
         if not any(name.endswith("data.pkl") for name in names):
             _refuse(path, weights, "an archive (zip)", "unpack it")
-    elif not _is_safetensors(path) and all(byte in b"\r\n\t" or 32 <= byte < 127 for byte in first):
+    elif not _is_safetensors(path) and all(
+        byte in b"\r\n\t" or 32 <= byte < 127 for byte in first_bytes
+    ):
         _refuse(
             path,
             weights,
@@ -129,11 +129,11 @@ def _refuse_other_files(path: Path, weights: str) -> None:
 
 
 def _is_safetensors(path: Path) -> bool:
-    """By its content: the length of its header, and the JSON that the header is."""
+    """Return True if the file begins with the length of a header and the header's first brace."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         brace = file.read(1)
-    return 2 <= length <= MOST_HEADER_BYTES and brace == b"{"
+    return 2 <= length <= MAX_HEADER_BYTES and brace == b"{"
 
 
 def _safetensors(path: Path) -> State:
@@ -143,41 +143,40 @@ def _safetensors(path: Path) -> State:
 
 
 def _torch_file(path: Path) -> Any:
-    """The content of a file of torch.save, with `Inert` objects for
-    those of classes that torch does not allow.
-    """
+    """Load a file of torch.save. Objects of classes that torch does not allow become `Inert`."""
     classes: dict[str, type[Inert]] = {}
     while True:
         try:
             with torch.serialization.safe_globals([(kind, name) for name, kind in classes.items()]):
                 return torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:
-            found = UNSUPPORTED.search(str(error))
-            name = found and (found[1] or found[2]).rstrip(".")
-            if not name or name in classes or len(classes) >= MOST_CLASSES:
+            unsupported = UNSUPPORTED.search(str(error))
+            name = unsupported and (unsupported[1] or unsupported[2]).rstrip(".")
+            if not name or name in classes or len(classes) >= MAX_CLASSES:
                 raise
             classes[name] = type(name.rpartition(".")[2], (Inert,), {})
 
 
 def _is_cut_off(path: Path, error: Exception) -> bool:
-    """True where the end of a file is missing."""
+    """Return True if the end of the file is missing."""
     with path.open("rb") as file:
         is_zip = file.read(4) == b"PK\x03\x04"
     if is_zip:
         return not zipfile.is_zipfile(path)
-    said = f"{type(error).__name__} {error}"
-    return any(words in said for words in CUT_OFF)
+    error_text = f"{type(error).__name__} {error}"
+    return any(words in error_text for words in CUT_OFF_ERRORS)
 
 
 def _tensors(content: Any, place: tuple[str, ...] = ()) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of dictionaries within one another, and of whole pickled modules. Keys that are
-    no names, as the numbers of parameters in an optimiser, lead to none.
+    """Yield the tensors in nested dictionaries and in pickled modules.
+
+    Keys that are not names are skipped, such as the numbers of parameters in an optimizer's state.
     """
     if isinstance(content, torch.Tensor):
         if place:
             yield ".".join(name for name in place if name not in WRAPPERS), content.detach()
         return
-    if len(place) > DEEPEST:
+    if len(place) > MAX_DEPTH:
         return
     if isinstance(content, Inert):
         inside = content.__dict__
@@ -190,26 +189,30 @@ def _tensors(content: Any, place: tuple[str, ...] = ()) -> Iterator[tuple[str, t
                 yield from _tensors(value, (*place, *name.split(".")))
 
 
-def note_of_choice(weights: str, taken: str, others: list[str], left: list[str]) -> Message:
-    """Which weights of a file are taken, where it holds several, or others beside them.
+def note_of_choice(
+    weights: str, taken_set: str, other_sets: list[str], unused_names: list[str]
+) -> Message:
+    """Return the note on which of a file's weights are taken, if it holds several sets or others.
 
     Args:
-        taken, others: as `model.weights_from` names them.
-        left: names of tensors that belong to none of them.
+        taken_set: The set that is taken, as `model.weights_from` names it.
+        other_sets: The other sets, named in the same way.
+        unused_names: Names of tensors that belong to none of the sets.
     """
-    several = (
-        f", not {' or '.join(others)} (`{override('model.weights_from', others[0])}` takes that)"
-        if others
+    other_part = (
+        f", not {' or '.join(other_sets)}"
+        f" (`{override('model.weights_from', other_sets[0])}` takes that)"
+        if other_sets
         else ""
     )
-    more = f" and {len(left) - 2} more" if len(left) > 2 else ""
-    beside = f"; not read: {', '.join(left[:2])}{more}" if left else ""
+    more_unused = f" and {len(unused_names) - 2} more" if len(unused_names) > 2 else ""
+    unused_part = f"; not read: {', '.join(unused_names[:2])}{more_unused}" if unused_names else ""
     return Message(
         "weights.taken",
-        f"model.weights={weights}: takes those called {taken}{several}{beside}",
+        f"model.weights={weights}: takes the weights called {taken_set}{other_part}{unused_part}",
         key="model.weights",
-        taken=taken,
-        others=others,
-        left=left[:20],
-        left_count=len(left),
+        taken=taken_set,
+        others=other_sets,
+        left=unused_names[:20],
+        left_count=len(unused_names),
     )

@@ -1,7 +1,7 @@
-"""torch.compile of the model: its options, and all of its work before training starts,
-so that its time is apart.
+"""Compile the model with torch.compile, and do all of the compilation before training starts.
 
-cuDNN's search for the fastest convolutions is kept out of measured steps in the same way.
+So the time of compilation is recorded apart from the steps. cuDNN's search for the fastest
+convolutions is kept out of the measured steps in the same way.
 """
 
 from collections.abc import Sequence
@@ -21,21 +21,21 @@ from multicard.vision.data.device_loader import Resident
 from multicard.vision.loop import Loop
 from multicard.vision.strategy import compiles
 
-# Inductor stores an intermediate result with several uses if it reads more than 4 tensors, however
-# small these are. BatchNorm's output reads 5, of which 4 have one value a channel, and the gradient
-# of ReLU6 or SiLU reads one more: the backward pass would build it anew, store it, and read it
-# again. What reads two or more tensors of one size is stored as before, so that sums of gradients
-# are not computed again by each of their uses. `python -m benchmarks.generated_code` counts the
-# bytes of both; docs/measuring.md has the table, also of models without BatchNorm,
-# where it does not pay.
+# Inductor stores an intermediate result that has several uses if it reads more than 4 tensors,
+# however small they are. BatchNorm's output reads 5, of which 4 have one value per channel. The
+# gradient of ReLU6 or SiLU reads one more. So the backward pass would build it again, store it, and
+# read it again. A result that reads two or more tensors of one size is stored as before. Otherwise
+# sums of gradients would be computed again for each of their uses. `python -m
+# benchmarks.generated_code` counts the bytes of both variants. docs/studies/h200.md has the table,
+# also for models without BatchNorm, for which it does not pay.
 STORING = {"realize_reads_threshold": 6, "realize_acc_reads_size_threshold": 1}
 
 
 def own_options(model: nn.Module, layout: str, device_type: str) -> dict[str, Any]:
-    """The options of Inductor that this project sets beside those of a mode of torch.compile.
+    """Return the options of Inductor that this project sets besides those of a mode.
 
-    Inductor turns convolutions to channels-last where its heuristics expect a gain (on CPU always).
-    With layout=nchw that is forbidden: the layout is an axis. See
+    Inductor turns convolutions to channels-last if its heuristics expect a gain, and on CPU always.
+    With layout=nchw this is forbidden, because the layout is an axis of sweeps. See
     `torch._inductor.graph.GraphLowering.decide_layout_opt`.
     """
     options: dict[str, Any] = {}
@@ -47,14 +47,14 @@ def own_options(model: nn.Module, layout: str, device_type: str) -> dict[str, An
 
 
 def inductor_options(model: nn.Module, mode: str, layout: str, device_type: str) -> dict[str, Any]:
-    """All options of Inductor, by its own names, for a model in a mode of torch.compile."""
+    """Return all options of Inductor for a model that is compiled in a mode of torch.compile."""
     from torch._inductor import list_mode_options
 
     return {**list_mode_options(mode), **own_options(model, layout, device_type)}
 
 
 def compile_model(model: nn.Module, config: VisionConfig, device_type: str) -> None:
-    """Have torch compile `model` in place, at its first call, for a type of device."""
+    """Have torch compile `model` in place when it is first called."""
     mode = compilation.mode(config.compile)
     layout = config.layout.name
     options = inductor_options(model, mode, layout, device_type)
@@ -62,8 +62,9 @@ def compile_model(model: nn.Module, config: VisionConfig, device_type: str) -> N
 
 
 def recorded_options(model: nn.Module, config: VisionConfig, device_type: str) -> dict[str, Any]:
-    """The flags of a compiled run's record: this project's options of Inductor;
-    empty if it is not.
+    """Return this project's options of Inductor as flags of a run's record.
+
+    They are empty if the run is not compiled.
     """
     if not compiles(config, device_type):
         return {}
@@ -72,24 +73,23 @@ def recorded_options(model: nn.Module, config: VisionConfig, device_type: str) -
 
 
 def is_slow_at_first(loop: Loop) -> bool:
-    """Whether a run's first steps and evaluations do what `prepare` does before them."""
+    """Return True if the first steps and evaluations are slow, so that `prepare` has to run."""
     return loop.compiled or (loop.config.cudnn_benchmark and loop.rank.device.type == "cuda")
 
 
-def prepare(loop: Loop, evaluated: int, loaders: Sequence[Input] = ()) -> float | None:
-    """Have all of a run's code compiled and warm,
-    by steps and evaluations of zeros that leave no trace.
+def prepare(loop: Loop, test_samples: int, loaders: Sequence[Input] = ()) -> float | None:
+    """Compile and warm up all code of a run by training and evaluating on zeros.
 
-    These have the shapes of the run, those of its odd last batches too: they run uncompiled, and
-    cuDNN tries its convolutions for each shape. All ranks call it. A model that torch cannot
-    compile here is refused.
+    Weights, statistics and random numbers are the same afterwards. The zeros have the shapes of the
+    run, including its smaller last batches. Those run uncompiled, but cuDNN searches convolutions
+    for each shape. All ranks call this function. A model that torch cannot compile is refused.
 
     Args:
-        evaluated: samples that this rank evaluates.
-        loaders: those whose batches are prepared by compiled code are warm too.
+        test_samples: Number of samples that this rank evaluates.
+        loaders: Loaders to warm up too, if compiled code prepares their batches.
 
     Returns:
-        The seconds that it took; None where the model is not compiled.
+        The seconds that this took, or None if the model is not compiled.
     """
     share = loop.share
     started_s = timing.clock_s()
@@ -102,38 +102,38 @@ def prepare(loop: Loop, evaluated: int, loaders: Sequence[Input] = ()) -> float 
             for _ in range(compilation.GRAPH_PASSES if loop.cuda_graphs else 1):
                 train_on_zeros(loop, share.model, share.batch_size)
                 evaluate_zeros(loop, share.batch_size)
-        full, odd = divmod(len(share.sampler), share.batch_size)
-        # not under DDP: other ranks may have no odd batch
-        if full % share.batches_per_step == share.turn:
-            train_on_zeros(loop, share.evaluated, odd)
-        evaluate_zeros(loop, evaluated % share.batch_size)
+        full_batches, last_batch_size = divmod(len(share.sampler), share.batch_size)
+        # The smaller last batch trains without DDP: other ranks may not have one.
+        if full_batches % share.batches_per_step == share.turn:
+            train_on_zeros(loop, share.evaluated, last_batch_size)
+        evaluate_zeros(loop, test_samples % share.batch_size)
     with torch.no_grad():
-        for buffer, before in zip(share.plain.buffers(), buffers, strict=True):
-            buffer.copy_(before)
+        for buffer, buffer_before in zip(share.plain.buffers(), buffers, strict=True):
+            buffer.copy_(buffer_before)
     timing.synchronize(loop.rank.device)
     return timing.clock_s() - started_s if loop.compiled else None
 
 
 def train_on_zeros(loop: Loop, model: nn.Module, size: int) -> None:
-    """A step on `size` images, up to the gradients, which are dropped; none for 0."""
+    """Compute the gradients for `size` images of zeros, and drop them. Do nothing if size is 0."""
     if not size:
         return
     labels = torch.zeros(size, dtype=torch.int64, device=loop.rank.device)
     loop.share.model.train()
-    loop.optim.scaler.scale(loop.loss(model, zeros(loop, size), labels)).backward()
+    loop.optim.scaler.scale(loop.loss(model, zero_images(loop, size), labels)).backward()
     loop.optim.optimizer.zero_grad(set_to_none=True)
 
 
 @torch.no_grad()
 def evaluate_zeros(loop: Loop, size: int) -> None:
-    """An evaluation of `size` images; none for 0."""
+    """Evaluate `size` images of zeros. Do nothing if size is 0."""
     if size:
         loop.share.evaluated.eval()
-        loop.outputs(loop.share.evaluated, zeros(loop, size))
+        loop.outputs(loop.share.evaluated, zero_images(loop, size))
 
 
-def zeros(loop: Loop, size: int) -> torch.Tensor:
-    """Images (size, 3, S, S) on the device, as the loader would have moved them."""
+def zero_images(loop: Loop, size: int) -> torch.Tensor:
+    """Return images (size, 3, S, S) on the device, in the type that the loader transfers."""
     side = loop.config.dataset.image_size
     return torch.zeros(
         size, 3, side, side, dtype=loop.precision.transfer_dtype, device=loop.rank.device
@@ -141,12 +141,13 @@ def zeros(loop: Loop, size: int) -> torch.Tensor:
 
 
 def cuda_graphs(device: torch.device, compile_value: bool | str | None) -> dict[str, Any]:
-    """Of this process, once it has trained: `cuda_graphs`, True if nothing that was compiled was
-    kept from running as CUDA graphs, as it is on CPU ranks, and `cuda_graphs_recorded`;
-    nothing where the mode has none.
+    """Return whether this process ran its compiled code as CUDA graphs. Call it after training.
 
-    Inductor may divide a graph, and record its parts (`graph_partition`),
-    so several do not mean that some are missing.
+    Returns:
+        `cuda_graphs`: True if no compiled code was kept from running as a CUDA graph. On CPU ranks
+        nothing keeps it from that. `cuda_graphs_recorded`: the number of graphs. Inductor may split
+        a graph and record its parts (`graph_partition`), so several graphs do not mean that some
+        are missing. The dictionary is empty if the compile mode has no CUDA graphs.
     """
     if not compilation.has_cuda_graphs(compile_value):
         return {}
@@ -158,6 +159,9 @@ def cuda_graphs(device: torch.device, compile_value: bool | str | None) -> dict[
         if device.type == "cuda"
         else None
     )
+    # The counter is an iterator. Its copy yields the number of graphs so far without advancing it.
     recorded = next(copy(manager.graph_counter)) if manager is not None else 0
-    whole = counters["inductor"]["cudagraph_skips"] == 0 and (recorded > 0 or device.type != "cuda")
-    return {"cuda_graphs": whole, "cuda_graphs_recorded": recorded}
+    all_recorded = counters["inductor"]["cudagraph_skips"] == 0 and (
+        recorded > 0 or device.type != "cuda"
+    )
+    return {"cuda_graphs": all_recorded, "cuda_graphs_recorded": recorded}

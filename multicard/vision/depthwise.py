@@ -1,20 +1,19 @@
-"""`model.depthwise=triton`: depthwise convolutions by the kernels of `depthwise_kernels`,
-where cuDNN's are slower.
+"""`model.depthwise=triton`: compute depthwise convolutions by Triton where cuDNN is slower.
 
-Measured, on an H200: cuDNN has no fast forward pass of images with 250 pixels a side. MobileNetV2's
-first two layers (64 images of 500 px, fp16, 3 x 3) took 10.9 ms of a compiled step's 38, and 0.6 by
-the kernel that was here before. Of sides of 125 pixels and less cuDNN has a fast one, which stays.
-Its backward passes of all 17 layers took 4.9 ms: all of its depthwise kernels took 5.8,
-and its forward passes of 15 layers 0.9.
+Measured on an H200: cuDNN has no fast forward pass for images with 250 pixels a side. The first two
+layers of MobileNetV2 (64 images of 500 px, fp16, 3 x 3) took 10.9 ms of the 38 ms of a compiled
+step. An earlier version of the kernel here took 0.6 ms. For sides of 125 pixels and less, cuDNN's
+forward pass is fast and is used. In all 17 layers, cuDNN's backward passes took 4.9 ms. All of its
+depthwise kernels together took 5.8 ms, of which the forward passes of 15 layers took 0.9 ms.
 
-Expected, and not measured (`python -m benchmarks.depthwise --expected` counts instructions and
-bytes; on a GPU it measures both sides):
+Expected, but not measured (`python -m benchmarks.depthwise --expected` counts instructions and
+bytes; on a GPU it measures both variants):
 
-- The backward pass here reads and writes each tensor once, where cuDNN has a kernel for each
-  gradient. It takes 2.0 to 2.7 ms for all 17 layers, at 70 and at 40 % of the GPU's issue slots,
-  and 4.1 at 25 %. So 3 x 3 taps have it, and 5 x 5 taps, which take three times the instructions.
-- 7 x 7 taps take over six times the instructions of 3 x 3. They have the kernels here where images
-  are large, as cuDNN may have no fast ones there either, and cuDNN's elsewhere.
+- The backward pass here reads and writes each tensor once, while cuDNN has one kernel for each
+  gradient. All 17 layers take 2.0 to 2.7 ms at 70 and at 40 % of the GPU's issue slots, and 4.1 ms
+  at 25 %. It is used for 3 x 3 taps, and for 5 x 5 taps, which take three times the instructions.
+- 7 x 7 taps take over six times the instructions of 3 x 3 taps. The kernels here compute them if
+  the images are large, for which cuDNN may have no fast kernels either. Otherwise cuDNN does.
 """
 
 import math
@@ -27,18 +26,21 @@ from torch import Tensor, nn
 
 from multicard.vision import depthwise_kernels as kernels
 
-LEAST_SIDE = 128  # pixels: below, cuDNN's forward pass is the faster one
-KERNELS = (3, 5, 7)  # sides of the taps
-ROWS = 32  # of outputs, a program's, at most: what it reads around them, another reads too
-VALUES = 256  # of a program's tensors, at most
-REGISTERS = 128  # of a thread, so that 16 warps fit on a multiprocessor
-MOST_VALUES = 2**31  # of an image, within which offsets have 32 bits
+MIN_SIDE = 128  # Pixels. For smaller images cuDNN's forward pass is faster.
+KERNEL_SIDES = (3, 5, 7)  # Sides of the taps, as in 3 x 3.
+# A program computes at most this number of rows. Rows around them are read by several programs.
+MAX_ROWS = 32
+MAX_TENSOR_VALUES = 256  # A tensor of a program has at most this number of values.
+REGISTERS = 128  # With this number per thread, 16 warps fit on a multiprocessor.
+MAX_IMAGE_VALUES = 2**31  # Offsets within an image have 32 bits.
 
 
 class Tile(NamedTuple):
-    """What a program computes: `columns` x `across` columns of outputs, and `channels`; `values`
-    are those of a thread in each tensor (columns, channels).
-    registers: None where the compiler chooses.
+    """The part of the output that a program computes: `columns` x `across` columns of `channels`.
+
+    Attributes:
+        values: Values of a thread in each tensor (columns, channels).
+        registers: Registers of a thread; None if the compiler chooses.
     """
 
     columns: int
@@ -53,22 +55,28 @@ class Tile(NamedTuple):
 
 
 def tile_of(kernel: int, stride: int, out_width: int, channels: int, dtype: torch.dtype) -> Tile:
-    """A tile whose values are in registers, with few columns and channels outside of the image."""
+    """Choose a tile that fits into registers and has few columns and channels off the image."""
     across = {(3, 1): 4, (3, 2): 2, (5, 1): 2, (5, 2): 2}.get((kernel, stride), 1)
     if dtype.itemsize > 2:
-        across = min(across, 2)  # what is loaded ahead takes twice the registers
+        across = min(across, 2)  # The values that are loaded ahead take twice the registers.
     values = 2 if kernel == 3 else 1
     block = 16 if 0 < channels % 32 <= 16 else 32
-    columns = 32 * values // block  # a warp's
-    while columns * across < out_width and columns * block < VALUES:
+    columns = 32 * values // block  # Columns of one warp.
+    while columns * across < out_width and columns * block < MAX_TENSOR_VALUES:
         columns *= 2
     has_room = kernel < 7 and dtype != torch.float64
     return Tile(columns, across, block, values, REGISTERS if has_room else None)
 
 
 class KernelLaunch(NamedTuple):
-    """How a pass is launched: programs, arguments behind the tensors,
-    the kernel's constants and compiler options.
+    """How a pass is launched.
+
+    Attributes:
+        programs: Number of programs.
+        parts: Number of parts that the images are cut into, each for all channels.
+        sizes: Arguments of the kernel after its tensors.
+        constants: The kernel's constants.
+        options: Options of Triton's compiler.
     """
 
     programs: int
@@ -79,12 +87,12 @@ class KernelLaunch(NamedTuple):
 
 
 def launch_of(x: Tensor, kernel: int, stride: int) -> KernelLaunch:
-    """The launch of either pass over images x (N, C, H, W)."""
+    """Return how to launch either pass over images x (N, C, H, W)."""
     count, channels, height, width = x.shape
     out_height = outputs_of(height, stride)
     out_width = outputs_of(width, stride)
     tile = tile_of(kernel, stride, out_width, channels, x.dtype)
-    strips = -(-out_height // ROWS)
+    strips = -(-out_height // MAX_ROWS)
     tiles = -(-out_width // (tile.columns * tile.across))
     parts = count * strips * tiles
     sizes = height, width, out_height, out_width, strips, tiles
@@ -103,7 +111,7 @@ def launch_of(x: Tensor, kernel: int, stride: int) -> KernelLaunch:
 
 
 def outputs_of(side: int, stride: int) -> int:
-    """Outputs along a side, with a padding of half a kernel."""
+    """Return the number of outputs along a side, with a padding of half a kernel."""
     return (side - 1) // stride + 1
 
 
@@ -111,7 +119,7 @@ def _channels_last(images: Tensor) -> Tensor:
     return images.contiguous(memory_format=torch.channels_last)
 
 
-def _on(device: torch.device) -> Any:
+def _current_device(device: torch.device) -> Any:
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
@@ -119,24 +127,30 @@ def _on(device: torch.device) -> Any:
 def depthwise(
     x: Tensor, weight: Tensor, stride: int, own_forward: bool = True, own_backward: bool = True
 ) -> Tensor:
-    """The convolution of x (N, C, H, W) with weight (C, 1, k, k), k of `KERNELS`, padded by k // 2.
+    """Convolve x (N, C, H, W) with weight (C, 1, k, k), padded by k // 2. k is in `KERNEL_SIDES`.
 
-    Gives (N, C, H', W'), H' = ceil(H / stride), channels-last. All tensors have one type; sums are
-    float32, or float64 of float64. own_forward, own_backward: by the kernels here, or by torch's.
+    All tensors have one type. Sums are float32, or float64 if the tensors are.
+
+    Args:
+        own_forward, own_backward: Compute the pass by the kernels here, not by torch's.
+
+    Returns:
+        The outputs (N, C, H', W'), channels-last, with H' = ceil(H / stride).
     """
     kernel = weight.shape[-1]
     if not own_forward:
         return _channels_last(torch.conv2d(x, weight, None, stride, kernel // 2, 1, len(weight)))
-    x, y = _channels_last(x), _output(x, weight, stride)
+    x = _channels_last(x)
+    y = _empty_output(x, weight, stride)
     launch = launch_of(x, kernel, stride)
-    with _on(x.device):
+    with _current_device(x.device):
         run = cast("Any", kernels.forward[(launch.programs,)])
         run(x, weight.contiguous(), y, *launch.sizes, **launch.constants, **launch.options)
     return y
 
 
 @depthwise.register_fake
-def _output(
+def _empty_output(
     x: Tensor, weight: Tensor, stride: int, own_forward: bool = True, own_backward: bool = True
 ) -> Tensor:
     del weight, own_forward, own_backward
@@ -153,32 +167,35 @@ def depthwise_backward(
     of_x: bool = True,
     of_weight: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of x (N, C, H, W), channels-last, and of weight (C, 1, k, k),
-    from that of the output.
+    """Compute the gradients of x (N, C, H, W), channels-last, and of weight (C, 1, k, k).
 
-    One that is not asked for has no values. Each program adds up its part of the taps' gradient,
-    and one sum adds up
-    the parts: the same bits each time.
+    A gradient that is not asked for is returned without values. Each program sums its part of the
+    weight's gradient, and a final sum adds the parts. So the result has the same bits each time.
+
+    Args:
+        gradient: The gradient of the outputs.
+        of_x, of_weight: Compute this gradient.
     """
-    dx, dweight = _gradients(gradient, x, weight, stride, of_x, of_weight)
+    dx, dweight = _empty_gradients(gradient, x, weight, stride, of_x, of_weight)
     kernel = weight.shape[-1]
     channels = len(weight)
-    x, gradient = _channels_last(x), _channels_last(gradient)
+    x = _channels_last(x)
+    gradient = _channels_last(gradient)
     launch = launch_of(x, kernel, stride)
     total = torch.float64 if x.dtype == torch.float64 else torch.float32
     sums = x.new_empty((launch.parts if of_weight else 0, kernel * kernel, channels), dtype=total)
-    wanted = {"GIVES_DX": of_x, "GIVES_SUMS": of_weight}
-    with _on(x.device):
+    gradients_wanted = {"GIVES_DX": of_x, "GIVES_SUMS": of_weight}
+    with _current_device(x.device):
         run = cast("Any", kernels.backward[(launch.programs,)])
         tensors = x, gradient, weight.contiguous(), dx, sums
-        run(*tensors, *launch.sizes, **launch.constants, **wanted, **launch.options)
+        run(*tensors, *launch.sizes, **launch.constants, **gradients_wanted, **launch.options)
     if of_weight:
         dweight.copy_(sums.sum(0).t().reshape(weight.shape))
     return dx, dweight
 
 
 @depthwise_backward.register_fake
-def _gradients(
+def _empty_gradients(
     gradient: Tensor,
     x: Tensor,
     weight: Tensor,
@@ -191,7 +208,7 @@ def _gradients(
     return dx, weight.new_empty(weight.shape if of_weight else 0)
 
 
-def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, int, bool, bool], output: Tensor) -> None:
+def _save_inputs(ctx: Any, inputs: tuple[Tensor, Tensor, int, bool, bool], output: Tensor) -> None:
     x, weight, ctx.stride, _, ctx.own_backward = inputs
     ctx.save_for_backward(x, weight)
 
@@ -204,24 +221,25 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None,
     else:
         both = [ctx.stride] * 2
         padding = [weight.shape[-1] // 2] * 2
-        # dilation, transposed, of outputs, groups
+        # The shape ends with: dilation, transposed, output padding, groups.
         shape = both, padding, [1, 1], False, [0, 0], len(weight)
-        wanted = [of_x, of_weight, False]
+        gradients_wanted = [of_x, of_weight, False]
         dx, dweight, _ = torch.ops.aten.convolution_backward(
-            gradient, x, weight, None, *shape, wanted
+            gradient, x, weight, None, *shape, gradients_wanted
         )
     return dx if of_x else None, dweight if of_weight else None, None, None, None
 
 
-depthwise.register_autograd(_backward, setup_context=_keep)
+depthwise.register_autograd(_backward, setup_context=_save_inputs)
 
 
 class DepthwiseTriton(nn.Conv2d):
-    """A depthwise convolution of channels-last images on CUDA,
-    whose passes are each by the faster kernels.
+    """A depthwise convolution of channels-last images on CUDA.
+
+    Each pass is computed by the faster kernels: those here, or cuDNN's.
     """
 
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the convolution's name
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - nn.Conv2d names it so
         own_forward, own_backward = self.own_passes(input)
         if not (own_forward or own_backward):
             return super().forward(input)
@@ -233,22 +251,24 @@ class DepthwiseTriton(nn.Conv2d):
         return outputs if self.bias is None else outputs + self.bias.to(dtype)[:, None, None]
 
     def own_passes(self, images: Tensor) -> tuple[bool, bool]:
-        """True for the passes, forward and backward, that the kernels here compute."""
+        """Return whether the kernels here compute the forward pass, and the backward pass."""
         has_layout = images.dim() == 4 and images.is_contiguous(memory_format=torch.channels_last)
-        if not (images.is_cuda and has_layout and math.prod(images.shape[1:]) < MOST_VALUES):
+        if not (images.is_cuda and has_layout and math.prod(images.shape[1:]) < MAX_IMAGE_VALUES):
             return False, False
-        is_large = min(images.shape[2:]) >= LEAST_SIDE
+        is_large = min(images.shape[2:]) >= MIN_SIDE
         return is_large, torch.is_grad_enabled() and (is_large or self.kernel_size[0] < 7)
 
     @staticmethod
     def computes(layer: nn.Conv2d) -> bool:
-        """True for a tap of `KERNELS` a channel, one stride, and a padding of half of it;
-        whatever the bias.
+        """Return True if the kernels here can compute the layer.
+
+        It needs one filter per channel, a square kernel of `KERNEL_SIDES`, one stride, and a
+        padding of half the kernel. It may have a bias.
         """
         kernel, other = layer.kernel_size
         stride, other_stride = layer.stride
         by_channel = layer.groups == layer.in_channels == layer.out_channels > 1
-        is_square = kernel == other and kernel in KERNELS and stride == other_stride
+        is_square = kernel == other and kernel in KERNEL_SIDES and stride == other_stride
         pads_half = (
             layer.padding in ((kernel // 2, kernel // 2), "same") and layer.padding_mode == "zeros"
         )

@@ -1,9 +1,9 @@
-"""The model that a run trained, kept in its folder: weights by its own library's names,
-and what images it expects.
+"""The model that a run trained, kept in the run's folder.
 
-Whoever loads it needs torch, torchvision or timm, and safetensors; `lines_to_load` shows how.
-Imports torch only inside
-functions: the controller reads `VisionModelInfo` too.
+The folder has the weights, under the names that the model's library uses, and a description of the
+images that the model expects. Loading it needs torch, torchvision or timm, and safetensors;
+`lines_to_load` shows how. torch is imported only inside functions, because the controller reads
+`VisionModelInfo` too.
 """
 
 import json
@@ -25,24 +25,24 @@ from multicard.vision import model_names, models
 if TYPE_CHECKING:
     from torch import nn
 
-OWN = "multicard"  # the library of a model that was added to BUILDERS
+OWN_LIBRARY = "multicard"  # The library of a model that was added to `models.BUILDERS`.
 FOLDER = "model"
 WEIGHTS = "model.safetensors"
 ABOUT = kept.IMAGE_MODEL
 
 
 class VisionModelInfo(msgspec.Struct, frozen=True):
-    """What `model.json` says of the weights beside it.
+    """The content of `model.json`, which describes the weights in the same folder.
 
-    library: torchvision or timm, whose own builder takes `name` and `options`; multicard for a
-    model of `BUILDERS`,
-        which takes them as keys of `model`.
-    classes: their names, in the order of the outputs.
-    image_size: side of the images, in pixels. mean, std: of R, G, B, with values in 0..1.
-    resizes_bytes: images are resized as uint8, before they are normalised, as photographs and
-    `loader=torch` do it;
-        else after that, as numbers.
-    test_accuracy: what the run's record has, of its test images.
+    Attributes:
+        library: "torchvision" or "timm", whose builder takes `name` and `options`. "multicard" for
+            a model of `models.BUILDERS`, whose options are the keys of `model`.
+        classes: The names of the classes, in the order of the outputs.
+        image_size: Side of the images in pixels.
+        mean, std: Mean and standard deviation of R, G and B, for values in 0..1.
+        resizes_bytes: True if images are resized as uint8, before they are normalised. Photographs
+            and `loader=torch` do so. Otherwise images are resized after that, as float32.
+        test_accuracy: The accuracy on the test images, as in the run's record.
     """
 
     library: str
@@ -63,25 +63,25 @@ def keep(
     test_accuracy: float | None,
     folder: Path,
 ) -> SavedModel:
-    """Write a trained model into `folder`/model, each file
-    at once: a reader finds all of it, or none.
+    """Write a trained model into `folder`/model.
 
-    A disk that has no room for it, or any other failure, is told in the result's `problem`, and
-    leaves nothing behind. The run stays as it was measured.
+    Each file is replaced at once, so that a reader finds all of it or nothing. If the disk is full,
+    or if anything else fails, the result's `problem` says so and no file remains. The run's
+    measurements are not affected.
 
     Args:
-        model: as the last evaluation saw it.
-        classes: their names, in the order of the model's outputs.
-        folder: of the run.
+        model: The model as the last evaluation used it.
+        classes: The names of the classes, in the order of the model's outputs.
+        folder: The run's folder.
     """
     started_s = timing.clock_s()
     place = folder / FOLDER
     try:
         place.mkdir(exist_ok=True)
         state = _plain_weights(model, config, len(classes), place)
-        about = _about(config, list(classes), test_accuracy)
-        size_bytes = _written(place, state, about)
-    except Exception as error:  # of several libraries; whatever it is, the run itself was measured
+        about = _model_info(config, list(classes), test_accuracy)
+        size_bytes = _write_files(place, state, about)
+    except Exception as error:  # Libraries raise many kinds. The run was measured in any case.
         shutil.rmtree(place, ignore_errors=True)
         why = kept.reason_of(error)
         problem = Message(
@@ -100,11 +100,11 @@ def keep(
 def _plain_weights(
     model: "nn.Module", config: VisionConfig, classes: int, place: Path
 ) -> dict[str, Any]:
-    """The weights on the host, by the names that the library's own model has.
+    """Copy the weights to the host, under the names that the library's own model has.
 
     Raises:
-        ValueError: the trained model has other names.
-        OSError: the disk has no room for them.
+        ValueError: The trained model has other names.
+        OSError: The disk has no room for the weights.
     """
     import torch
 
@@ -112,34 +112,36 @@ def _plain_weights(
         name: value.detach().to("cpu", copy=True).contiguous()
         for name, value in model.state_dict().items()
     }
-    if _library(config.model) != OWN:
+    if _library(config.model) != OWN_LIBRARY:
         with torch.device("meta"):
-            own = models.library_model(
+            library_state = models.library_model(
                 config.model, classes, config.dataset.image_size
             ).state_dict()
-        if own.keys() != state.keys():
-            differing = sorted(own.keys() ^ state.keys())[:3]
+        if library_state.keys() != state.keys():
+            differing = sorted(library_state.keys() ^ state.keys())[:3]
             raise ValueError(
-                f"its layers have other names than the library's: {', '.join(differing)}"
+                f"its tensors have other names than the library's: {', '.join(differing)}"
             )
     kept.require_room(place, sum(value.nbytes for value in state.values()))
     return state
 
 
 def _library(model: ModelConfig) -> str:
-    if model.name in model_names.every():
+    if model.name in model_names.classifier_names():
         return "timm" if model_names.is_timm(model.name) else "torchvision"
-    return OWN
+    return OWN_LIBRARY
 
 
-def _about(
+def _model_info(
     config: VisionConfig, classes: list[str], test_accuracy: float | None
 ) -> VisionModelInfo:
     dataset = config.dataset
     model = config.model
     library = _library(model)
     options = (
-        asdict(model) if library == OWN else models.options(model, len(classes), dataset.image_size)
+        asdict(model)
+        if library == OWN_LIBRARY
+        else models.options(model, len(classes), dataset.image_size)
     )
     return VisionModelInfo(
         library=library,
@@ -154,31 +156,33 @@ def _about(
     )
 
 
-def _written(place: Path, state: dict[str, Any], about: VisionModelInfo) -> int:
-    """Write both files, the weights first; returns the bytes of the weights."""
+def _write_files(place: Path, state: dict[str, Any], about: VisionModelInfo) -> int:
+    """Write both files, the weights first. Return the bytes of the weights."""
     from safetensors.torch import save_file
 
     weights = place / WEIGHTS
-    described = place / ABOUT
+    info_file = place / ABOUT
     part = weights.with_name(WEIGHTS + kept.PART)
     save_file(state, part, metadata={"format": "pt"})
     part.replace(weights)
-    part = described.with_name(ABOUT + kept.PART)
+    part = info_file.with_name(ABOUT + kept.PART)
     part.write_text(json.dumps(msgspec.to_builtins(about), indent=2))
-    part.replace(described)
+    part.replace(info_file)
     return weights.stat().st_size
 
 
 def load(folder: Path) -> "nn.Module":
-    """The model that is kept below a run's folder, or below that of a sweep that kept one alone,
-    for evaluation.
+    """Load the model that a run kept, ready for evaluation.
 
-    It takes (B, 3, S, S) as `preprocess` makes them, and gives (B, classes). Two attributes are
-    added: `classes`, the names of the outputs, and `preprocess`,
-    which takes an image of PIL or a uint8 tensor (C, H, W).
+    The model takes images (B, 3, S, S), as `preprocess` makes them, and returns (B, classes). It
+    has two more attributes: `classes`, the names of the outputs, and `preprocess`, which takes a
+    PIL image or a uint8 tensor (C, H, W).
+
+    Args:
+        folder: The folder of a run, or of a sweep in which only one run kept its model.
 
     Raises:
-        Refusal: no model was kept there, several were, or its files are not whole.
+        Refusal: There is no model, there are several, or its files are damaged.
     """
     from safetensors.torch import load_file
 
@@ -186,20 +190,22 @@ def load(folder: Path) -> "nn.Module":
     try:
         about = msgspec.json.decode((place / ABOUT).read_bytes(), type=VisionModelInfo)
         state = load_file(place / WEIGHTS)
-    except Exception as error:  # of several libraries
+    except Exception as error:  # Libraries raise many kinds.
         why = str(error).splitlines()[0]
-        said = (
+        sentence = (
             f"{place}: the model cannot be read ({why}); train it again by `save=model rerun=true`"
         )
-        raise Refusal("save.unreadable", said, key="save", folder=str(place), reason=why) from None
-    model = _built(about)
-    model.load_state_dict(state, assign=True)  # in the type that it was trained in
+        raise Refusal(
+            "save.unreadable", sentence, key="save", folder=str(place), reason=why
+        ) from None
+    model = _build_from_info(about)
+    model.load_state_dict(state, assign=True)  # Keep the type that it was trained in.
     model.classes = about.classes  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
     model.preprocess = preprocess(about)  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
     return model.eval()
 
 
-def _built(about: VisionModelInfo) -> "nn.Module":
+def _build_from_info(about: VisionModelInfo) -> "nn.Module":
     if about.library == "timm":
         import timm
 
@@ -217,7 +223,7 @@ def _built(about: VisionModelInfo) -> "nn.Module":
 
 
 def preprocess(about: VisionModelInfo) -> Any:
-    """What makes an image as the run's own were: torchvision's transforms."""
+    """Return the transforms of torchvision that turn an image into the model's input."""
     import torch
     from torchvision.transforms import v2
 
@@ -228,12 +234,13 @@ def preprocess(about: VisionModelInfo) -> Any:
 
 
 def lines_to_load(folder: Path) -> list[str]:
-    """Lines of Python that load the model of a run and classify an image,
-    without this project but for OWN models.
+    """Return lines of Python that load a run's model and classify an image.
+
+    The lines do not need multicard, unless the model is one of its own.
     """
     place = kept.place_of(folder)
     about = msgspec.json.decode((place / ABOUT).read_bytes(), type=VisionModelInfo)
-    if about.library == OWN:
+    if about.library == OWN_LIBRARY:
         return ["import multicard", f"model = multicard.load_model({str(place.parent)!r})"]
     options = "".join(f", {name}={value!r}" for name, value in about.options.items())
     create = "timm.create_model" if about.library == "timm" else "torchvision.models.get_model"

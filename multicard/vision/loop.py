@@ -1,4 +1,4 @@
-"""The loops over training and test batches, and what ranks exchange in them outside DDP."""
+"""The training and evaluation loops, and the collectives that ranks call in them outside of DDP."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -27,17 +27,18 @@ from multicard.vision.optim import Optimisation
 from multicard.vision.precision import choose
 from multicard.vision.strategy import Share, compiles
 
-# What a step counts: samples trained, samples loaded, and bytes handed to the device
+# The counts of a step: samples trained, samples loaded, and bytes copied to the device.
 COUNTS: tuple[str, ...] = ("samples", "loaded", "h2d_images_bytes", "h2d_labels_bytes")
 
 
 class Loop:
-    """Training and evaluation of one rank, and how far it has come. A round is one step of all
-    ranks: up to `share.batches_per_step` batches are loaded,
-    and each rank trains on at most one of them.
+    """Trains and evaluates on one rank, and keeps count of its progress.
+
+    All ranks take a step together, which is called a round. In a round a rank loads up to
+    `share.batches_per_step` batches, and trains on at most one of them.
 
     Args:
-        prepared: batches that the loader makes ahead of the step that asks for them.
+        prepared: Number of batches that the loader makes ahead of the step that asks for them.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class Loop:
             rank.device,
             share.steps,
             config.warmup_steps,
-            # Steps that the prepared batches are for, rounded up.
+            # The prepared batches are enough for this number of steps, rounded up.
             prepared=-(-prepared // share.batches_per_step),
             weight=share.distinct_part(rank.world_size),
             last_loss=lambda: self.last_loss,
@@ -80,8 +81,9 @@ class Loop:
 
     @property
     def last_loss(self) -> float:
-        """The loss of the last step, for which the host waits; NaN where this rank had no batch,
-        or has not trained.
+        """The loss of the last step. Reading it makes the host wait for the device.
+
+        It is NaN if this rank had no batch in that step, or has not trained yet.
         """
         steps = self.progress.steps
         return self.losses[(steps - 1) % len(self.losses)].item() if steps else math.nan
@@ -92,25 +94,25 @@ class Loop:
         """Train on every batch once, to the end of the epoch, or until the board asks for a stop.
 
         Args:
-            first_step: of the epoch, from 0; the step of the first batch in `batches`.
+            first_step: The epoch's step, from 0, at which `batches` begins.
 
         Returns:
-            `train_s` (without pauses), `paused_s`, `first_batch_s` (until the first batch is
-            there), and lists with an entry for each step of this rank: `phases_s`, `loss` and
-            `COUNTS`.
+            A dictionary with `train_s` (without pauses), `paused_s`, and `first_batch_s` (the time
+            until the first batch arrived). `phases_s`, `loss` and `COUNTS` have an entry for each
+            step of this rank.
         """
         share = self.share
         timer = self.timer
         progress = self.progress
         rows: dict[str, list[int]] = {key: [] for key in COUNTS}
-        self.losses.fill_(math.nan)  # stays so where this rank has no batch in a round
+        self.losses.fill_(math.nan)  # The loss of a round stays NaN if this rank had no batch.
         share.model.train()
         progress.epoch = epoch
         progress.post()
         garbage.epoch_began()
         progress.start_epoch()
         timer.start()
-        loaded, first_batch_s = started(batches)
+        loaded, first_batch_s = wait_for_first_batch(batches)
         for step in range(first_step, share.steps):
             self.window.step()
             counts, loss = self.step(loaded)
@@ -135,14 +137,14 @@ class Loop:
         """Train on the next round: load `share.batches_per_step` batches and train on one of them.
 
         Returns:
-            What this rank counted, and its loss, on the device;
-            None where the round has no batch for this rank.
+            The counts of this rank, and its loss, which stays on the device. The loss is None if
+            the round has no batch for this rank.
         """
         share = self.share
         optim = self.optim
         timer = self.timer
         counts = dict.fromkeys(COUNTS, 0)
-        mine = None
+        own_batch = None
         loss = None
         ranks_with_batch = 0
         for turn, batch in enumerate(islice(batches, share.batches_per_step)):
@@ -151,18 +153,19 @@ class Loop:
             timer.begin(DATA)
             ranks_with_batch += 1
             if turn == share.turn:
-                mine = moved
+                own_batch = moved
         every_rank = ranks_with_batch == share.batches_per_step
 
         timer.begin(FORWARD)
         optim.optimizer.zero_grad(set_to_none=True)
-        if mine is not None:
-            images, labels = mine
+        if own_batch is not None:
+            images, labels = own_batch
             counts["samples"] = len(labels)
-            # where some rank has no batch, DDP's exchange would wait for it: see average_gradients
+            # If some rank has no batch, DDP would wait for it forever. The plain model trains
+            # instead, and `average_gradients` exchanges its gradients.
             loss = self.loss(share.model if every_rank else share.plain, images, labels)
 
-        timer.begin(BACKWARD)  # DDP exchanges gradients meanwhile
+        timer.begin(BACKWARD)  # DDP exchanges gradients during the backward pass.
         if loss is not None:
             optim.scaler.scale(loss).backward()
             loss = loss.detach()
@@ -178,7 +181,11 @@ class Loop:
         return counts, loss
 
     def move(self, batch: Batch, counts: dict[str, int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Images (B, 3, S, S) and labels (B,) on the device; what crosses is added to `counts`."""
+        """Move a batch to the device, and add its samples and bytes to `counts`.
+
+        Returns:
+            Images (B, 3, S, S) and labels (B,).
+        """
         counts["loaded"] += len(batch.labels)
         counts["h2d_images_bytes"] += batch.images_bytes
         counts["h2d_labels_bytes"] += batch.labels_bytes
@@ -186,38 +193,42 @@ class Loop:
         images, labels = (
             part.to(self.rank.device, non_blocking=True) for part in (batch.images, batch.labels)
         )
-        return images.expand(-1, 3, -1, -1), labels  # a grey image may come as one channel
+        return images.expand(-1, 3, -1, -1), labels  # A grey image may have one channel only.
 
     def loss(self, model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return the loss of a batch, as a scalar on the device."""
         outputs = self.outputs(model, images)
         with self.precision.arithmetic(self.rank.device):
             return cross_entropy(outputs, labels)
 
     def outputs(self, model: nn.Module, images: torch.Tensor) -> torch.Tensor:
-        """(B, classes) of images (B, 3, S, S). An odd last batch runs
-        uncompiled: its shape would be compiled anew.
+        """Return the outputs (B, classes) for images (B, 3, S, S).
+
+        A smaller last batch runs uncompiled: compiling for its shape would cost more than it gains.
         """
         images = images.contiguous(memory_format=self.memory_format)
-        odd = self.compiled and len(images) != self.share.batch_size
+        is_smaller_batch = self.compiled and len(images) != self.share.batch_size
         if self.cuda_graphs:
-            # what earlier steps left in the graphs' memory may go
+            # The outputs of earlier steps are no longer needed: the graphs may reuse their memory.
             torch.compiler.cudagraph_mark_step_begin()
         with (
             self.precision.arithmetic(self.rank.device),
-            torch.compiler.set_stance("force_eager") if odd else nullcontext(),
+            torch.compiler.set_stance("force_eager") if is_smaller_batch else nullcontext(),
         ):
             return model(images)
 
-    @torch.no_grad()  # not inference_mode: torch.compile would compile again for its tensors
+    @torch.no_grad()  # Tensors of inference_mode would make torch.compile compile again.
     def evaluate(self, batches: Iterable[Batch], diverged: bool = False) -> dict[str, Any]:
-        """Loss and accuracy on the test set: each sample on one rank; sums over all ranks,
-        divided at the end.
+        """Return loss and accuracy on the test set.
+
+        Every sample is evaluated on one rank. The sums are reduced over all ranks, and then
+        divided.
 
         Args:
             diverged: True if this rank's last training loss is not finite.
 
         Returns:
-            The figures, and `diverged`: True if any rank's was not.
+            The figures, and `diverged`, which is True if the training loss of any rank diverged.
         """
         model = self.share.evaluated
         started_s = timing.clock_s()
@@ -225,10 +236,10 @@ class Loop:
         self.progress.post(evaluating=True)
         broadcast_statistics(self.share.plain, self.rank)
         model.eval()
-        # loss, right answers, samples, diverged ranks
+        # The sums are: loss, right answers, samples, ranks that diverged.
         sums = torch.tensor([0, 0, 0, diverged], dtype=torch.float64, device=self.rank.device)
         counts = dict.fromkeys(COUNTS, 0)
-        loaded, first_batch_s = started(batches)
+        loaded, first_batch_s = wait_for_first_batch(batches)
         self.add_tested(loaded, sums, counts)
         if self.rank.world_size > 1:
             dist.all_reduce(sums)
@@ -251,9 +262,7 @@ class Loop:
     def add_tested(
         self, batches: Iterable[Batch], sums: torch.Tensor, counts: dict[str, int]
     ) -> None:
-        """Add the loss of some batches, their right answers
-        and samples to the first three `sums`.
-        """
+        """Evaluate batches, and add their loss, right answers and samples to the first `sums`."""
         for batch in batches:
             images, labels = self.move(batch, counts)
             outputs = self.outputs(self.share.evaluated, images)
@@ -262,34 +271,35 @@ class Loop:
             sums[2] += len(labels)
 
 
-def started(batches: Iterable[Batch]) -> tuple[Iterator[Batch], float]:
-    """The batches, and the seconds until the first of them was there."""
+def wait_for_first_batch(batches: Iterable[Batch]) -> tuple[Iterator[Batch], float]:
+    """Wait for the first batch. Return all batches, and the seconds that the first one took."""
     started_s = timing.clock_s()
     loaded = iter(batches)
     first = list(islice(loaded, 1))
-    return _with_first(first, loaded), timing.clock_s() - started_s
+    return _first_then_others(first, loaded), timing.clock_s() - started_s
 
 
-def _with_first(first: list[Batch], others: Iterator[Batch]) -> Iterator[Batch]:
-    """The batches of both. `itertools.chain` would hold the first until the last was taken,
-    in the GPU's memory.
+def _first_then_others(first: list[Batch], later_batches: Iterator[Batch]) -> Iterator[Batch]:
+    """Yield the batches of both arguments, and release the first batch once it is taken.
+
+    `itertools.chain` would keep the first batch in the GPU's memory until the last one was taken.
     """
     while first:
         yield first.pop()
-    yield from others
+    yield from later_batches
 
 
 def memory_format(config: VisionConfig) -> torch.memory_format:
+    """Return the memory format of images and weights that the run's layout asks for."""
     return torch.channels_last if config.layout.name is LayoutName.nhwc else torch.contiguous_format
 
 
 def average_gradients(model: nn.Module, ranks_with_batch: int) -> None:
-    """Average the gradients of a round that has no batch for every rank,
-    over the ranks that have one.
+    """Average the gradients of a round in which some ranks have no batch.
 
-    torch's Join would let the others shadow DDP's collectives, but they would not step: their
-    momentum, and the loss scale, would lag behind from then on. So all ranks take part here, with
-    zeros where there was no batch, and all step.
+    The average is taken over the ranks that have a batch. The others contribute zeros, and all
+    ranks step the optimizer. torch's Join would answer DDP's collectives on ranks without a batch.
+    But these ranks would not step: their momentum and loss scale would differ from then on.
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
     for parameter in parameters:
@@ -304,7 +314,7 @@ def average_gradients(model: nn.Module, ranks_with_batch: int) -> None:
 
 
 def broadcast_statistics(model: nn.Module, rank: Rank) -> None:
-    """Give every rank the BatchNorm statistics of rank 0, so that all evaluate the same model."""
+    """Copy the BatchNorm statistics of rank 0 to all ranks, so that all evaluate the same model."""
     buffers = [b for b in model.buffers() if b.is_floating_point()]
     if rank.world_size == 1 or not buffers:
         return

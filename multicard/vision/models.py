@@ -1,6 +1,7 @@
-"""The models: builders by name, and any other classifier of torchvision or timm by its own name.
+"""The models: the project's own builders by name, and every classifier of torchvision and timm.
 
-Imports torch, torchvision and timm only inside functions: the controller checks the names.
+torch, torchvision and timm are imported only inside functions, because the controller, which
+imports no torch, checks the names here.
 """
 
 from collections.abc import Callable
@@ -16,32 +17,37 @@ from multicard.vision import model_names
 if TYPE_CHECKING:
     from torch import nn
 
-# values of model.weights that are no file
+# Values of model.weights that do not name a file.
 RANDOM = "random"
 PRETRAINED = "pretrained"
 
 
 def refuse(name: str) -> None:
-    """Refuse a name that no classifier has, with the nearest names."""
+    """Refuse a name that no classifier has, and list the nearest names."""
     if name not in BUILDERS:
-        model_names.check(name, [*BUILDERS])
+        model_names.refuse_unknown(name, [*BUILDERS])
 
 
 def is_tried(config: ModelConfig) -> bool:
-    """False for the project's own models from random weights, which are known to train."""
+    """Return True if the model needs a trial before the run.
+
+    The project's own models from random weights are known to train.
+    """
     return config.name not in BUILDERS or config.weights != RANDOM
 
 
 def describe(config: ModelConfig) -> str:
-    """The model in a few words."""
-    known = {RANDOM: "", PRETRAINED: "pretrained "}
+    """Return the model in a few words, as in "pretrained resnet18 with a frozen backbone"."""
+    origins = {RANDOM: "", PRETRAINED: "pretrained "}
     frozen = " with a frozen backbone" if config.freeze is Freeze.backbone else ""
-    return f"{known.get(config.weights, 'loaded ')}{config.name}{frozen}"
+    return f"{origins.get(config.weights, 'loaded ')}{config.name}{frozen}"
 
 
 def weights_file(config: ModelConfig) -> Path | None:
-    """The user's file of weights; None where the model starts from others.
-    A file that is not there is refused.
+    """Return the user's file of weights, or None if the model does not start from a file.
+
+    Raises:
+        Refusal: The file does not exist.
     """
     if config.weights in (RANDOM, PRETRAINED):
         return None
@@ -58,14 +64,15 @@ def weights_file(config: ModelConfig) -> Path | None:
 
 
 def content(config: ModelConfig) -> dict[str, list[Blob]]:
-    """The file of weights, which is a part of what is trained on."""
+    """Return the file of weights, which is a part of the data that the run trains on."""
     file = weights_file(config)
     return {"weights": [] if file is None else [("weights", file)]}
 
 
 def build(config: ModelConfig, classes: int, image_size: int) -> "nn.Module":
-    """The model with random weights, float32, on the CPU. Takes (B, 3, H, W), gives (B,
-    classes).
+    """Build the model with random weights, in float32 on the CPU.
+
+    The model takes images (B, 3, H, W) and returns outputs (B, classes).
     """
     model = BUILDERS.get(config.name, library_model)(config, classes, image_size)
     if config.freeze is Freeze.backbone:
@@ -82,8 +89,12 @@ def build(config: ModelConfig, classes: int, image_size: int) -> "nn.Module":
 
 
 def turn_into(kind: Any, model: "nn.Module") -> None:
-    """Turn the convolutions that a kind of layer computes into it, in place;
-    parameters and their names stay.
+    """Turn the convolutions that a kind of layer can compute into that kind, in place.
+
+    The parameters and their names stay the same.
+
+    Args:
+        kind: A subclass of `nn.Conv2d` with a static method `computes`.
     """
     from torch import nn
 
@@ -93,50 +104,52 @@ def turn_into(kind: Any, model: "nn.Module") -> None:
 
 
 def library_model(config: ModelConfig, classes: int, image_size: int) -> "nn.Module":
-    """The library's own model, with random weights and nothing of this project's in it."""
+    """Build the library's own model with random weights, without any layer of this project."""
     if model_names.is_timm(config.name):
         return timm_model(config, classes, image_size)
     return torchvision_model(config, classes, image_size)
 
 
 def options(config: ModelConfig, classes: int, image_size: int) -> dict[str, Any]:
-    """What the library's own builder of the model is called with, beside its name."""
+    """Return the arguments that the library's builder of this model takes besides its name."""
     if model_names.is_timm(config.name):
         return _timm_options(config, classes, image_size)
     return _torchvision_options(config, classes, image_size)
 
 
 def _torchvision_options(config: ModelConfig, classes: int, image_size: int) -> dict[str, Any]:
-    chosen: dict[str, Any] = {"num_classes": classes}
+    arguments: dict[str, Any] = {"num_classes": classes}
     if config.name == "mobilenet_v2":
-        chosen["width_mult"] = config.width
+        arguments["width_mult"] = config.width
     elif config.name.startswith("vit_"):
-        chosen["image_size"] = image_size  # its position embedding has a fixed size
+        arguments["image_size"] = image_size  # The position embedding has a fixed size.
     elif config.name.startswith("maxvit"):
-        chosen["input_size"] = (image_size, image_size)  # and its windows
-    elif config.name in ("googlenet", "inception_v3"):  # one output, as all others have
-        chosen |= {
+        arguments["input_size"] = (image_size, image_size)  # The windows have a fixed size.
+    elif config.name in ("googlenet", "inception_v3"):  # One output, as in all other models.
+        arguments |= {
             "aux_logits": False,
             "init_weights": True,
             "transform_input": config.weights != RANDOM,
         }
-    return chosen
+    return arguments
 
 
 def torchvision_model(config: ModelConfig, classes: int, image_size: int) -> "nn.Module":
     from torchvision import models
     from torchvision.models.regnet import BlockParams
 
-    chosen = _torchvision_options(config, classes, image_size)
+    arguments = _torchvision_options(config, classes, image_size)
     with mock.patch.object(
-        BlockParams, "from_init_params", _regnet_widths(BlockParams.from_init_params)
+        BlockParams, "from_init_params", _with_real_values(BlockParams.from_init_params)
     ):
-        return models.get_model(config.name, weights=None, **chosen)
+        return models.get_model(config.name, weights=None, **arguments)
 
 
-def _regnet_widths(compute: Callable[..., Any]) -> Callable[..., Any]:
-    """RegNet's stages, which torchvision computes by the values of tensors: with values,
-    whatever the model has.
+def _with_real_values(compute: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap torchvision's computation of RegNet's stages so that it always has real values.
+
+    torchvision reads the values of tensors there, and the model may be built without values (on
+    "meta", or with fake tensors).
     """
 
     def computed(*arguments: Any, **keywords: Any) -> Any:
@@ -152,8 +165,10 @@ def _regnet_widths(compute: Callable[..., Any]) -> Callable[..., Any]:
 def timm_model(
     config: ModelConfig, classes: int, image_size: int, pretrained: bool = False
 ) -> "nn.Module":
-    """timm's model; `pretrained` loads timm's weights for it,
-    fetched where they are not in the cache.
+    """Build timm's model.
+
+    Args:
+        pretrained: Load timm's weights for it, and fetch them if they are not in the cache.
     """
     import timm
 
@@ -166,41 +181,45 @@ def timm_model(
 def _timm_options(config: ModelConfig, classes: int, image_size: int) -> dict[str, Any]:
     import timm
 
-    own = timm.get_pretrained_cfg(config.name.removeprefix(model_names.TIMM))
+    timm_config = timm.get_pretrained_cfg(config.name.removeprefix(model_names.TIMM))
     size: dict[str, Any] = (
-        {"img_size": image_size} if own is not None and own.fixed_input_size else {}
+        {"img_size": image_size} if timm_config is not None and timm_config.fixed_input_size else {}
     )
     return {"num_classes": classes, "in_chans": 3, **size}
 
 
 def heads(model: "nn.Module") -> list[str]:
-    """The names of the layers that give the classes: timm's own word for them, else the last linear
-    layer or convolution. Empty where there is none.
+    """Return the names of the layers that compute the outputs for the classes.
+
+    timm names these layers. In other models it is the last linear layer or convolution. The list
+    is empty if the model has none.
     """
     from torch import nn
 
-    named = getattr(model, "pretrained_cfg", None) or {}
-    classifier = named.get("classifier") or ()
-    found = [classifier] if isinstance(classifier, str) else [*classifier]
+    timm_config = getattr(model, "pretrained_cfg", None) or {}
+    classifier = timm_config.get("classifier") or ()
+    named_heads = [classifier] if isinstance(classifier, str) else [*classifier]
     layers = [
         name for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)
     ]
-    return found or layers[-1:]
+    return named_heads or layers[-1:]
 
 
 def freeze_backbone(model: "nn.Module") -> None:
-    """Have all but the heads keep their weights, and compute as in evaluation while the heads
-    train: the statistics of BatchNorm stay, and dropout is off.
+    """Freeze all layers except the heads.
+
+    The other layers compute as in evaluation while the heads train: the statistics of BatchNorm
+    stay, and dropout is off.
     """
-    trained = [model.get_submodule(name) for name in heads(model)]
+    heads_to_train = [model.get_submodule(name) for name in heads(model)]
     model.requires_grad_(False)
-    switch = model.train
-    for head in trained:
+    set_mode = model.train
+    for head in heads_to_train:
         head.requires_grad_(True)
 
     def train(mode: bool = True) -> "nn.Module":
-        switch(False)
-        for head in trained:
+        set_mode(False)
+        for head in heads_to_train:
             head.train(mode)
         return model
 

@@ -1,5 +1,6 @@
-"""Optimisers and learning-rate schedules. Imports torch only
-inside functions: the controller reads the names.
+"""Optimizers and learning-rate schedules.
+
+torch is imported only inside functions, because the controller reads the names.
 """
 
 from dataclasses import asdict, dataclass
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
 
-# By name: class of torch.optim, and schema of its options, which are the class's own keywords
+# For each name: the class of torch.optim, and the schema of its options, which are the class's
+# keywords.
 OPTIMIZERS: dict[str, tuple[str, type[OptimizerConfig]]] = {
     "sgd": ("SGD", SgdConfig),
     "adam": ("Adam", AdamConfig),
@@ -24,7 +26,7 @@ OPTIMIZERS: dict[str, tuple[str, type[OptimizerConfig]]] = {
 
 @dataclass
 class Optimisation:
-    """The optimiser, its schedule, and the scaling of fp16's loss."""
+    """The optimizer, its learning-rate schedule, and the scaler of the loss in fp16."""
 
     optimizer: "Optimizer"
     schedule: "LRScheduler"
@@ -41,13 +43,13 @@ class Optimisation:
 def build(
     model: "nn.Module", config: VisionConfig, steps: int, scale_loss: bool, device: "torch.device"
 ) -> Optimisation:
-    """The optimiser of the parameters of `model` that are trained, for a run of `steps` steps."""
+    """Build the optimizer of the trainable parameters of `model`, for a run of `steps` steps."""
     import torch
     from torch.amp.grad_scaler import GradScaler
 
     optimizer = optimizer_of(model, config.lr, config.optimizer)
     scaler = GradScaler(device.type, enabled=scale_loss)
-    # makes its state on ranks whose first round has no batch too
+    # This creates the scaler's state, also on ranks that have no batch in their first round.
     scaler.scale(torch.zeros(1, device=device))
     scheduled = schedule(optimizer, config.schedule, config.lr, steps)
     zero_momentum(optimizer)
@@ -55,23 +57,24 @@ def build(
 
 
 def optimizer_of(model: "nn.Module", lr: float, options: OptimizerConfig) -> "Optimizer":
+    """Build the optimizer of the trainable parameters, without a schedule."""
     import torch
 
     keywords = asdict(options)
     class_name, _ = OPTIMIZERS[keywords.pop("name")]
-    keywords["fused"] = options.fused or None  # False would rule out the foreach loop too
+    keywords["fused"] = options.fused or None  # False would rule out the foreach loop too.
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return getattr(torch.optim, class_name)(trained, lr, **keywords)
 
 
 def zero_momentum(optimizer: "Optimizer") -> None:
-    """Make the momentum buffers of fused SGD, as zeros. Call it after the schedule,
-    which may set the momentum.
+    """Fill the momentum buffers of fused SGD with zeros.
 
-    torch makes them by `empty_like` in the first step and leaves it to the kernel to fill them;
-    where that step's gradients overflow under loss scaling, the kernel returns at once, and what
-    was in memory stays as momentum. From zeros the first step is the same: momentum x 0 + gradient,
-    there being no dampening.
+    Call it after the schedule was made, which may set the momentum. torch creates the buffers by
+    `empty_like` in the first step, and the kernel fills them. If the gradients of that step
+    overflow under loss scaling, the kernel returns at once, and whatever was in memory stays as
+    momentum. Starting from zeros gives the same first step: momentum x 0 + gradient, as there is no
+    dampening.
     """
     import torch
 
@@ -82,8 +85,11 @@ def zero_momentum(optimizer: "Optimizer") -> None:
 
 
 def schedule(optimizer: "Optimizer", name: Schedule, lr: float, steps: int) -> "LRScheduler":
-    """The schedule of a run of `steps` steps, which goes on a step at a time;
-    `lr` is its highest rate.
+    """Build the schedule of a run. It advances with each step.
+
+    Args:
+        lr: The highest learning rate.
+        steps: Steps of the run.
     """
     from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR
 

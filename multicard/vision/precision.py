@@ -1,6 +1,6 @@
-"""Precisions: the types of the model, of the transfer and of the arithmetic.
+"""Precisions: in which types the model is stored, images are transferred, and arithmetic is done.
 
-Imports torch only inside functions: the controller reads these objects too.
+torch is imported only inside functions, because the controller reads these objects too.
 """
 
 from dataclasses import dataclass
@@ -12,15 +12,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Precision:
-    """One precision; types by torch's names.
+    """One precision. Types are given by torch's names.
 
-    model: of the weights, and of the arithmetic where there is no autocast.
-    transfer: of the images when they cross to the device: it decides how many bytes do.
-    autocast: of the arithmetic, where it is not the model's.
-    scale_loss: keeps small fp16 gradients from vanishing.
-    tf32_conv, tf32_matmul: TF32 on CUDA; the defaults are PyTorch's.
-    cpu: True if CPU ranks can compute in it.
-    without_bf16: the precision to take instead on GPUs that cannot compute in bf16.
+    Attributes:
+        model: Type of the weights, and of the arithmetic if there is no autocast.
+        transfer: Type of the images when they are copied to the device. It decides the bytes.
+        autocast: Type of the arithmetic, if it is not that of the model.
+        scale_loss: Scale the loss, so that small gradients do not vanish in fp16.
+        tf32_conv, tf32_matmul: Allow TF32 on CUDA. The defaults are PyTorch's.
+        cpu: True if CPU ranks can compute in this precision.
+        without_bf16: The precision to use on GPUs that cannot compute in bf16.
     """
 
     model: str
@@ -45,7 +46,7 @@ class Precision:
         return getattr(torch, self.transfer)
 
     def set_flags(self) -> dict[str, Any]:
-        """Set the TF32 flags of this process and return the flags in force, for the record."""
+        """Set the TF32 flags of this process. Return the flags in force, for the record."""
         import torch
 
         torch.backends.cudnn.allow_tf32 = self.tf32_conv
@@ -62,7 +63,7 @@ class Precision:
         }
 
     def arithmetic(self, device: "torch.device") -> "torch.autocast":
-        """The context in which forward passes run."""
+        """Return the context in which forward passes run."""
         import torch
 
         dtype = None if self.autocast is None else getattr(torch, self.autocast)
@@ -81,12 +82,12 @@ PRECISIONS = {
 
 
 def value_bytes(dtype: str) -> int:
-    """The bytes of a value of a type, by torch's name of it: "float16"."""
+    """Return the bytes of a value whose type has this name in torch, such as "float16"."""
     return int(dtype.removeprefix("b").removeprefix("float")) // 8
 
 
 def choose(name: str, device: "torch.device") -> Precision:
-    """The precision that `name` means on this device."""
+    """Return the precision that `name` stands for on this device."""
     precision = PRECISIONS[name]
     if precision.without_bf16 is None or device.type == "cpu":
         return precision

@@ -1,7 +1,7 @@
 """Strategies: how a run's work is split over its GPUs.
 
-A strategy is one entry of `STRATEGIES` with the functions it names. Imports torch only inside
-functions: the controller reads these objects too.
+`STRATEGIES` has one entry for each strategy, made of the functions in this file. torch is imported
+only inside functions, because the controller reads these objects too, and never imports torch.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,13 +28,15 @@ if TYPE_CHECKING:
 class Share:
     """One rank's part of the training: its model, and what it loads and trains on in an epoch.
 
-    model: the one that is trained.
-    plain: the same, without the wrapper that exchanges gradients.
-    devices: all that the rank computes on; the first is `Rank.device`.
-    sampler: yields the samples that the rank loads, `batch_size` at a time.
-    distinct: the different samples that all ranks together train on in an epoch.
-    batches_per_step: batches that the rank loads for a step; turn: which of them, from 0,
-    it trains on.
+    Attributes:
+        model: The model that is trained.
+        plain: The same model without the wrapper that exchanges gradients.
+        devices: All devices that the rank computes on. The first one is `Rank.device`.
+        sampler: Yields the samples that the rank loads, `batch_size` at a time.
+        batch_size: Samples in a batch of this rank.
+        distinct: Different samples that all ranks together train on in an epoch.
+        batches_per_step: Batches that the rank loads for each step.
+        turn: Which of these batches the rank trains on, from 0.
     """
 
     model: "nn.Module"
@@ -48,36 +50,42 @@ class Share:
 
     @property
     def evaluated(self) -> "nn.Module":
-        """The model that evaluates, on all devices of this rank; it waits for no other rank."""
+        """The model to evaluate with. It runs on all devices of this rank, without other ranks."""
         return self.model if len(self.devices) > 1 else self.plain
 
     @property
     def steps(self) -> int:
-        """Rounds in an epoch."""
+        """Steps in an epoch, which all ranks take together."""
         batches = -(-len(self.sampler) // self.batch_size)
         return -(-batches // self.batches_per_step)
 
     def distinct_part(self, ranks: int) -> float:
-        """The distinct samples of an epoch, by all that `ranks` train in it,
-        padding and repetitions included.
+        """Return the distinct samples of an epoch as a share of all samples that `ranks` train on.
+
+        All samples include padding and repetitions.
         """
         return self.distinct * self.batches_per_step / (len(self.sampler) * ranks)
 
     def loaded(self, steps: int) -> int:
-        """Samples that this rank loads in the first `steps` steps of an epoch,
-        all batches being full.
+        """Return the samples that this rank loads in the first `steps` steps, all with full
+        batches.
         """
         return steps * self.batches_per_step * self.batch_size
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Sizes from which a strategy computes the bytes that a rank receives in a run.
+    """The sizes from which a strategy computes the bytes that a rank receives in a run.
 
-    full_steps: those of the steps for which every rank has a batch.
-    parameters, gradients, buffers, statistics: bytes; statistics are the floating-point buffers.
-    trained, evaluated: how many batches rank 0 had, by their size.
-    image_bytes, output_bytes: of an image as the model takes it, and of its outputs.
+    Attributes:
+        world_size: Number of ranks.
+        steps: Steps of the run.
+        full_steps: Steps for which every rank has a batch.
+        evaluations: Evaluations of the test set.
+        parameters, gradients, buffers: Sizes in bytes.
+        statistics: Bytes of the floating-point buffers.
+        trained, evaluated: Number of batches that rank 0 had, by batch size.
+        image_bytes, output_bytes: Bytes of one image as the model takes it, and of its outputs.
     """
 
     world_size: int
@@ -98,13 +106,15 @@ class Traffic:
 class Strategy:
     """How a run's work is split over its GPUs.
 
-    share: makes a rank's `Share` of the model and the number of training samples.
-    received: bytes that a rank receives, by name of collective; None where that is not known.
-    refuse: raises a `Refusal` for what the strategy cannot do.
-    options: the schema of `strategy.*`.
-    shards: in an epoch a rank reads its own part of the training set alone.
-    takes_turns: the ranks train on the batches of an epoch by turns.
-    compiles: a compiled model works, and `compile=null` compiles it on CUDA.
+    Attributes:
+        share: Makes a rank's `Share` from the model and the number of training samples.
+        received: Computes the bytes that a rank receives, by name of the collective. It returns
+            None if they are not known.
+        refuse: Raises a `Refusal` if the strategy cannot run this configuration.
+        options: The schema of `strategy.*`.
+        shards: True if a rank reads only its own part of the training set in an epoch.
+        takes_turns: True if the batches of an epoch go to the ranks in turn.
+        compiles: True if a compiled model works. `compile=null` then compiles it on CUDA.
     """
 
     share: "Callable[[nn.Module, int, VisionConfig, Rank], Share]"
@@ -117,11 +127,11 @@ class Strategy:
 
 
 def ddp_ds(model: "nn.Module", samples: int, config: VisionConfig, rank: Rank) -> Share:
-    """DDP with DistributedSampler: a rank loads and trains its shard.
+    """Return the share of DDP with DistributedSampler: a rank loads and trains on its shard.
 
-    Gradients are all-reduced in buckets while the backward pass runs; rank 0's BatchNorm statistics
-    are broadcast before each forward pass. The sampler fills the last round by repeating samples,
-    so that all ranks have equally many.
+    Gradients are all-reduced in buckets during the backward pass. Rank 0's BatchNorm statistics
+    are broadcast before each forward pass. The sampler repeats samples to fill the last round, so
+    that all ranks have the same number.
     """
     from torch.utils.data import DistributedSampler
 
@@ -136,10 +146,10 @@ def ddp_ds(model: "nn.Module", samples: int, config: VisionConfig, rank: Rank) -
 
 
 def ddp_rr(model: "nn.Module", samples: int, config: VisionConfig, rank: Rank) -> Share:
-    """DDP, round robin: every rank loads and moves every batch,
-    and trains on batches i with i mod world = rank.
+    """Return the share of DDP in round robin: every rank loads every batch and trains on its own.
 
-    Gradients travel as in ddp_ds; the input is moved world times.
+    A rank trains on the batches i with i mod world size = rank. Gradients are exchanged as in
+    ddp_ds. Each input is moved to the device of every rank.
     """
     sampler = Shuffled(samples, config.seed)
     return replicated(
@@ -148,10 +158,10 @@ def ddp_rr(model: "nn.Module", samples: int, config: VisionConfig, rank: Rank) -
 
 
 def ddp(model: "nn.Module", samples: int, config: VisionConfig, rank: Rank) -> Share:
-    """DDP without distribution of the data: every rank trains on everything,
-    in an order of its own.
+    """Return the share of DDP that does not distribute the data.
 
-    An epoch is as long as on one GPU, and trains world times as many samples.
+    Every rank trains on all samples, in an order of its own. An epoch takes as many steps as on one
+    GPU, and trains on world size times as many samples.
     """
     return replicated(
         model, Shuffled(samples, config.seed, stream=rank.rank), samples, config, rank
@@ -159,13 +169,13 @@ def ddp(model: "nn.Module", samples: int, config: VisionConfig, rank: Rank) -> S
 
 
 def dp(model: "nn.Module", samples: int, config: VisionConfig, rank: Rank) -> Share:
-    """nn.DataParallel: one process with a thread for each of its GPUs.
+    """Return the share of nn.DataParallel: one process with a thread for each of its GPUs.
 
-    The process loads `batch_size` images for each GPU and copies all to the first one. In each step
-    DataParallel scatters them from there, broadcasts the parameters and buffers, gathers the
-    outputs, and sums the gradients. BatchNorm normalises each GPU's part by itself, and the first
-    GPU's running statistics are kept. All GPUs evaluate. On one GPU the model is the plain one,
-    as with the other strategies.
+    The process loads `batch_size` images for each GPU and copies all of them to the first one.
+    In each step DataParallel scatters them from there, broadcasts the parameters and buffers,
+    gathers the outputs, and sums the gradients. BatchNorm normalises each GPU's part by itself, and
+    the first GPU's running statistics are kept. All GPUs evaluate. On one GPU the model is not
+    wrapped, as with the other strategies.
     """
     import torch
 
@@ -177,8 +187,9 @@ def dp(model: "nn.Module", samples: int, config: VisionConfig, rank: Rank) -> Sh
     precision = choose(config.precision.name, rank.device)
 
     class InPrecision(torch.nn.Module):
-        """The model with autocast in its forward pass:
-        DataParallel's threads would take autocast's default type.
+        """The model with autocast in its forward pass.
+
+        Without it, the threads of DataParallel would use autocast's default type.
         """
 
         def __init__(self) -> None:
@@ -196,10 +207,10 @@ def dp(model: "nn.Module", samples: int, config: VisionConfig, rank: Rank) -> Sh
 def replicated(
     model: "nn.Module", sampler: Any, samples: int, config: VisionConfig, rank: Rank, **rounds: int
 ) -> Share:
-    """The share of a rank whose model is under DistributedDataParallel;
-    the plain model on a single rank.
+    """Return the share of a rank whose model is wrapped in DistributedDataParallel.
 
-    The plain model evaluates: DDP's forward pass would wait for ranks that have fewer batches.
+    On a single rank the model is not wrapped. The plain model evaluates: DDP's forward pass would
+    wait for ranks that have fewer batches.
     """
     from torch.nn import SyncBatchNorm, parallel
 
@@ -219,10 +230,12 @@ def replicated(
 
 
 def ddp_received(config: VisionConfig, traffic: Traffic) -> dict[str, int] | None:
-    """All-reduce: 2 (w - 1) / w of the gradients a step, as in a ring. Broadcast from rank 0:
-    parameters and buffers when DDP starts, all buffers before each training step for which every
-    rank has a batch (others go without DDP's forward pass), the BatchNorm statistics before each
-    evaluation.
+    """Return the bytes that a rank receives under DDP.
+
+    All-reduce: in a ring, a rank receives 2 (w - 1) / w of the gradients in each step. Broadcast
+    from rank 0: parameters and buffers when DDP starts, all buffers before each training step for
+    which every rank has a batch, and the BatchNorm statistics before each evaluation. Steps in
+    which a rank has no batch do not use DDP's forward pass.
     """
     if isinstance(config.strategy, DdpConfig) and config.strategy.sync_batchnorm:
         return None
@@ -242,11 +255,11 @@ def ddp_received(config: VisionConfig, traffic: Traffic) -> dict[str, int] | Non
 
 
 def dp_received(config: VisionConfig, traffic: Traffic) -> dict[str, int]:
-    """What DataParallel copies between the GPUs of its process, all of them together.
+    """Return the bytes that DataParallel copies between all GPUs of its process.
 
-    Scatter: the images of all GPUs but the first, and the gradients of their outputs. Broadcast:
-    all parameters and buffers to each further GPU, in evaluation too. Gather: the outputs. Reduce:
-    gradients of all parameters, zeros for frozen ones.
+    Scatter: the images of all GPUs except the first, and the gradients of their outputs. Broadcast:
+    all parameters and buffers to each further GPU, also in evaluation. Gather: the outputs. Reduce:
+    the gradients of all parameters, which are zeros for frozen ones.
     """
     trained = formulas.on_further_gpus(traffic.trained, config.gpus)
     evaluated = formulas.on_further_gpus(traffic.evaluated, config.gpus)
@@ -261,10 +274,11 @@ def dp_received(config: VisionConfig, traffic: Traffic) -> dict[str, int]:
 
 
 def refuse_for_dp(config: VisionConfig, placement: Placement) -> None:
+    """Refuse a configuration that strategy=dp cannot run."""
     if config.nodes > 1:
         raise Refusal(
             "strategy.dp-on-nodes",
-            f"nodes={config.nodes}: strategy=dp has one process, on one node; use"
+            f"nodes={config.nodes}: strategy=dp has one process, which runs on one node; use"
             " `strategy=ddp_ds`",
             key="nodes",
             nodes=config.nodes,
@@ -273,8 +287,8 @@ def refuse_for_dp(config: VisionConfig, placement: Placement) -> None:
         value = compilation.word(config.compile)
         raise Refusal(
             "strategy.dp-compiled",
-            f"compile={value}: strategy=dp would run the first GPU's compiled model on all of them;"
-            " use `compile=false` or `strategy=ddp_ds`",
+            f"compile={value}: strategy=dp would run the model that was compiled for the first GPU"
+            " on all of them; use `compile=false` or `strategy=ddp_ds`",
             key="compile",
             compile=value,
         )
@@ -297,12 +311,13 @@ def refuse_for_dp(config: VisionConfig, placement: Placement) -> None:
 
 
 def refuse_for_ddp(config: VisionConfig, placement: Placement) -> None:
+    """Refuse a configuration that the strategies with DDP cannot run."""
     options = config.strategy
     assert isinstance(options, DdpConfig)
     if options.sync_batchnorm and STRATEGIES[options.name].takes_turns:
         raise Refusal(
             "strategy.sync-batchnorm-by-turns",
-            f"strategy.sync_batchnorm=true: does not go with strategy={options.name}, whose last"
+            f"strategy.sync_batchnorm=true: does not work with strategy={options.name}, whose last"
             " round may leave ranks without a batch while others wait for their statistics; use"
             " `strategy=ddp_ds`",
             key="strategy.sync_batchnorm",
@@ -319,9 +334,9 @@ def refuse_for_ddp(config: VisionConfig, placement: Placement) -> None:
     if several and compiles(config, placement.device) and options.bucket_cap_mb < 1:
         raise Refusal(
             "strategy.small-buckets",
-            f"strategy.bucket_cap_mb={options.bucket_cap_mb:g}: is below 1, and torch compiles by"
-            " bucket, the first of 1 MiB; use `strategy.bucket_cap_mb=1` or more, or"
-            " `compile=false`",
+            f"strategy.bucket_cap_mb={options.bucket_cap_mb:g}: is below 1, and torch compiles a"
+            " graph for each bucket, of which the first has 1 MiB; use `strategy.bucket_cap_mb=1`"
+            " or more, or `compile=false`",
             key="strategy.bucket_cap_mb",
             value=options.bucket_cap_mb,
         )
@@ -336,8 +351,9 @@ STRATEGIES = {
 
 
 def compiles(config: VisionConfig, device_type: str) -> bool:
-    """True if the model is compiled; `compile=null` compiles it on CUDA,
-    where the strategy allows it.
+    """Return True if the model is compiled.
+
+    `compile=null` compiles it on CUDA if the strategy allows it.
     """
     if config.compile is not None:
         return bool(config.compile)

@@ -1,4 +1,4 @@
-"""The summary of a training run, from the files of its ranks."""
+"""Summarise a training run of image recognition from the reports of its ranks."""
 
 import math
 from collections import Counter
@@ -21,13 +21,14 @@ from multicard.run.workload import settings
 from multicard.vision.precision import PRECISIONS, value_bytes
 from multicard.vision.strategy import STRATEGIES, Traffic
 
-# Of an epoch, of the slowest rank
+# Times of an epoch, of which the slowest rank's count.
 TIMES = ("train_s", "first_batch_s", "evaluate_s", "evaluate_first_batch_s", "ended_s")
 
 
 def axes(config: Any, device: str) -> dict[str, Any]:
-    """The settings that tell runs of a sweep apart. Takes the composed configuration too,
-    which may be refused.
+    """Return the settings in which runs of a sweep may differ.
+
+    The configuration may also be one that was composed but refused.
     """
     return settings(config, AXES) | {"device": device}
 
@@ -39,12 +40,12 @@ def summarise(
     ranks: Sequence[VisionReport],
     steps: Any,
 ) -> None:
-    """Fill in the figures of a run, complete or not.
+    """Fill in the figures of a run, whether it is complete or not.
 
     Args:
-        record: with its `gpu`.
-        ranks: their reports, by rank. Epochs that not all of them finished are left out.
-        steps: the steps of all ranks (an Arrow table); None before the end of the first epoch.
+        record: The record to fill in. Its `gpu` is already there.
+        ranks: The reports of all ranks, by rank. Epochs that some rank did not finish are left out.
+        steps: The steps of all ranks (an Arrow table), or None before the end of the first epoch.
     """
     finished, table = of_ended_epochs(steps, ranks)
     ranks = [msgspec.structs.replace(rank, epochs=rank.epochs[:finished]) for rank in ranks]
@@ -67,7 +68,7 @@ def summarise(
             setattr(record, name, getattr(ranks[0], name))
     _rate(record, ranks, table)
     if table:
-        record.non_finite_losses, record.divergence = _judged(table)
+        record.non_finite_losses, record.divergence = _non_finite_losses(table)
     if record.training_joules is not None and record.samples_trained:
         record.joules_per_image = record.training_joules / record.samples_trained
     target = math.inf if config.target_accuracy is None else config.target_accuracy
@@ -79,8 +80,9 @@ def summarise(
 
 
 def _epoch(index: int, ranks: Sequence[VisionReport], table: dict[str, np.ndarray]) -> VisionEpoch:
-    """One epoch over all ranks: times are the slowest rank's,
-    the loss is weighted by the samples trained.
+    """Summarise one epoch over all ranks.
+
+    Times are those of the slowest rank. The loss is weighted by the samples trained.
     """
     parts = [rank.epochs[index] for rank in ranks]
     gaps_s = [part.gap_s for part in parts if part.gap_s is not None]
@@ -107,40 +109,44 @@ def _epoch(index: int, ranks: Sequence[VisionReport], table: dict[str, np.ndarra
 def _steps_and_samples(
     ranks: Sequence[VisionReport], rows: dict[str, np.ndarray]
 ) -> tuple[int, int]:
-    """The steps of an epoch, and its distinct samples: in proportion,
-    where a probe cut it short.
+    """Return the steps of an epoch, and its distinct samples.
+
+    If a probe cut the epoch short, the samples are in proportion to the steps.
     """
     steps = int(rows["step"].max()) + 1
-    whole = ranks[0].steps_per_epoch
-    return steps, round(ranks[0].distinct_samples * steps / whole)
+    full_steps = ranks[0].steps_per_epoch
+    return steps, round(ranks[0].distinct_samples * steps / full_steps)
 
 
-def _judged(table: dict[str, np.ndarray]) -> tuple[int, Divergence | None]:
-    """The losses that are not finite; a rank without a batch in a round has none there."""
+def _non_finite_losses(table: dict[str, np.ndarray]) -> tuple[int, Divergence | None]:
+    """Return the number of losses that are not finite, and where they begin.
+
+    A rank without a batch in a round has no loss there.
+    """
     has_loss = table["samples"] > 0
-    known = {name: column[has_loss] for name, column in table.items()}
-    count, first = formulas.not_finite(known, np.isfinite(known["loss"]))
-    return count, None if first is None else Divergence(*first)
+    rows_with_loss = {name: column[has_loss] for name, column in table.items()}
+    count, first_place = formulas.not_finite(rows_with_loss, np.isfinite(rows_with_loss["loss"]))
+    return count, None if first_place is None else Divergence(*first_place)
 
 
 def _rate(
     record: VisionRecord, ranks: Sequence[VisionReport], table: dict[str, np.ndarray]
 ) -> None:
-    """Fill in step and phase times, and images/s over the steps after the warm-up.
+    """Fill in step and phase times, and images per second over the steps after the warm-up.
 
-    `images_per_s` counts every sample of an epoch once, however often padding or `ddp` trained it;
-    `trained_images_per_s` counts each time.
+    `images_per_s` counts each sample of an epoch once, however often it was trained on because of
+    padding or `ddp`. `trained_images_per_s` counts it each time.
     """
     counted = Counted(record, table)
     record.step_s = counted.statistics()
     if not table:
         return
-    first = {name: column[table["epoch"] == 0] for name, column in table.items()}
-    trained = first["samples"].sum()
-    (_, distinct) = _steps_and_samples(ranks, first)
+    first_epoch = {name: column[table["epoch"] == 0] for name, column in table.items()}
+    trained = first_epoch["samples"].sum()
+    (_, distinct) = _steps_and_samples(ranks, first_epoch)
     record.trained_images_per_s = trained_per_s = counted.per_s("samples")
     record.images_per_s = trained_per_s and trained_per_s * distinct / trained
-    if counted.measured.any():  # mean a step and rank
+    if counted.measured.any():  # The mean is over all steps of all ranks.
         record.phases_s = {
             phase: float(table[f"{phase}_s"][counted.measured].mean()) for phase in PHASES
         }
@@ -149,19 +155,19 @@ def _rate(
 def _transfers(
     ranks: Sequence[VisionReport], table: dict[str, np.ndarray], placement: Placement
 ) -> Transfers:
-    """Bytes handed to the devices, over all ranks and finished epochs."""
+    """Return the bytes that were copied to the devices, over all ranks and finished epochs."""
 
-    def counted(key: str) -> Parts:
+    def counted_bytes(key: str) -> Parts:
         epochs = chain.from_iterable(rank.epochs for rank in ranks)
         evaluated = sum(getattr(epoch, f"evaluate_{key}") for epoch in epochs)
         return Parts(int(table[key].sum()) if table else 0, evaluated)
 
-    setups = [rank.setup_h2d_bytes for rank in ranks]  # before the first batch
+    setups = [rank.setup_h2d_bytes for rank in ranks]  # Copied before the first batch.
     setup = Parts(
         sum(part.train or 0 for part in setups), sum(part.evaluate or 0 for part in setups)
     )
-    images = counted("h2d_images_bytes")
-    labels = counted("h2d_labels_bytes")
+    images = counted_bytes("h2d_images_bytes")
+    labels = counted_bytes("h2d_labels_bytes")
     return Transfers(
         h2d=sum((part.train or 0) + (part.evaluate or 0) for part in (images, labels, setup)),
         h2d_images=images,
@@ -174,45 +180,46 @@ def _transfers(
 def _communication(
     config: VisionConfig, ranks: Sequence[VisionReport], table: dict[str, np.ndarray]
 ) -> Communication | None:
-    """Bytes that a rank receives in collectives, from sizes and steps;
-    None where the strategy does not know them.
+    """Compute the bytes that a rank receives in collectives, from sizes and steps.
+
+    Returns None if the strategy does not know them.
     """
-    first = ranks[0] if ranks else VisionReport(rank=0)
+    rank_0 = ranks[0] if ranks else VisionReport(rank=0)
     sizes = (
-        first.parameter_bytes,
-        first.gradient_bytes,
-        first.buffer_bytes,
-        first.statistics_bytes,
+        rank_0.parameter_bytes,
+        rank_0.gradient_bytes,
+        rank_0.buffer_bytes,
+        rank_0.statistics_bytes,
     )
     steps = full_steps = 0
     trained: Counter[int] = Counter()
     if table:
         steps = int((table["rank"] == 0).sum())
         trained.update(table["samples"][table["rank"] == 0].tolist())
-        without_batch = table["samples"] == 0  # of rows, each a rank's step
+        without_batch = table["samples"] == 0  # A row is one step of one rank.
         full_steps = steps - len(
             set(zip(table["epoch"][without_batch], table["step"][without_batch], strict=True))
         )
     evaluated: Counter[int] = Counter()
-    for epoch in first.epochs:
+    for epoch in rank_0.epochs:
         evaluated += _batches(epoch.test_samples or 0, config.rank_batch_size)
     precision = PRECISIONS[config.precision.name]
     traffic = Traffic(
         len(ranks),
         steps,
         full_steps,
-        len(first.epochs),
+        len(rank_0.epochs),
         *sizes,
         trained=trained,
         evaluated=evaluated,
         image_bytes=3 * config.dataset.image_size**2 * value_bytes(precision.transfer),
-        output_bytes=first.classes * value_bytes(precision.autocast or precision.model),
+        output_bytes=rank_0.classes * value_bytes(precision.autocast or precision.model),
     )
     received = STRATEGIES[config.strategy.name].received(config, traffic)
     return None if received is None else Communication(**received, per="rank", source="computed")
 
 
 def _batches(samples: int, size: int) -> Counter[int]:
-    """How many batches of each size make these samples: full ones, and a last one."""
-    full, last = divmod(samples, size)
-    return Counter({size: full}) + Counter({last: min(last, 1)})
+    """Return the number of batches of each size that hold these samples: full ones and a last."""
+    full_batches, last_size = divmod(samples, size)
+    return Counter({size: full_batches}) + Counter({last_size: min(last_size, 1)})

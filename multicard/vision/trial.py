@@ -1,7 +1,9 @@
-"""Whether a model trains as configured, and what its weights expect of images: the controller,
-which imports no torch, asks another process, `python -m multicard.vision.trial`, which reads JSON
-from its standard input and writes the answer to its standard output.
-Answers are kept in a cache on the disk.
+"""Trials: whether a model trains as configured, and which images its weights expect.
+
+The controller imports no torch. So it starts another process, `python -m multicard.vision.trial`.
+That process reads a `Trial` as JSON from its standard input, and writes a `TrialOutcome` to its
+standard output.
+Outcomes are kept in a cache on disk.
 """
 
 import hashlib
@@ -26,9 +28,11 @@ if TYPE_CHECKING:
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """A step of training on tensors without values; with `classes` 0 no step, but what the weights
-    expect alone.
-    `averages`: whether ranks average gradients.
+    """A question: does this model take a training step, on tensors without values?
+
+    Attributes:
+        classes: Number of classes. For 0 no step is taken; only the expected images are returned.
+        averages: True if ranks average gradients.
     """
 
     model: ModelConfig
@@ -39,11 +43,13 @@ class Trial(msgspec.Struct, frozen=True):
 
 
 class TrialOutcome(msgspec.Struct, frozen=True):
-    """Why a step fails; None if it does not. What to say of the weights, and what images they were
-    trained on: `mean` and `std` of R, G, B, and `image_size`
-    in pixels where the model has a fixed one.
+    """The answer to a `Trial`.
 
-    `refusal` and each of `said` are the parts of messages.
+    Attributes:
+        refusal: Why the step fails, as the parts of a message; None if it works.
+        said: Notes on the weights, as the parts of messages.
+        mean, std: Mean and standard deviation of R, G and B that the weights were trained with.
+        image_size: Image size in pixels, if the model has a fixed one.
     """
 
     refusal: dict[str, Any] | None = None
@@ -61,29 +67,38 @@ class TrialOutcome(msgspec.Struct, frozen=True):
         return [Message.of(parts) for parts in self.said]
 
 
-def check(trial: Trial) -> None:
-    """Refuse a model that does not train so; say which weights it gets."""
+def require_trainable(trial: Trial) -> None:
+    """Refuse a model that cannot train as configured, and print notes on its weights."""
     models.weights_file(trial.model)
-    problem = ask(msgspec.json.encode(trial), trial.model.weights == models.RANDOM).problem
+    problem = cached_outcome(
+        msgspec.json.encode(trial), trial.model.weights == models.RANDOM
+    ).problem
     if problem is not None:
         raise Refusal.of(problem)
 
 
 def of_weights(name: str, otherwise: Any, *, _root_: Any) -> Any:
-    """`${of_weights:mean,[...]}` in a configuration: what the model's weights expect; else, as with
-    random ones, what follows.
+    """Resolve `${of_weights:mean,[...]}` in a configuration to what the model's weights expect.
+
+    Args:
+        name: A field of `TrialOutcome`: "mean", "std" or "image_size".
+        otherwise: The value for random weights, and for weights that do not say.
     """
     model = _root_.get("model") or {}
     if model.get("weights", models.RANDOM) == models.RANDOM:
         return otherwise
-    found = getattr(ask(msgspec.json.encode(Trial(ModelConfig(str(model["name"])))), True), name)
-    return otherwise if found is None else found
+    trial = msgspec.json.encode(Trial(ModelConfig(str(model["name"]))))
+    expected_value = getattr(cached_outcome(trial, store=True), name)
+    return otherwise if expected_value is None else expected_value
 
 
 @cache
-def ask(trial: bytes, keeps: bool) -> TrialOutcome:
-    """The answer to a `Trial` as JSON; once found by a process,
-    also for later commands where `keeps`.
+def cached_outcome(trial: bytes, store: bool) -> TrialOutcome:
+    """Return the outcome of a trial from the cache, or from a process that carries it out.
+
+    Args:
+        trial: A `Trial` as JSON.
+        store: Store the outcome in the cache for later commands.
     """
     libraries = [version(name) for name in ("torch", "torchvision", "timm")]
     code = [path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))]
@@ -92,32 +107,32 @@ def ask(trial: bytes, keeps: bool) -> TrialOutcome:
     with suppress(OSError, msgspec.DecodeError):
         return msgspec.json.decode(path.read_bytes(), type=TrialOutcome)
     command = [sys.executable, "-m", "multicard.vision.trial"]
-    done = subprocess.run(command, input=trial, capture_output=True, cwd=PACKAGES, check=False)
-    if done.returncode:
-        output = done.stderr.decode()[-200:].strip()
+    process = subprocess.run(command, input=trial, capture_output=True, cwd=PACKAGES, check=False)
+    if process.returncode:
+        output = process.stderr.decode()[-200:].strip()
         name = msgspec.json.decode(trial, type=Trial).model.name
-        ended = Message(
+        failed_trial = Message(
             "trial.ended",
-            f"model={name}: the trial of it ended with {done.returncode}: {output}",
+            f"model={name}: the process that tried it exited with {process.returncode}: {output}",
             key="model",
-            exit_code=done.returncode,
+            exit_code=process.returncode,
             output=output,
         )
-        return TrialOutcome(ended.parts)
-    found = msgspec.json.decode(done.stdout.splitlines()[-1], type=TrialOutcome)
-    for note in found.notes:
+        return TrialOutcome(failed_trial.parts)
+    outcome = msgspec.json.decode(process.stdout.splitlines()[-1], type=TrialOutcome)
+    for note in outcome.notes:
         say(note)
     with suppress(OSError):
-        if keeps and found.problem is None:
-            run_folder.write_json(path, found)
-    return found
+        if store and outcome.problem is None:
+            run_folder.write_json(path, outcome)
+    return outcome
 
 
 # ---- in the process that answers
 
 
-def answer(trial: Trial) -> TrialOutcome:
-    """Take a step of training and one of evaluation without values, and load the weights."""
+def try_model(trial: Trial) -> TrialOutcome:
+    """Take a step of training and one of evaluation on tensors without values; load the weights."""
     import torch
 
     from multicard.vision import weights
@@ -126,28 +141,31 @@ def answer(trial: Trial) -> TrialOutcome:
     size = trial.image_size
     built = None
     try:
-        own = expected(model.name)
-    except RuntimeError as error:  # timm's, of a tag that it does not have
+        expected_images = expected_images_of(model.name)
+    except RuntimeError as error:  # timm raises it for a tag that it does not have.
         unknown = Message(
             "trial.unknown-tag",
-            f"model={model.name}: {error} Leave the tag out, or use one that"
-            " timm.list_pretrained() has",
+            f"model={model.name}: {error} Leave out the tag, or use one from"
+            " timm.list_pretrained()",
             key="model",
             why=str(error),
         )
         return TrialOutcome(unknown.parts)
     if not trial.classes:
-        return own
+        return expected_images
     try:
         with torch.device("meta"):
             built = models.build(model, trial.classes, size)
             problem = _step(built, trial)
-    except Exception as error:  # whatever a library's model raises
-        problem = (str(error).strip().splitlines() or [f"{type(error).__name__} in its own code"])[
-            0
-        ]
+    except Exception as error:  # A library's model may raise anything.
+        problem = f"{type(error).__name__} in its own code"
+        lines = str(error).strip().splitlines()
+        if lines:
+            problem = lines[0]
     if problem is not None:
-        return TrialOutcome(_cannot_train(model.name, size, own.image_size, problem).parts)
+        return TrialOutcome(
+            _cannot_train(model.name, size, expected_images.image_size, problem).parts
+        )
     assert built is not None
     try:
         notes = weights.load(built, model, trial.classes, size)
@@ -172,7 +190,7 @@ def _cannot_train(model: str, size: int, own_size: int | None, problem: str) -> 
 
 
 def _step(model: "nn.Module", trial: Trial) -> Message | None:
-    """Why a step cannot be; None where it can."""
+    """Take a step. Return why it cannot be taken, or None if it can."""
     import torch
     from torch.nn.functional import cross_entropy
 
@@ -188,7 +206,7 @@ def _step(model: "nn.Module", trial: Trial) -> Message | None:
         )
         return Message(
             "trial.no-classifier",
-            f"it is no classifier: it gives {gives} and not {expected_shape}",
+            f"it is not a classifier: it returns {gives} instead of {expected_shape}",
             gives=gives,
             expected=expected_shape,
         )
@@ -201,8 +219,8 @@ def _step(model: "nn.Module", trial: Trial) -> Message | None:
     if trial.averages and idle:
         return Message(
             "trial.idle-parameter",
-            f"{idle[0]} has no part in the outputs, and ranks would wait for its gradients; only"
-            " `gpus=1` works",
+            f"{idle[0]} does not contribute to the outputs, and ranks would wait for its gradients;"
+            " only `gpus=1` works",
             parameter=idle[0],
         )
     with torch.no_grad():
@@ -210,30 +228,31 @@ def _step(model: "nn.Module", trial: Trial) -> Message | None:
     return None
 
 
-def expected(name: str) -> TrialOutcome:
-    """The images that a library's weights of this name were trained on;
-    nothing where none says so.
+def expected_images_of(name: str) -> TrialOutcome:
+    """Return which images a library's weights of this name were trained on.
+
+    The outcome is empty if the library does not say.
     """
     if not model_names.has(name):
         return TrialOutcome()
     if not model_names.is_timm(name):
         from torchvision.models import get_model_weights
 
-        used = get_model_weights(name)["DEFAULT"].transforms()
-        size = used.crop_size[0] if name.startswith(("vit_", "maxvit")) else None
-        return TrialOutcome(mean=list(used.mean), std=list(used.std), image_size=size)
+        transforms = get_model_weights(name)["DEFAULT"].transforms()
+        size = transforms.crop_size[0] if name.startswith(("vit_", "maxvit")) else None
+        return TrialOutcome(mean=list(transforms.mean), std=list(transforms.std), image_size=size)
     import timm
 
-    own = timm.get_pretrained_cfg(name.removeprefix(model_names.TIMM))
-    if own is None:
+    timm_config = timm.get_pretrained_cfg(name.removeprefix(model_names.TIMM))
+    if timm_config is None:
         return TrialOutcome()
     return TrialOutcome(
-        mean=[*own.mean],
-        std=[*own.std],
-        image_size=own.input_size[1] if own.fixed_input_size else None,
+        mean=[*timm_config.mean],
+        std=[*timm_config.std],
+        image_size=timm_config.input_size[1] if timm_config.fixed_input_size else None,
     )
 
 
 if __name__ == "__main__":
-    result = answer(msgspec.json.decode(sys.stdin.buffer.read(), type=Trial))
+    result = try_model(msgspec.json.decode(sys.stdin.buffer.read(), type=Trial))
     sys.stdout.buffer.write(b"\n" + msgspec.json.encode(result) + b"\n")

@@ -1,4 +1,7 @@
-"""The workload of `train_vision.py`: image recognition. Imports neither torch nor torchvision."""
+"""The workload of `train_vision.py`: image recognition.
+
+The controller reads it, so this module imports neither torch nor torchvision.
+"""
 
 import math
 from collections.abc import Mapping
@@ -37,14 +40,14 @@ NAMED: dict[str, Mapping[str, object]] = {
 
 
 def refuse(config: VisionConfig) -> None:
-    """Refuse names that no option has, as with `strategy.name=`, and what the loader cannot do."""
+    """Refuse names that no option has, as by `strategy.name=`, and what a loader cannot do."""
     for group, options in NAMED.items():
         name = getattr(config, group).name
         if name not in options:
             raise Refusal(
                 "vision.no-option",
                 f"{group}.name={name}: no such {group}; use"
-                f" {', '.join(f'`{group}={each}`' for each in options)}",
+                f" {', '.join(f'`{group}={option}`' for option in options)}",
                 key=f"{group}.name",
                 name=name,
                 options=list(options),
@@ -64,8 +67,8 @@ def refuse(config: VisionConfig) -> None:
     if grows and config.global_batch_size is not None:
         raise Refusal(
             "vision.global-batch",
-            f"strategy={config.strategy.name}: trains more samples an epoch on more ranks, whatever"
-            " global_batch_size; use `strategy=ddp_ds` or `strategy=ddp_rr`",
+            f"strategy={config.strategy.name}: trains on more samples an epoch if there are more"
+            " ranks, whatever global_batch_size is; use `strategy=ddp_ds` or `strategy=ddp_rr`",
             key="strategy",
             strategy=config.strategy.name,
         )
@@ -73,14 +76,14 @@ def refuse(config: VisionConfig) -> None:
 
 
 def fits(config: VisionConfig, placement: Placement) -> None:
-    """Refuse a strategy or a precision that does not work on these devices."""
+    """Refuse a strategy or a precision that these devices do not support."""
     STRATEGIES[config.strategy.name].refuse(config, placement)
     on_cuda = placement.device == "cuda"
     precision = config.precision.name
     if not on_cuda and not PRECISIONS[precision].cpu:
         raise Refusal(
             "vision.precision-on-cpu",
-            f"precision={precision}: needs CUDA devices; CPU ranks compute in IEEE fp32,"
+            f"precision={precision}: needs CUDA devices; CPU ranks compute in IEEE fp32, use"
             " `precision=fp32`",
             key="precision",
             precision=precision,
@@ -90,48 +93,53 @@ def fits(config: VisionConfig, placement: Placement) -> None:
 
 
 def has_room(config: VisionConfig, placement: Placement) -> None:
-    """Refuse copies of the data set that cannot fit into memory, and worker processes whose batches
-    cannot fit into this machine's shared memory, where a bus error would kill them;
-    say so where they may not.
+    """Refuse a run that cannot fit into memory, and warn of a run that may not.
 
-    During a slow step they make all that they may, and the loop holds another, with the next one
-    two. Where batches are copied to page-locked memory, each leaves shared memory at once: nothing
-    is certain but that one has to fit.
+    Two things need room: copies of the data set in memory, and the batches of worker processes in
+    this machine's shared memory. If shared memory is full, a bus error kills the workers.
+
+    During a slow step the workers make all batches that they may make ahead. The loop holds one
+    more, or two while it takes the next one. If batches are copied to page-locked memory, each
+    leaves shared memory at once. Only one batch is then certain to be there.
     """
     DATASETS[config.dataset.name].require_room(config.dataset, placement.processes)
-    each = workers(config, placement)
-    ahead = LOADERS[config.loader.name].in_shared_memory(config.loader, each)
+    rank_workers = workers(config, placement)
+    batches_ahead = LOADERS[config.loader.name].in_shared_memory(config.loader, rank_workers)
     free_bytes = memory.free_shared_memory_bytes()
-    if not ahead or free_bytes is None:
+    if not batches_ahead or free_bytes is None:
         return
     dataset = config.dataset
     batch_size = config.rank_batch_size
     image_bytes = (
         3 * dataset.image_size**2 * value_bytes(PRECISIONS[config.precision.name].transfer)
     )
-    batch_bytes = batch_size * (image_bytes + 8)  # and an int64 label
+    batch_bytes = batch_size * (image_bytes + 8)  # A label is an int64.
     batches = math.inf if dataset.train_limit is None else -(-dataset.train_limit // batch_size)
     pinned = config.pin_memory and placement.device == "cuda"
-    least = 1 if pinned else placement.processes * min(ahead + 1, batches)
-    most = placement.processes * min(ahead + 2, batches)
-    if least * batch_bytes > free_bytes:
-        problem = _shared_memory(
-            "need", each, placement.processes, int(least * batch_bytes), free_bytes
+    least_batches = 1 if pinned else placement.processes * min(batches_ahead + 1, batches)
+    most_batches = placement.processes * min(batches_ahead + 2, batches)
+    if least_batches * batch_bytes > free_bytes:
+        problem = _shared_memory_message(
+            "need", rank_workers, placement.processes, int(least_batches * batch_bytes), free_bytes
         )
         raise Refusal.of(problem)
-    if most * batch_bytes > free_bytes:
+    if most_batches * batch_bytes > free_bytes:
         say(
-            _shared_memory(
-                "may need", each, placement.processes, int(most * batch_bytes), free_bytes
+            _shared_memory_message(
+                "may need",
+                rank_workers,
+                placement.processes,
+                int(most_batches * batch_bytes),
+                free_bytes,
             ),
             error=True,
         )
 
 
-def _shared_memory(
+def _shared_memory_message(
     verb: str, workers: int, ranks: int, needed_bytes: int, free_bytes: int
 ) -> Message:
-    """That batches of workers do not fit into shared memory, or may not."""
+    """Return the message that the workers' batches do not fit, or may not, into shared memory."""
     return Message(
         "vision.shared-memory",
         f"num_workers={workers}: the workers of"
@@ -147,8 +155,8 @@ def _shared_memory(
     )
 
 
-def check(config: VisionConfig) -> None:
-    """See that the loader's library, the data set and the model are there."""
+def check_requirements(config: VisionConfig) -> None:
+    """Check that the loader's library, the data set and the model are there and can be used."""
     LOADERS[config.loader.name].check()
     dataset = DATASETS[config.dataset.name]
     if not (starts_nothing(config) and dataset.downloads(config.dataset)):
@@ -157,19 +165,20 @@ def check(config: VisionConfig) -> None:
         starts_nothing(config) and dataset.downloads(config.dataset)
     ):
         model = config.model
-        # which are not fetched for it
+        # A dry run does not fetch weights.
         if starts_nothing(config) and model.weights == models.PRETRAINED:
             model = replace(model, weights=models.RANDOM)
         classes = dataset.read(config.dataset, config.seed).classes
         ranks = config.processes * config.nodes
-        trial.check(
+        trial.require_trainable(
             Trial(model, classes, config.dataset.image_size, min(2, config.batch_size), ranks > 1)
         )
 
 
 def workers(config: VisionConfig, placement: Placement) -> int:
-    """Loader workers per rank; none on CPU ranks, where loading takes
-    a hundredth of a step and the cores are busy.
+    """Return the number of loader workers per rank.
+
+    By default CPU ranks have none: loading takes a hundredth of a step, and the cores are busy.
     """
     if config.num_workers is not None:
         return config.num_workers
@@ -180,7 +189,7 @@ def workers(config: VisionConfig, placement: Placement) -> int:
 
 
 def describe(config: VisionConfig) -> list[str]:
-    """What will run, in parts of a line."""
+    """Return what will run, as parts of a line."""
     model = (
         f"{models.describe(config.model)} on {config.dataset.name} {config.dataset.image_size} px"
     )
@@ -190,8 +199,10 @@ def describe(config: VisionConfig) -> list[str]:
 
 
 def advise(config: VisionConfig, placement: Placement, bound: str) -> str:
-    """The option to try next against `bound`, what bounds a
-    run: the best that the run does not have yet.
+    """Return the option to try next, which is the best that the run does not have yet.
+
+    Args:
+        bound: The limit of the run: "input", "copy", "communication", "launch" or "compute".
     """
     on_cuda = placement.device == "cuda"
     loader = config.loader.name
@@ -261,7 +272,7 @@ WORKLOAD = Workload(
     refuse=refuse,
     fits=fits,
     has_room=has_room,
-    check=check,
+    check=check_requirements,
     data=lambda config: datasets.content(config.dataset) | models.content(config.model),
     repeated=lambda config: datasets.repeated(config.dataset, config.seed),
     arguments=lambda config, placement, folder: (config, folder, workers(config, placement)),
@@ -273,6 +284,8 @@ WORKLOAD = Workload(
     resumable=True,
     free=("dataset.columns",),
     named={
-        "model": Named("any classifier of torchvision or timm", model_names.every, models.refuse)
+        "model": Named(
+            "any classifier of torchvision or timm", model_names.classifier_names, models.refuse
+        )
     },
 )

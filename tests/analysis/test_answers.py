@@ -18,7 +18,7 @@ from analysis.commands.best import known_rankings
 from analysis.figures.effect_charts import UNREPEATED, what_matters
 from analysis.figures.setting_charts import trade_off_of
 from analysis.report.blocks import Paragraph, Plot
-from analysis.report.sections import NO_GAIN, of_effects
+from analysis.report.sections import NO_GAIN, effects_section
 from analysis.runs import load
 from analysis.stats import intervals
 from analysis.stats.effects import Point, interactions, main_effects
@@ -497,9 +497,9 @@ def test_gains_and_what_they_depend_on_are_found(tmp_path: Path):
     assert gains == {1: pytest.approx(1.25), 2: pytest.approx(2.0)}
     same = accuracy.by_axis[0][0].gain
     assert not same.is_told and (same.low, same.high) == pytest.approx((0.0, 0.0), abs=5e-4)
-    blocks = of_effects(known_rankings(runs)).blocks
+    blocks = effects_section(known_rankings(runs)).blocks
     assert [block.figure.name for block in blocks if isinstance(block, Plot)] == ["effects"]
-    single = of_effects(known_rankings(runs[::2])).blocks
+    single = effects_section(known_rankings(runs[::2])).blocks
     assert any(isinstance(block, Paragraph) and UNREPEATED in block.text for block in single)
     assert not any(isinstance(block, Paragraph) and UNREPEATED in block.text for block in blocks)
     assert Paragraph(NO_GAIN, quiet=True) in blocks
@@ -633,7 +633,7 @@ def test_what_differs_beside_the_settings_is_said_by_sentence_page_and_effects(
     assert {*codes(" ".join(effects.doubts))} == {*codes_of_doubts}
     texts = [
         str(block.text)
-        for block in of_effects([found.ranking]).blocks
+        for block in effects_section([found.ranking]).blocks
         if isinstance(block, Paragraph)
     ]
     assert any(says(text, "report.effects-doubted") for text in texts) is bool(codes_of_doubts)

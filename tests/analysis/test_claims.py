@@ -229,7 +229,7 @@ def test_a_spoiled_run_decides_nothing_nor_do_the_lucky_ones_of_its_cell(
     (judgement,) = judge([*others, *changed], claims=named([name]))
     assert (
         judge([*others, *spoiled], claims=named([name]))[0].verdict == "holds"
-        and judgement.said == said
+        and judgement.in_words == said
     )
     assert said != "half measured" or f"gpus=1 {columns['status']} (1 of 3 runs)" in judgement.why
 
@@ -248,7 +248,7 @@ def test_runs_of_several_drivers_or_torches_only_illustrate(
     monkeypatch.setattr(claim_runs, "MACHINE", claim_runs.MACHINE | changes)
     table2(tmp_path / "other", seed=1)
     (judgement,) = judged(tmp_path, "fp16-over-fp64")
-    assert judgement.said == "illustrated: holds"
+    assert judgement.in_words == "illustrated: holds"
     versions = find(judgement.unlike[-1], "claim.several-versions").facts["versions"]
     assert len(versions) == 2 and any(said in version for version in versions)
 
@@ -311,7 +311,7 @@ def test_memory_and_photographs_other_than_the_papers_decide_nothing(
         (claim,) = named([name])
         write(tmp_path / name, claim.experiment, *CASES[name].at(CASES[name].fails))
         (judgement,) = judged(tmp_path / name, name)
-        assert judgement.said == "illustrated: does not hold"
+        assert judgement.in_words == "illustrated: does not hold"
         assert says(judgement.unlike[0], "claim.other-memory", memory=memory, gib=24)
 
 
@@ -322,6 +322,16 @@ def test_what_was_not_measured_has_its_command(tmp_path: Path):
         experiment = verdict.claim.experiment
         entry = "train_vision" if experiments.load(experiment).kind == "vision" else "tune_llm"
         assert verdict.command == f"python {entry}.py experiment={experiment} name={experiment}"
+
+
+def test_runs_that_measure_no_claim_get_three_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    records.write(tmp_path / "a", records.script())
+    assert main(["claims", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.strip().splitlines()
+    assert len(lines) == 3 and says(lines[0], "claim.none-measured", n=len(CLAIMS))
+    assert all(says(line, "claim.measured-by") for line in lines[1:])
 
 
 def test_a_figure_is_the_ratio_of_its_cells_and_intervals_widen_with_their_number(tmp_path: Path):
@@ -368,7 +378,11 @@ def test_settings_are_judged_apart_and_the_most_telling_decides(tmp_path: Path):
     }
     table2(tmp_path / "smoke", 1.5, **smoke)
     (small,) = judged(tmp_path, "fp16-over-fp64")
-    assert (small.said, small.marks, small.decides) == ("illustrated: does not hold", "cs", False)
+    assert (small.in_words, small.marks, small.decides) == (
+        "illustrated: does not hold",
+        "cs",
+        False,
+    )
     unlike = [told(difference)[0].facts for difference in small.unlike]
     assert [(one["column"], one["values"], one["wanted"], one["printed"]) for one in unlike] == [
         ("scale", "smoke", "full", True),
@@ -377,7 +391,7 @@ def test_settings_are_judged_apart_and_the_most_telling_decides(tmp_path: Path):
     ]
     counts, illustrated = render.summary([small])
     assert find(counts, "claim.counts").facts["counts"] == {
-        kind: int(kind == "illustrated") for kind in render.SUMMARISED
+        kind: int(kind == "illustrated") for kind in render.PLURALS
     }
     assert says(illustrated, "claim.illustrated")
     table2(tmp_path / "full")

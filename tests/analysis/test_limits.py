@@ -71,7 +71,7 @@ def test_a_run_tells_its_limits_by_code_in_python_and_in_tables(sweep: Sweep):
     runs = sweep(NEW)
     assert [run["limits"] for run in runs] == [""] * 3 + ["of-tomorrow"] * 3
     assert [run["marks"] for run in runs] == [""] * 3 + [limits.UNKNOWN_SIGN] * 3
-    assert list(multicard.load(runs[0].folder.parent).to_pandas()["limits"]) == [
+    assert list(multicard.load(runs[0].folder.parent).to_pandas(True)["limits"]) == [
         run["limits"] for run in runs
     ]
     found = load.FoundRuns(runs, [])
@@ -142,7 +142,7 @@ def test_a_claim_is_not_decided_by_such_runs(tmp_path: Path):
     claim = [one for one in claims.CLAIMS if one.name == "fp16-over-fp64"]
     (fair,) = claims.judge(runs, claims=claim)
     (limited,) = claims.judge([records.limited(run, NEW) for run in runs], claims=claim)
-    assert (fair.verdict, limited.said) == ("holds", "illustrated: holds")
+    assert (fair.verdict, limited.in_words) == ("holds", "illustrated: holds")
     assert says(text(limited.unlike), "limit.of-tomorrow") and limited.marks == limits.UNKNOWN_SIGN
 
 

@@ -34,7 +34,10 @@ def runs(folder: Path) -> Runs:
 
 def test_a_frame_has_the_columns_of_list_with_their_types(runs: Runs, folder: Path, tmp_path: Path):
     assert main(["list", str(folder / "before"), "--csv", str(tmp_path / "runs.csv")]) == 0
-    rows, frame = list(csv.DictReader((tmp_path / "runs.csv").open())), runs.to_pandas()
+    rows, frame = (
+        list(csv.DictReader((tmp_path / "runs.csv").open())),
+        runs.to_pandas(all_columns=True),
+    )
     assert [*frame.columns] == [*rows[0]] and len(frame) == len(rows) == len(runs)
     assert (frame.gpus.dtype, frame.total_s.dtype, frame.pin_memory.dtype) == (
         "int64",
@@ -50,6 +53,27 @@ def test_a_frame_has_the_columns_of_list_with_their_types(runs: Runs, folder: Pa
     some = runs.where("gpus>=2 and precision='fp16'", sort="total_s desc")
     assert [run["seed"] for run in some] == some.to_arrow()["seed"].to_pylist() and len(some) == 3
     assert some[0]["total_s"] > some[1]["total_s"] and some[-1]["gpus"] == 2
+
+
+def test_the_first_columns_are_those_to_look_at(runs: Runs):
+    frame = runs.to_pandas()
+    assert [*frame.columns][:4] == ["name", "precision", "gpus", "seed"]
+    assert {"status", "total_s", "images_per_s", "test_accuracy", "marks"} <= {*frame.columns}
+    assert len(frame.columns) < 15 and len(frame) == len(runs)
+    assert not any(frame[name].isna().all() for name in frame.columns)
+
+
+def test_a_plot_has_a_point_for_each_run(runs: Runs, tmp_path: Path):
+    spec = runs.plot().to_dict()
+    (points,) = spec["datasets"].values()
+    assert sorted(point["total_s"] for point in points) == sorted(run["total_s"] for run in runs)
+    assert [spec["encoding"][axis]["field"] for axis in "xy"] == ["gpus", "total_s"]
+    assert spec["encoding"]["color"]["field"] == "precision"
+    runs.plot("images_per_s", x="precision", color="gpus").save(tmp_path / "plot.svg")
+    assert "(images_per_s)" in (tmp_path / "plot.svg").read_text()
+    for wrong in ({"y": "speed"}, {"x": "cards"}, {"y": "joules"}):
+        with pytest.raises(Refusal):
+            runs.plot(**wrong)
 
 
 @pytest.mark.parametrize(

@@ -214,7 +214,7 @@ def test_every_experiment_is_a_row_of_the_page_and_says_what_it_takes_in_full():
     assert of_no_paper == ["engines", "what_fits"]
     panels = [(experiments.load(name), []) for name in experiments.names()]
     folds = [
-        block for block in sections.of_papers([], panels, []).blocks if isinstance(block, Fold)
+        block for block in sections.papers_section([], panels, []).blocks if isinstance(block, Fold)
     ]
     (commands,) = (block for fold in folds for block in fold.blocks if isinstance(block, Facts))
     of_table2 = next(

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from analysis.report import watch, watched
+from analysis.report import watch, watched_report
 from analysis.report.watch import Onlooker, Server
 from multicard.measure.timing import clock_s
 from multicard.records import ownership
@@ -53,7 +53,7 @@ def end(sweep: Path, gpus: int, board: Board) -> None:
 
 @contextmanager
 def served(folder: Path) -> Iterator[Server]:
-    watch = watched([folder], None, mix=False)
+    watch = watched_report([folder], None, mix=False)
     with Server(0, watch) as server:
         Thread(target=watch.keep_up, daemon=True).start()
         Thread(target=server.serve_forever, daemon=True).start()
@@ -107,9 +107,9 @@ def test_running_cells_show_what_their_ranks_post(tmp_path: Path, monkeypatch: p
 
 
 def test_running_cells_are_seen_while_the_page_waits_to_be_made_again(tmp_path: Path):
-    watch, sweep = watched([tmp_path], None, mix=False), tmp_path / "first"
+    watch, sweep = watched_report([tmp_path], None, mix=False), tmp_path / "first"
     end(sweep, 2, begin(sweep, 2))
-    watch._next_s = math.inf  # as after a page that took long
+    watch._next_page_s = math.inf  # as after a page that took long
     board = begin(sweep, 4)
     watch._look()
     state = json.loads(watch.state())
@@ -120,12 +120,12 @@ def test_running_cells_are_seen_while_the_page_waits_to_be_made_again(tmp_path: 
 def test_pages_take_a_third_of_a_core_however_long_they_wait_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    onlooker, sweep = watched([tmp_path], None, mix=False), tmp_path / "first"
+    onlooker, sweep = watched_report([tmp_path], None, mix=False), tmp_path / "first"
     for gpus, cpu_s in ((1, 0.0), (2, 10.0)):
         end(sweep, gpus, begin(sweep, gpus))
         monkeypatch.setattr(watch, "process_time", iter((5.0, 5.0 + cpu_s)).__next__)
         onlooker._look()
-        left_s = onlooker._next_s - clock_s()
+        left_s = onlooker._next_page_s - clock_s()
         assert (
             json.loads(onlooker.state())["version"] == gpus and 2 * cpu_s - 5 < left_s <= 2 * cpu_s
         )

@@ -117,7 +117,7 @@ def test_options_that_inductor_does_not_have_are_refused():
 
 
 # Of MobileNetV2 with `preset=fast`, 64 images of 500 px: GB by part and kind as counted with torch
-# 2.11, docs/measuring.md
+# 2.11, docs/studies/h200.md
 MOBILENET = {
     "forward": {"elementwise": 8.71, "reductions": 4.49, "library": 8.70},
     "backward": {"elementwise": 13.36, "reductions": 8.68, "library": 15.56},

@@ -441,7 +441,7 @@ def test_the_file_of_the_page_is_planned_as_it_says(planned: Main):
     blocks = re.findall(r"^```(?:yaml)?\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     (yaml,) = [block for block in blocks if block.startswith("# docs/jobs")]
     shown = blocks[blocks.index(yaml) + 1]
-    file = (ROOT / "docs" / "jobs.yaml").read_text()  # which `make demo` plans
+    file = (ROOT / "docs" / "jobs.yaml").read_text()  # which docs/plan.md shows
     assert yaml.splitlines()[1:] == file.splitlines()[1:]
     code, printed, content = planned(yaml)
     assert code == 0 and content["makespan_s"] == pytest.approx(8452, abs=1)

@@ -218,7 +218,7 @@ def test_what_is_left_out_is_faster_than_a_gpu_can_be():
 
 
 def test_the_fast_preset_on_an_h200_is_what_is_expected_of_it():
-    """docs/tuning.md says 12,000 to 15,000 tokens/s of LoRA on Llama 3 8B."""
+    """docs/reference/tuning.md says 12,000 to 15,000 tokens/s of LoRA on Llama 3 8B."""
     own = typed_llm("preset=fast", "method=lora", "model=llama3_8b")
     assert isinstance(own, LlmConfig)
     found = bounded(own, "h200", TextFacts(128_256, 2048, rows=(57, 119, 167)))

@@ -1,4 +1,4 @@
-"""A third engine, as docs/extending.md describes one: a plain loop, all weights of torchtune's model,
+"""A third engine, as docs/develop/extending.md describes one: a plain loop, all weights of torchtune's model,
 one rank.
 """
 

@@ -160,7 +160,7 @@ def test_a_template_that_wants_a_question_takes_a_greeting_before_it(tmp_path: P
 def test_reasoning_that_a_template_drops_is_learnt_by_its_form_for_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(chat, "for_training", {DROPS: KEEPS}.get)
+    monkeypatch.setattr(chat, "training_form_of", {DROPS: KEEPS}.get)
     row = read(tmp_path, DROPS, Q, INLINE, Q, INLINE)
     assert learnt(row) == ["Thought\n</think>\n\nAnswer<|end_of_text|>"] * 2
     assert text(row).count("<|python_tag|><think>\n") == 2
@@ -171,7 +171,7 @@ def test_reasoning_that_a_template_drops_is_learnt_by_its_form_for_training(
 def test_the_form_for_training_learns_no_header_of_an_answer(
     said: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(chat, "for_training", {DROPS: KEEPS}.get)
+    monkeypatch.setattr(chat, "training_form_of", {DROPS: KEEPS}.get)
     found = learnt(read(tmp_path, DROPS, *said))
     assert found == ["Answer<|end_of_text|>", "Thought\n</think>\n\nAnswer<|end_of_text|>"]
 

@@ -174,7 +174,7 @@ def test_a_public_form_becomes_messages_and_what_it_has_beside_them_is_named(for
     row, expected, left = CONVERSATIONS[form]
     held = forms.columns_of(row, {})
     assert said_by(forms.conversation(held)) == expected
-    assert held.unread() == left and held.bearing() is None
+    assert held.unread() == left and held.unread_with_meaning() is None
 
 
 CALLS: dict[str, Any] = {

@@ -84,13 +84,13 @@ def test_what_is_written_follows_no_link(
     monkeypatch.setattr(os, "dup2", lambda *_: None)  # the log stays that of the test
     victim, link = tmp_path / "victim", tmp_path / planted.replace("PID", str(os.getpid()))
     victim.write_bytes(b"mine")
-    os.truncate(victim, elastic.MOST_LOG_BYTES + 1)
+    os.truncate(victim, elastic.MAX_LOG_BYTES + 1)
     link.parent.mkdir(parents=True)
     link.symlink_to(victim)
     with suppress(OSError):
         WRITERS[planted](link)
     with victim.open("rb") as file:
-        assert file.read(4) == b"mine" and victim.stat().st_size == elastic.MOST_LOG_BYTES + 1
+        assert file.read(4) == b"mine" and victim.stat().st_size == elastic.MAX_LOG_BYTES + 1
     assert stat.S_ISREG((link if planted == "cell/result.json" else victim).lstat().st_mode)
 
 

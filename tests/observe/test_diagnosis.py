@@ -124,7 +124,7 @@ def test_every_ablation_is_warm_where_cuda_graphs_take_three_steps(
         move=lambda batch, _: (batch.images, batch.labels),
         board=SimpleNamespace(stop_at=0),
     )
-    after_training.measured(loop, cycle([batch]), 0.1, 0)  # pyright: ignore[reportArgumentType]
+    after_training.time_ablations(loop, cycle([batch]), 0.1, 0)  # pyright: ignore[reportArgumentType]
     assert asked == [steps]
 
 

@@ -10,17 +10,9 @@ import pytest
 from multicard.messages import REMEDY
 from tests.goldens import messages as golden
 from tests.test_remedies import HOLE, with_holes
+from tools import prose
 
-# words of a sentence; a remedy, and what is not known before the program runs, is a word
-LONGEST = 30
 SENTENCE_ENDS = re.compile(r"(?<=[.?!])\s+")
-HABITS = {  # how they are written, and better ones
-    r"\b(tell|tells|telling|told)\b[^,;:.]* (from|apart)\b": "say that they differ, or by how much",
-    r"\bwhat (is|are) no\b": "name the thing",
-    r"\b(is|are) no results?\b": "does not count as a result",
-    r"\bby turns\b": "take turns",
-    r"^of |[:;] of [^,;:]* none\b": "begin with the subject: none of 3 runs, 1 of 20 cells",
-}
 
 
 def sentences(text: str) -> Iterator[str]:
@@ -29,11 +21,11 @@ def sentences(text: str) -> Iterator[str]:
 
 
 def too_long(sentence: str) -> bool:
-    return len(sentence.split()) > LONGEST
+    return len(sentence.split()) > prose.MAX_SENTENCE_WORDS
 
 
 def habits(sentence: str) -> list[str]:
-    return [advice for habit, advice in HABITS.items() if re.search(habit, sentence, re.IGNORECASE)]
+    return [advice for _, advice in prose.habits(sentence)]
 
 
 def test_sentences_are_short():
@@ -86,5 +78,5 @@ def test_words_are_counted_once_for_each_remedy_and_expression():
         "{', '.join(a(b) for b in c)}: use `multicard best --price 2.49`, or {words}"
     )
     assert sentence == f"{HOLE}: use {HOLE}, or {HOLE}"
-    assert not too_long(" ".join(["word"] * LONGEST))
-    assert too_long(" ".join(["word"] * (LONGEST + 1)))
+    assert not too_long(" ".join(["word"] * prose.MAX_SENTENCE_WORDS))
+    assert too_long(" ".join(["word"] * (prose.MAX_SENTENCE_WORDS + 1)))

@@ -1,4 +1,4 @@
-"""What docs/extending.md says: its files, and no others,
+"""What docs/develop/extending.md says: its files, and no others,
 add an option each to a copy of the project, and work.
 """
 
@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import ROOT
 
-PAGE = (ROOT / "docs" / "extending.md").read_text()
+PAGE = (ROOT / "docs" / "develop" / "extending.md").read_text()
 ENTRIES = ("train_vision.py", "tune_llm.py")
 PARTS = ("conf", "multicard", "hydra_plugins", "tests", "analysis", "pyproject.toml", *ENTRIES)
 FILE = re.compile(

@@ -15,6 +15,7 @@ from analysis.__main__ import main
 from analysis.commands.gate import GateVerdict
 from docs import pictures, status
 from multicard import demo
+from multicard.cli import keys_page
 from tests.analysis.test_compare import sweep
 from tests.conftest import ROOT, SHARED, Called, has_dali
 from tests.helpers import records
@@ -23,10 +24,16 @@ from tests.helpers.report_view import CHROMIUM
 from tests.llm import test_folders
 from tests.vision.test_sample_sources import FORMS
 
+KINDS_OF_PAGES = ("reference", "studies", "develop")
 FILES_OF_PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md"))]
+for kind in KINDS_OF_PAGES:
+    FILES_OF_PAGES += sorted(ROOT.glob(f"docs/{kind}/*.md"))
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in FILES_OF_PAGES}
 MAKEFILE = (ROOT / "Makefile").read_text()
 FENCED = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+MAX_WORDS_OF_USERS_PAGES = 12_000
 
 
 def commands(start: str) -> list[str]:
@@ -112,9 +119,29 @@ def test_links_lead_somewhere(page: str):
 
 def test_the_readme_is_short_and_names_every_page():
     assert len(PAGES["README.md"].split()) <= 1350
-    assert {f"docs/{path.name}" for path in ROOT.glob("docs/*.md")} <= set(
-        re.findall(r"\]\(([^)#]+)\)", PAGES["README.md"])
-    )
+    linked = set(re.findall(r"\]\(([^)#]+)\)", PAGES["README.md"]))
+    assert {f"docs/{path.name}" for path in ROOT.glob("docs/*.md")} <= linked
+    assert {f"docs/{kind}/README.md" for kind in KINDS_OF_PAGES} <= linked
+
+
+@pytest.mark.parametrize("kind", KINDS_OF_PAGES)
+def test_the_index_of_a_folder_names_every_page(kind: str):
+    index = f"docs/{kind}/README.md"
+    linked = set(re.findall(r"\]\((\w+\.md)", PAGES[index]))
+    assert {path.name for path in ROOT.glob(f"docs/{kind}/*.md")} == linked | {"README.md"}
+
+
+def test_the_pages_for_users_are_short():
+    words = {
+        name: len(text.split()) for name, text in PAGES.items() if re.match(r"docs/\w+\.md", name)
+    }
+    assert sum(words.values()) <= MAX_WORDS_OF_USERS_PAGES, words
+
+
+@pytest.mark.slow
+def test_the_page_of_keys_is_up_to_date():
+    remedy = "python -m multicard.cli.keys_page > docs/reference/keys.md"
+    assert PAGES["docs/reference/keys.md"] == keys_page.page(), remedy
 
 
 def test_make_targets_and_modules_that_are_named_exist():

@@ -1,4 +1,4 @@
-"""The table of limits in docs/analysis.md has every limit, with its mark,
+"""The table of limits in docs/reference/limits.md has every limit, with its mark,
 its code and what it forbids.
 """
 
@@ -8,7 +8,7 @@ from multicard.records import limits
 from multicard.records.limits import Forbids
 from tests.conftest import ROOT
 
-PAGE = (ROOT / "docs" / "analysis.md").read_text()
+PAGE = (ROOT / "docs" / "reference" / "limits.md").read_text()
 ROW = re.compile(r"^\| `(.)` \| `([a-z-]+)` \| .+ \| ([a-z_, ]*) ?\|$", re.MULTILINE)
 
 

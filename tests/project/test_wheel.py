@@ -127,7 +127,13 @@ def test_the_wheel_has_all_files_of_the_checkout(installed: Installed):
         ]
         start = ROOT / "multicard" if source == "multicard" else ROOT
         assert {path.relative_to(start).as_posix() for path in files} <= content
-    assert {"train_vision.py", "tune_llm.py", "measure_script.py", "docs/own.md"} <= content
+    assert {
+        "train_vision.py",
+        "tune_llm.py",
+        "measure_script.py",
+        "docs/own.md",
+        "docs/reference/data.md",
+    } <= content
 
 
 @pytest.mark.parametrize("flag", ["-B", "-OO"])
@@ -196,7 +202,7 @@ def test_it_measures_and_says_what_was_measured(installed: Installed):
         .facts["file"]
         .startswith("multirun/published/")
     )
-    jobs = installed.packages / "multicard" / "checkout" / "docs" / "jobs.yaml"
+    jobs = ROOT / "docs" / "jobs.yaml"
     assert find(installed("plan", str(jobs), "--seconds", "1"), "plan.title")
     assert "precision=" in installed("completion", "words", "multicard vision preci")
 

@@ -304,8 +304,8 @@ def test_the_controller_needs_no_torch_for_it():
 
 
 def test_a_long_log_keeps_its_first_and_last_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(elastic, "MOST_LOG_BYTES", 100)
-    monkeypatch.setattr(elastic, "KEPT_LOG_BYTES", 10)
+    monkeypatch.setattr(elastic, "MAX_LOG_BYTES", 100)
+    monkeypatch.setattr(elastic, "LOG_PART_BYTES", 10)
     log = process.log_file(tmp_path, 0)
     log.parent.mkdir()
     log.write_bytes(b"first part" + bytes(101) + b"last part.")

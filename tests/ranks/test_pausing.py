@@ -75,7 +75,7 @@ def trained(
             Ticks.now_s += 100.0
             self.board.run_to(next(targets) or steps + 1)
 
-        monkeypatch.setattr(Pausing, "_wait", race)
+        monkeypatch.setattr(Pausing, "_wait_for_race", race)
         follower = Pausing(one_rank(), CPU, board, tmp_path, epoch, **options)
         board.run_to(blocks[0])
         for steps in range(1, blocks[-1] + 1):

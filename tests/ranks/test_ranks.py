@@ -160,8 +160,8 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     ("chosen", "spins"),
     [
-        ({}, str(elastic.SPINS)),
-        ({"OMP_NUM_THREADS": "1"}, str(elastic.SPINS)),  # says nothing of how threads wait
+        ({}, str(elastic.SPIN_COUNT)),
+        ({"OMP_NUM_THREADS": "1"}, str(elastic.SPIN_COUNT)),  # says nothing of how threads wait
         ({"GOMP_SPINCOUNT": "7"}, "7"),
         ({"OMP_WAIT_POLICY": "active"}, None),
     ],
@@ -175,14 +175,18 @@ def test_threads_of_cpu_ranks_spin_briefly_unless_the_user_chose(
 
 
 def test_openmp_of_a_rank_finds_how_long_to_spin_as_it_is_loaded(tmp_path: Path):
-    environment = {name: value for name, value in os.environ.items() if name not in elastic.WAITING}
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in elastic.OPENMP_WAIT_VARIABLES
+    }
     subprocess.run(
         [sys.executable, "-c", COMMAND, "leaves_spins", str(tmp_path)],
         cwd=ROOT,
         env=environment,
         check=True,
     )
-    assert (tmp_path / "spins.txt").read_text() == str(elastic.SPINS)
+    assert (tmp_path / "spins.txt").read_text() == str(elastic.SPIN_COUNT)
 
 
 def test_ranks_of_two_nodes_meet_at_an_address_of_node_0(tmp_path: Path):

@@ -188,8 +188,8 @@ def test_a_cause_has_what_its_message_says_as_data(tmp_path: Path):
 
 
 def test_the_page_of_the_record_is_up_to_date():
-    remedy = "python -m multicard.records.schema_page > docs/record.md"
-    assert (ROOT / "docs/record.md").read_text() == schema_page.page(), remedy
+    remedy = "python -m multicard.records.schema_page > docs/reference/record.md"
+    assert (ROOT / "docs/reference/record.md").read_text() == schema_page.page(), remedy
 
 
 def test_rank_files_come_by_rank(tmp_path: Path):

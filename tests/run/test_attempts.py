@@ -128,7 +128,7 @@ def test_ranks_that_are_too_slow_to_save_before_the_time_limit_are_ended(
     monkeypatch.setattr(preemption, "POLL_S", 0.01)
     monkeypatch.setattr(slurm, "why_warned", lambda _: "timeout")
     monkeypatch.setattr(failures, "end", ended.append)
-    monkeypatch.setattr(preemption, "_warned", warned := Event())
+    monkeypatch.setattr(preemption, "_warning_received", warned := Event())
     board.post(0, 3, 10, 48, 0, 0.5)
     warned.set()
     allocation = Allocation(job="12_3", grace_s=0.1)

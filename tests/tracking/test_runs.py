@@ -41,7 +41,7 @@ def mirrored(
     records.write(folder, record, columns)
     typed = records.as_record(record)
     run = WandbRun.open(
-        run_record.about(folder, typed),
+        run_record.run_info(folder, typed),
         WandbTarget(TrackerMode.offline, "trial", None, 60.0),
         folder,
     )
@@ -153,7 +153,7 @@ def test_a_run_key_by_key(kind: str, words: tuple[str, ...], measured: Measured,
     assert_history(content, result, steps)
     elsewhere = {*run_record.ELSEWHERE, run_record.LIMITS}
     whole = {key: value for key, value in result.items() if key not in elsewhere}
-    flat = dict(run_record.flat(whole))
+    flat = dict(run_record.flatten(whole))
     assert {key: summary.get(key) for key in flat} == flat and summary["attempts"] == 1
     assert summary["train/loss"] == rows_with("train/loss", content)[-1]["train/loss"]
     assert "cause.kind" not in summary
@@ -478,8 +478,8 @@ def test_a_long_name_begins_with_what_its_sweep_varies(tmp_path: Path):
     sweep = {"overrides": {"task": ["model.width=0.35,0.5", "+x=[1,2]", *settings[:6]]}}
     sweep["sweeper"] = {"params": {"precision": "fp32,bf16"}}
     (tmp_path / "multirun.yaml").write_text(json.dumps({"hydra": sweep}))
-    swept = run_record.swept(tmp_path)
-    assert swept == {"width", "precision"} and run_record.swept(tmp_path / "none") == set()
+    swept = run_record.varied_keys(tmp_path)
+    assert swept == {"width", "precision"} and run_record.varied_keys(tmp_path / "none") == set()
     name = run_record.short_name(f"{','.join(settings)}-12345678-r2", swept)
     assert name.startswith("precision=fp32, width=0.35, a_key_a=value") and name.endswith(
         " r2 12345678"
@@ -489,7 +489,7 @@ def test_a_long_name_begins_with_what_its_sweep_varies(tmp_path: Path):
 
 def test_a_summary_is_flat_and_keeps_lists():
     content = {"a": {"b": {"c": 2}, "d": None}, "e": [1, {"f": 2}], "g": ["x", "y"]}
-    assert dict(run_record.flat(content)) == {"a.b.c": 2, "e.0": 1, "e.1.f": 2, "g": "x, y"}
+    assert dict(run_record.flatten(content)) == {"a.b.c": 2, "e.0": 1, "e.1.f": 2, "g": "x, y"}
 
 
 @pytest.mark.parametrize(
@@ -499,7 +499,7 @@ def test_a_summary_is_flat_and_keeps_lists():
 )
 def test_records_of_the_first_version_are_runs_too(folder: Path):
     record = run_folder.decode((folder / "result.json").read_bytes())
-    about, timeline = run_record.about(folder, record), RunClock.of(record)
+    about, timeline = run_record.run_info(folder, record), RunClock.of(record)
     rows = history.rows(record, run_folder.read_steps(folder))
     assert about.id and about.name and about.config["gpus"] == record.axes["gpus"]
     assert len(rows) >= len(record.epochs) and (timeline.runtime_s > 0 or record.status != "ok")

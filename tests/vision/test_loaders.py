@@ -24,7 +24,7 @@ from multicard.vision.data.loaders import LOADERS
 from multicard.vision.data.preprocess import Preparation, bands_of, cut_out, windows
 from multicard.vision.data.splits import Remaining, Shuffled, Split
 from multicard.vision.precision import PRECISIONS
-from multicard.vision.train import evaluated_samples
+from multicard.vision.train import rank_test_samples
 from tests.conftest import has_dali, typed
 from tests.helpers.loader_sources import DALI, noise, pixels, read, source, split
 from tests.helpers.messages import refused
@@ -141,7 +141,7 @@ def test_each_test_sample_is_on_one_rank_and_a_race_reads_a_batch_of_them():
     ranks = [Rank(number, number, 3, torch.device("cpu"), "gloo", 1) for number in range(3)]
     raced = typed("probe.enabled=true", "race.figure=images_per_s")
     whole, batches = (
-        [[*evaluated_samples(config, 20, 4, rank)] for rank in ranks] for config in (typed(), raced)
+        [[*rank_test_samples(config, 20, 4, rank)] for rank in ranks] for config in (typed(), raced)
     )
     assert sorted(chain(*whole)) == [*range(20)] and {len(mine) for mine in whole} == {6, 7}
     assert batches == [mine[:4] for mine in whole]

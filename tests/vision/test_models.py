@@ -17,7 +17,7 @@ from multicard.config.vision import Freeze, ModelConfig
 from multicard.estimate.memory import answers, facts
 from multicard.estimate.memory.simulate import simulate
 from multicard.vision import model_names, models, optim, weights
-from multicard.vision.trial import Trial, answer
+from multicard.vision.trial import Trial, try_model
 from multicard.vision.workload import WORKLOAD
 from tests.conftest import Called, composed, typed
 from tests.helpers.messages import find, refused, says
@@ -48,7 +48,7 @@ def trial(name: str, size: int, batch_size: int = 2, **keys: object) -> Trial:
 
 
 def test_the_names_are_those_that_the_libraries_register():
-    names = {*model_names.every()}
+    names = {*model_names.classifier_names()}
     theirs = {*torchvision_models.list_models(module=torchvision_models)} | {*timm.list_models()}
     assert {name for name in names if not name.startswith("timm/")} == theirs
     assert {name for name in names if name.startswith("timm/")} == {
@@ -68,7 +68,7 @@ def test_a_name_is_an_option_with_the_identity_of_the_older_form():
 
 def test_a_name_may_have_a_tag_of_timms_weights():
     assert composed("model=resnet50.a1_in1k").model.name == "resnet50.a1_in1k"
-    assert answer(trial("timm/resnet18.a1_in1k", 32)).problem is None
+    assert try_model(trial("timm/resnet18.a1_in1k", 32)).problem is None
     for name in ("mobilenet_v2.x", "resnet1.a1_in1k"):  # timm has no such model
         with refused("classifier.unknown", key="model", model=name):
             models.refuse(name)
@@ -76,7 +76,7 @@ def test_a_name_may_have_a_tag_of_timms_weights():
 
 @pytest.mark.parametrize("name", QUICK)
 def test_a_model_is_tried_without_values(name: str):
-    assert answer(trial(name, FAMILIES[name])).problem is None
+    assert try_model(trial(name, FAMILIES[name])).problem is None
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_a_model_is_tried_without_values(name: str):
     ],
 )
 def test_what_a_model_cannot_do_is_said(asked: Trial, code: str, remedies: list[str]):
-    problem = answer(asked).problem
+    problem = try_model(asked).problem
     assert problem is not None
     assert (problem.code, problem.key, problem.remedies) == (code, "model", remedies)
     if code == "trial.unknown-tag":
@@ -117,7 +117,7 @@ def test_no_classifier_is_trained(
         "own",
         lambda *_: nn.Sequential(nn.Flatten(2), nn.Linear(1024, 32), outputs),
     )
-    problem = answer(trial("own", 32)).problem
+    problem = try_model(trial("own", 32)).problem
     assert problem is not None
     assert says(problem.facts["why"], "trial.no-classifier", gives=gives, expected=[2, 7])
 

@@ -3,7 +3,7 @@
     multicard plan JOBS.yaml [--seconds S] [--json FILE] [--csv FILE] ... [--run [--name NAME]]
 
 JOBS.yaml names the node and the jobs, each a command of either
-entry or times that are known (docs/plan.md).
+entry or times that are known (docs/reference/plans.md).
 """
 
 import argparse

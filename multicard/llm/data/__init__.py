@@ -1,1 +1,1 @@
-"""Rows to tune on, and the tokenizers."""
+"""The rows to tune on, and the tokenizers."""

@@ -1,16 +1,15 @@
-"""Which part of a conversation's text its answers are: what the model is to write,
-to the token that ends it.
+"""Find the answers in the text that a chat template writes, so that only they bear loss.
 
-Chat templates are programs, so that answers are found in what they write. A prompt for an answer
-ends where the answer begins. It ends with the first special tokens behind its content: neither the
-line break that Gemma's template adds, nor Phi 3's end of text, is ever generated. GLM's template
-writes no such token, as the model ends an answer with the token that begins the user's next
-message.
+An answer is all that the model has to write, up to the token that ends it. Chat templates are
+programs, so answers are located in their output. A prompt for an answer ends where the answer
+begins. The answer ends with the first special tokens after its content. A model never generates
+the line break that Gemma's template adds there, nor Phi 3's end of text. GLM's template writes no
+end: the model ends an answer with the token that begins the user's next message.
 
-Some templates write an answer differently once others follow, without its thoughts (Qwen 3) or with
-another end (gpt-oss). TRL has forms of the known ones for training, which mark the answers. Of
-others the last answer is learnt. Reasoning is part of its answer, also if the prompt for an answer
-without any ends with empty reasoning.
+Some templates rewrite an answer once other messages follow: without its reasoning (Qwen 3), or with
+another end (gpt-oss). For well-known templates TRL has training forms that mark the answers. With
+other templates of this kind, only the last answer is learnt. Reasoning is part of its answer, even
+if the prompt for an answer without reasoning ends with an empty block of it.
 """
 
 import re
@@ -29,25 +28,28 @@ from multicard.messages import Refusal
 
 Row = dict[str, Any]
 
-# `{% generation %}`, by which a template says what the model
-# writes: a filter that puts MARK before and after it
-GENERATION = re.compile(r"({%[-+]?\s*)(end)?generation\b")
+# `{% generation %}` is the tag with which a template marks the text that the model writes. It is
+# replaced by a filter that puts MARK before and after this text.
+GENERATION_TAG = re.compile(r"({%[-+]?\s*)(end)?generation\b")
 MARK = "\0generation\0"
-CONTENT = "\0content\0"  # in the place of a message's own, to see what the template puts around it
+CONTENT = "\0content\0"  # Replaces a message's content, to show the text that the template adds.
 THOUGHT = "\0thought\0"
-CLOSES = "</think>"  # behind the reasoning that an answer's content holds
+THINK_END = "</think>"  # Ends the reasoning within an answer's content.
 
 
 class Span(NamedTuple):
-    """A part of a text that is to be learnt, from the character `begin` to before `end`."""
+    """The part of a text from character `begin` up to, but without, character `end`."""
 
     begin: int
     end: int
 
 
-class Written(NamedTuple):
-    """A conversation as pieces of text, `content`, those `learnt` with loss; `last_alone`: of
-    several answers, only the last.
+class WrittenConversation(NamedTuple):
+    """A conversation as it was written.
+
+    Fields:
+        pieces: pieces of text, as {"content": text, "learnt": bears loss}.
+        last_alone: there are several answers, and only the last one is learnt.
     """
 
     pieces: list[Row]
@@ -55,7 +57,7 @@ class Written(NamedTuple):
 
 
 class FoundAnswer(NamedTuple):
-    """An answer within a text: what stands before it, and itself to the token that ends it."""
+    """An answer in a text, the text `before` it, and whether a token `ends` it."""
 
     before: str
     answer: str
@@ -63,11 +65,11 @@ class FoundAnswer(NamedTuple):
 
 
 class Writer:
-    """A conversation, the template that writes it, and what is special in its text.
+    """Writes one conversation with a chat template, and locates its answers.
 
     Args:
-        render: writes messages, with `MARK` around what the template itself marks.
-        training: the same of TRL's form for training; None where it has none of this template.
+        render: writes messages, with `MARK` around the parts that the template itself marks.
+        training: the same for TRL's training form; None if TRL has none for this template.
         special: the tokenizer's special tokens.
     """
 
@@ -84,300 +86,329 @@ class Writer:
         self._messages = messages
         self._tools = tools
         self._special = SpecialTokens(special)
-        self._lenient = False  # a prompt that an answer continues in part is its prompt too
-        self._begun: dict[tuple[int, bool], str] = {}
-        self._parts: dict[int, list[str]] = {}
+        self._lenient = False  # If true, a prompt may end with text that the answer lacks.
+        self._first_texts: dict[tuple[int, bool], str] = {}
+        self._texts_around: dict[int, list[str]] = {}
         self.answers = [
             place for place, message in enumerate(messages) if message["role"] == "assistant"
         ]
-        # OpenAI's: an answer of weight 0 is not to be learnt
-        self.turns = [place for place in self.answers if messages[place].get("weight") != 0]
+        # An answer with OpenAI's weight 0 is not learnt.
+        self.learnt_answers = [
+            place for place in self.answers if messages[place].get("weight") != 0
+        ]
 
-    def written(self, loss: ChatLoss) -> Written:
-        """The conversation in pieces: the answers with loss, or all of it.
-        Refuses (ValueError) what cannot be told.
+    def write(self, loss: ChatLoss) -> WrittenConversation:
+        """Return the conversation in pieces. The answers bear loss, or all of the text.
+
+        The template's own marks are used first. Without marks, the answers are located in the text.
+        TRL's training form is the next choice, and the first one if the template drops reasoning.
+        Then the answers are located with lenient prompts. At last only the last answer is learnt.
+
+        Raises:
+            Refusal: the answers cannot be located.
         """
-        whole = self._upto(len(self._messages))
+        whole = self._text_of_first(len(self._messages))
         if loss is ChatLoss.all:
-            return Written([{"content": whole.replace(MARK, ""), "learnt": True}])
-        by_marks = self._of_marks(whole)
-        if by_marks is not None:
-            return Written(by_marks)
-        self._special.begin(whole)
-        drops_thoughts = any(map(self._drops_thoughts, self.turns))
-        trained = self._for_training() if drops_thoughts else None
-        if trained is None and any(map(self._leaves_out, self.turns)):
-            return Written(_pieces(whole, []))
-        pieces = trained or self._of_spans(whole) or self._for_training()
+            return WrittenConversation([{"content": whole.replace(MARK, ""), "learnt": True}])
+        marked_pieces = self._pieces_by_marks(whole)
+        if marked_pieces is not None:
+            return WrittenConversation(marked_pieces)
+        self._special.note_first_tokens(whole)
+        drops_reasoning = any(map(self._drops_reasoning, self.learnt_answers))
+        trained = self._pieces_by_training_form() if drops_reasoning else None
+        if trained is None and any(map(self._leaves_out_content, self.learnt_answers)):
+            return WrittenConversation(_cut_at_spans(whole, []))
+        pieces = trained or self._pieces_by_spans(whole) or self._pieces_by_training_form()
         if pieces is None:
             self._lenient = True
-            pieces = self._of_spans(whole)
-        return self._last() if pieces is None else Written(pieces)
+            pieces = self._pieces_by_spans(whole)
+        return self._up_to_last_answer() if pieces is None else WrittenConversation(pieces)
 
     def _text(self, messages: list[Row], prompt: bool = False) -> str:
         return self._render(
             messages=messages, tools=self._tools, documents=None, add_generation_prompt=prompt
         )
 
-    def _upto(self, turns: int, prompt: bool = False) -> str:
-        """The text of the first turns, which is written once."""
-        if (turns, prompt) not in self._begun:
-            self._begun[turns, prompt] = self._text(self._messages[:turns], prompt)
-        return self._begun[turns, prompt]
+    def _text_of_first(self, turns: int, prompt: bool = False) -> str:
+        """Return the text of the first `turns` messages. Each text is rendered only once."""
+        if (turns, prompt) not in self._first_texts:
+            self._first_texts[turns, prompt] = self._text(self._messages[:turns], prompt)
+        return self._first_texts[turns, prompt]
 
-    def _of_marks(self, whole: str, prompt: str = "") -> list[Row] | None:
-        """The pieces of a text whose answers the template marks; None where it marks none.
+    def _pieces_by_marks(self, whole: str, prompt: str = "") -> list[Row] | None:
+        """Cut a text before and after the answers that the template marks; None without marks.
 
         Args:
-            prompt: what stands before an answer, which is not learnt where a mark begins within it.
+            prompt: the text before an answer. Where a mark begins within it, it is not learnt.
         """
         parts = whole.split(MARK)
         if len(parts) == 1:
             return None
         text = ""
         spans = list[Span]()
-        learnt = self._weighed(len(parts) // 2)
+        learnt = self._learnt_marks(len(parts) // 2)
         for place, part in enumerate(parts):
             if place % 2 == 1 and learnt[place // 2]:
-                end = self._special.at_end.search(part)
-                begin = len(text) + self._special.within(prompt, text, part)
-                spans.append(Span(begin, len(text) + (end.end(1) if end else len(part))))
+                trailing_run = self._special.run_before_spaces.search(part)
+                begin = len(text) + self._special.prompt_length_within(prompt, text, part)
+                spans.append(
+                    Span(begin, len(text) + (trailing_run.end(1) if trailing_run else len(part)))
+                )
             text += part
-        return _pieces(text, spans)
+        return _cut_at_spans(text, spans)
 
-    def _weighed(self, marked: int) -> list[bool]:
-        """Whether each of the answers that a template marks is to be learnt."""
-        if self.turns == self.answers:
-            return [True] * marked
-        if marked != len(self.answers):
+    def _learnt_marks(self, mark_count: int) -> list[bool]:
+        """Tell for each answer that the template marks whether it is learnt."""
+        if self.learnt_answers == self.answers:
+            return [True] * mark_count
+        if mark_count != len(self.answers):
             raise Refusal(
                 "llm.chat-weight",
                 "has a message of weight 0, but the chat template marks other parts than the"
                 " answers; use a template without {% generation %}, or leave the row out",
             )
-        return [place in self.turns for place in self.answers]
+        return [place in self.learnt_answers for place in self.answers]
 
-    def _leaves_out(self, turn: int) -> bool:
-        """True of an answer that the template does not write."""
+    def _leaves_out_content(self, turn: int) -> bool:
+        """Tell whether the template leaves out this answer's content."""
         content = self._messages[turn].get("content")
         try:
-            around = self._around(turn)
-            if around is None or len(around) > 1 or not isinstance(content, str):
+            surroundings = self._text_around(turn)
+            if surroundings is None or len(surroundings) > 1 or not isinstance(content, str):
                 return False
-            return content.strip() not in self._upto(turn + 1)
-        except jinja2.TemplateError:  # it takes the whole alone
+            return content.strip() not in self._text_of_first(turn + 1)
+        except jinja2.TemplateError:  # The template only accepts whole conversations.
             return False
 
-    def _drops_thoughts(self, turn: int) -> bool:
-        """True of an answer whose content holds reasoning that the template never writes,
-        as DeepSeek's drops it.
+    def _drops_reasoning(self, turn: int) -> bool:
+        """Tell whether an answer's content holds reasoning that the template never writes.
+
+        DeepSeek's template drops it.
         """
         message = self._messages[turn]
-        if CLOSES not in str(message.get("content")):
+        if THINK_END not in str(message.get("content")):
             return False
-        thoughtful = message | {"content": f"<think>\n{THOUGHT}\n{CLOSES}\n\n{CONTENT}"}
+        with_thought = message | {"content": f"<think>\n{THOUGHT}\n{THINK_END}\n\n{CONTENT}"}
         try:
-            return THOUGHT not in self._text([*self._messages[:turn], thoughtful])
+            return THOUGHT not in self._text([*self._messages[:turn], with_thought])
         except jinja2.TemplateError:
             return False
 
-    def _around(self, turn: int) -> list[str] | None:
-        """What the template writes before and after an answer's content;
-        None of an answer that calls tools.
+    def _text_around(self, turn: int) -> list[str] | None:
+        """Return the texts that the template writes before and after an answer's content.
+
+        Returns None for an answer that calls tools.
         """
         message = self._messages[turn]
         if not isinstance(message.get("content"), str) or message.get("tool_calls"):
             return None
-        if turn not in self._parts:
+        if turn not in self._texts_around:
             text = self._text([*self._messages[:turn], message | {"content": CONTENT}])
-            self._parts[turn] = text.split(CONTENT)
-        return self._parts[turn]
+            self._texts_around[turn] = text.split(CONTENT)
+        return self._texts_around[turn]
 
-    def _of_spans(self, whole: str) -> list[Row] | None:
-        """The pieces of a text in which each answer is found;
-        None where one is written differently in the whole.
-        """
-        spans = self._each(whole)
-        return None if spans is None else _pieces(self._closed(whole, spans), spans)
+    def _pieces_by_spans(self, whole: str) -> list[Row] | None:
+        """Cut the text around its answers; None if one is written differently in the whole."""
+        spans = self._answer_spans(whole)
+        return (
+            None if spans is None else _cut_at_spans(self._close_last_answer(whole, spans), spans)
+        )
 
-    def _each(self, whole: str) -> list[Span] | None:
-        """Where each answer is in a text; None where one is written
-        differently there than before others follow.
+    def _answer_spans(self, whole: str) -> list[Span] | None:
+        """Return the place of each answer in the text.
+
+        Returns None if the template writes an answer differently once other messages follow.
         """
         spans = list[Span]()
-        for turn in self.turns:
-            found = self._find(turn)
-            if found is None:
+        for turn in self.learnt_answers:
+            answer = self._find_answer(turn)
+            if answer is None:
                 return None
-            place = Span(len(found.before), len(found.before) + len(found.answer))
-            if not whole.startswith(found.before + found.answer) or (
-                spans and place.begin < spans[-1].end
+            span = Span(len(answer.before), len(answer.before) + len(answer.answer))
+            if not whole.startswith(answer.before + answer.answer) or (
+                spans and span.begin < spans[-1].end
             ):
                 return None
-            following = self._messages[turn + 1 : turn + 2]
-            # by another answer's beginning
-            ends = found.ends or any(each["role"] == "assistant" for each in following)
-            if not ends and (token := self._special.one.match(whole, place.end)):
-                place = Span(place.begin, token.end())
-            spans.append(place)
+            next_messages = self._messages[turn + 1 : turn + 2]
+            # The beginning of another answer ends this one too.
+            ends = answer.ends or any(message["role"] == "assistant" for message in next_messages)
+            if not ends and (token := self._special.one_token.match(whole, span.end)):
+                span = Span(span.begin, token.end())
+            spans.append(span)
         return spans
 
-    def _find(self, turn: int) -> FoundAnswer | None:
-        """An answer, in the text that ends with it;
-        None where it cannot be told from what stands before.
+    def _find_answer(self, turn: int) -> FoundAnswer | None:
+        """Find an answer in the text that ends with it.
+
+        Returns None if the text before it cannot be separated from it.
         """
         try:
-            text = self._upto(turn + 1)
-            prompt = self._prompt(turn, text) if turn else self._greeted(text)
-            around = self._around(turn)
-        except jinja2.TemplateError:  # it takes the whole alone
+            text = self._text_of_first(turn + 1)
+            prompt = self._prompt_before(turn, text) if turn else self._prompt_before_first(text)
+            surroundings = self._text_around(turn)
+        except jinja2.TemplateError:  # The template only accepts whole conversations.
             return None
         if prompt is None:
             return None
         answer = text[len(prompt) :]
-        if around is None or len(around) != 2 or not answer.endswith(around[1]):
-            behind = self._behind(turn)
-            answer = answer.removesuffix(self._special.beginning_another(behind))
-            end = self._special.at_end.search(answer)
-            if end is None:
-                return FoundAnswer(prompt, answer, ends=around is not None or bool(behind.strip()))
+        if surroundings is None or len(surroundings) != 2 or not answer.endswith(surroundings[1]):
+            text_after = self._text_after(turn)
+            answer = answer.removesuffix(self._special.next_message_start(text_after))
+            end_run = self._special.run_before_spaces.search(answer)
+            if end_run is None:
+                return FoundAnswer(
+                    prompt, answer, ends=surroundings is not None or bool(text_after.strip())
+                )
             return FoundAnswer(
-                prompt, answer[: end.start() + self._special.ending(end[1])], ends=True
+                prompt, answer[: end_run.start() + self._special.end_length(end_run[1])], ends=True
             )
-        behind = around[1]
-        content = answer.removesuffix(behind)
-        end = self._special.run.search(behind)
-        if end is not None:
+        text_after = surroundings[1]
+        content = answer.removesuffix(text_after)
+        end_run = self._special.token_run.search(text_after)
+        if end_run is not None:
             return FoundAnswer(
-                prompt, content + behind[: end.start() + self._special.ending(end[0])], ends=True
+                prompt,
+                content + text_after[: end_run.start() + self._special.end_length(end_run[0])],
+                ends=True,
             )
-        return FoundAnswer(prompt, content + (behind.rstrip() or behind), ends=bool(behind.strip()))
+        return FoundAnswer(
+            prompt, content + (text_after.rstrip() or text_after), ends=bool(text_after.strip())
+        )
 
-    def _behind(self, turn: int) -> str:
-        """What the template itself writes behind an answer without calls;
-        nothing where it refuses one.
+    def _text_after(self, turn: int) -> str:
+        """Return the text that the template adds after an answer without calls.
+
+        It is empty if the template refuses such an answer.
         """
-        plain = {"role": "assistant", "content": CONTENT}
+        answer = {"role": "assistant", "content": CONTENT}
         try:
-            return self._text([*self._messages[:turn], plain]).rpartition(CONTENT)[2]
+            return self._text([*self._messages[:turn], answer]).rpartition(CONTENT)[2]
         except jinja2.TemplateError:
             return ""
 
-    def _prompt(self, turn: int, text: str) -> str | None:
-        """What stands before an answer, in the text that ends with it;
-        None where that cannot be told.
-        """
-        prompt = self._upto(turn, prompt=True)
+    def _prompt_before(self, turn: int, text: str) -> str | None:
+        """Return the part of `text` before its last answer; None if it cannot be determined."""
+        prompt = self._text_of_first(turn, prompt=True)
         if text.startswith(prompt):
             return prompt
-        # It may end with what this answer does not have: DeepSeek's begins thoughts,
-        # Qwen 3.5's has empty ones
-        around = self._around(turn)
-        if around is not None and text.startswith(around[0]) and not self._thinks(turn):
-            return around[0]
-        before = self._upto(turn)
+        # The prompt may end with reasoning that this answer lacks: DeepSeek's template begins
+        # some, and Qwen 3.5's writes an empty block.
+        surroundings = self._text_around(turn)
+        if (
+            surroundings is not None
+            and text.startswith(surroundings[0])
+            and not self._has_reasoning(turn)
+        ):
+            return surroundings[0]
+        before = self._text_of_first(turn)
         if not self._lenient or not text.startswith(before) or not prompt.startswith(before):
             return None
-        shared = self._special.shared(prompt[len(before) :], text[len(before) :])
+        shared = self._special.shared_length(prompt[len(before) :], text[len(before) :])
         return text[: len(before) + shared] if shared else None
 
-    def _greeted(self, text: str) -> str | None:
-        """What stands before an answer that begins the conversation.
-        No template is asked for a text of no message.
+    def _prompt_before_first(self, text: str) -> str | None:
+        """Return the text before an answer that begins the conversation.
+
+        No template is asked to render an empty list of messages.
         """
-        around = self._around(0)
-        if around is not None and (not text.startswith(around[0]) or self._thinks(0)):
-            around = None
-        before = text if around is None else around[0]
-        header = self._header()
+        surroundings = self._text_around(0)
+        if surroundings is not None and (
+            not text.startswith(surroundings[0]) or self._has_reasoning(0)
+        ):
+            surroundings = None
+        before = text if surroundings is None else surroundings[0]
+        header = self._answer_header()
         if header and header in before:
             return before[: before.index(header) + len(header)]
-        # as of later answers, a space is learnt
-        return None if around is None else before.rstrip(" ")
+        # As in later answers, a space before the content is learnt.
+        return None if surroundings is None else before.rstrip(" ")
 
-    def _thinks(self, turn: int) -> bool:
-        """True of an answer with reasoning beside its content."""
+    def _has_reasoning(self, turn: int) -> bool:
+        """Tell whether a key of the answer holds reasoning, outside of its content."""
         return any(self._messages[turn].get(key) for key in REASONING)
 
-    def _closed(self, whole: str, spans: list[Span]) -> str:
-        """The text, with the token that ends the last answer, where the template writes it with the
-        next message alone. The answer's span then reaches to it.
+    def _close_last_answer(self, whole: str, spans: list[Span]) -> str:
+        """Add the token that ends the last answer, and extend the answer's span to include it.
+
+        Some templates write this token only together with the next message.
         """
         last = self._messages[-1]
         if (
             not spans
             or spans[-1].end != len(whole)
             or last["role"] != "assistant"
-            or self._special.ends(whole)
+            or self._special.ends_with_token(whole)
         ):
             return whole
-        token = self._next_begins(last)
+        token = self._next_message_token(last)
         spans[-1] = Span(spans[-1].begin, len(whole) + len(token))
         return whole + token
 
-    def _next_begins(self, last: Row) -> str:
-        """The special token that begins the message behind an answer: a call's result,
-        else the user's; or nothing.
+    def _next_message_token(self, last: Row) -> str:
+        """Return the special token that begins the message after an answer, or an empty text.
 
-        The answer is written without reasoning, which some templates drop once others follow.
+        The next message is the result of a call, or else the user's. The answer is rendered
+        without reasoning, which some templates drop once other messages follow.
         """
-        plain: Row = {"role": "assistant", "content": CONTENT}
-        other: Row = {"role": "user", "content": CONTENT}
+        answer: Row = {"role": "assistant", "content": CONTENT}
+        next_message: Row = {"role": "user", "content": CONTENT}
         if calls := last.get("tool_calls"):
-            plain |= {
-                "content": str(last.get("content") or "").rpartition(CLOSES)[2],
+            answer |= {
+                "content": str(last.get("content") or "").rpartition(THINK_END)[2],
                 "tool_calls": calls,
             }
-            other["role"] = "tool"
+            next_message["role"] = "tool"
             if isinstance(calls, list):
-                other |= {
+                next_message |= {
                     "name": calls[-1]["function"]["name"],
                     "tool_call_id": calls[-1].get("id"),
                 }
-        said = [{"role": "user", "content": CONTENT}, plain]
+        messages = [{"role": "user", "content": CONTENT}, answer]
         try:
-            whole = self._text(said)
-            followed = self._text([*said, other])
+            whole = self._text(messages)
+            longer = self._text([*messages, next_message])
         except (jinja2.TemplateError, TypeError):
             return ""
-        token = (
-            self._special.one.match(followed, len(whole)) if followed.startswith(whole) else None
-        )
+        if not longer.startswith(whole):
+            return ""
+        token = self._special.one_token.match(longer, len(whole))
         return token[0] if token else ""
 
-    def _for_training(self) -> list[Row] | None:
-        """The pieces that TRL's form of the template marks; None where it has none,
-        or refuses the conversation.
+    def _pieces_by_training_form(self) -> list[Row] | None:
+        """Cut the text that TRL's training form writes, at its marks.
+
+        Returns None if there is no such form, or if it refuses the conversation.
         """
         if self._training is None:
             return None
-        own, self._render = self._render, self._training
+        original_render, self._render = self._render, self._training
         try:
-            return self._of_marks(self._text(self._messages), self._header())
+            return self._pieces_by_marks(self._text(self._messages), self._answer_header())
         except jinja2.TemplateError:
             return None
         finally:
-            self._render = own
+            self._render = original_render
 
-    def _header(self) -> str:
-        """What the template writes to ask for an answer: for the first one,
-        or for one of a question.
+    def _answer_header(self) -> str:
+        """Return the text with which the template asks for an answer.
+
+        The first answer's prompt is tried, then the prompt of a single question.
         """
-        for before in (self._messages[: self.answers[0]], [{"role": "user", "content": CONTENT}]):
+        for messages in (self._messages[: self.answers[0]], [{"role": "user", "content": CONTENT}]):
             try:
-                told = self._text(before) if before else ""
-                prompt = self._text(before, prompt=True) if before else ""
+                text = self._text(messages) if messages else ""
+                prompt = self._text(messages, prompt=True) if messages else ""
             except jinja2.TemplateError:
                 continue
-            if told and prompt.startswith(told):
-                return prompt.removeprefix(told)
+            if text and prompt.startswith(text):
+                return prompt.removeprefix(text)
         return ""
 
-    def _last(self) -> Written:
-        """The conversation up to its last answer, which alone is learnt."""
-        turn = self.turns[-1] if self.turns else -1
-        found = self._find(turn) if self.turns else None
-        if found is None:
+    def _up_to_last_answer(self) -> WrittenConversation:
+        """Write the conversation up to its last answer, which alone is learnt."""
+        turn = self.learnt_answers[-1] if self.learnt_answers else -1
+        answer = self._find_answer(turn) if self.learnt_answers else None
+        if answer is None:
             raise Refusal(
                 "llm.chat-message-changes",
                 f"message {turn + 1} does not continue the prompt that the chat template writes for"
@@ -386,46 +417,50 @@ class Writer:
                 message=turn + 1,
             )
         self._messages = self._messages[: turn + 1]
-        spans = [Span(len(found.before), len(found.before) + len(found.answer))]
+        spans = [Span(len(answer.before), len(answer.before) + len(answer.answer))]
         text = (
-            self._closed(found.before + found.answer, spans)
-            if not found.ends
-            else found.before + found.answer
+            self._close_last_answer(answer.before + answer.answer, spans)
+            if not answer.ends
+            else answer.before + answer.answer
         )
-        return Written(_pieces(text, spans), last_alone=len(self.turns) > 1)
+        return WrittenConversation(
+            _cut_at_spans(text, spans), last_alone=len(self.learnt_answers) > 1
+        )
 
 
-def _pieces(text: str, spans: Sequence[Span]) -> list[Row]:
-    """A text cut before and after its spans, which are learnt."""
+def _cut_at_spans(text: str, spans: Sequence[Span]) -> list[Row]:
+    """Cut a text before and after its spans, which are learnt."""
     pieces = list[Row]()
-    at = 0
+    cut = 0
     for span in spans:
-        pieces.append({"content": text[at : span.begin], "learnt": False})
+        pieces.append({"content": text[cut : span.begin], "learnt": False})
         pieces.append({"content": text[span.begin : span.end], "learnt": True})
-        at = span.end
-    pieces.append({"content": text[at:], "learnt": False})
+        cut = span.end
+    pieces.append({"content": text[cut:], "learnt": False})
     return [piece for piece in pieces if piece["content"]]
 
 
-def marked(source: str) -> str:
-    """A template's source with filters in the place of its `{% generation %}`."""
-    return GENERATION.sub(
+def with_mark_filters(source: str) -> str:
+    """Replace `{% generation %}` in a template's source by the filter that writes MARK."""
+    return GENERATION_TAG.sub(
         lambda tag: tag[1] + ("endfilter" if tag[2] else "filter generation"), source
     )
 
 
-def reads_parts(render: Callable[..., str]) -> Callable[..., str]:
-    """The same template, given messages as it reads them: some, of models that read images, write
-    nothing of a content that is a text, as they take a list of parts.
+def adapt_to_parts(render: Callable[..., str]) -> Callable[..., str]:
+    """Return a function that gives the template its messages in the form that it reads.
+
+    Some templates of models that read images expect a list of parts, and write nothing if the
+    content is a plain text.
     """
 
-    def parted(messages: list[Row], **options: Any) -> str:
-        return render(messages=[_parted(message) for message in messages], **options)
+    def render_parts(messages: list[Row], **options: Any) -> str:
+        return render(messages=[_with_text_part(message) for message in messages], **options)
 
-    return parted if not _writes(render) and _writes(parted) else render
+    return render_parts if not _writes_texts(render) and _writes_texts(render_parts) else render
 
 
-def _parted(message: Row) -> Row:
+def _with_text_part(message: Row) -> Row:
     content = message.get("content")
     return (
         message | {"content": [{"type": "text", "text": content}]}
@@ -434,19 +469,19 @@ def _parted(message: Row) -> Row:
     )
 
 
-def _writes(render: Callable[..., str]) -> bool:
-    """True where a template writes the text of a question and of its answer."""
-    said = [{"role": role, "content": f"{CONTENT}{role}"} for role in ("user", "assistant")]
+def _writes_texts(render: Callable[..., str]) -> bool:
+    """Tell whether a template writes the text of a question and of its answer."""
+    messages = [{"role": role, "content": f"{CONTENT}{role}"} for role in ("user", "assistant")]
     try:
-        text = render(messages=said, tools=None, documents=None, add_generation_prompt=False)
+        text = render(messages=messages, tools=None, documents=None, add_generation_prompt=False)
     except (jinja2.TemplateError, TypeError, AttributeError, LookupError):
         return False
-    return all(message["content"] in text for message in said)
+    return all(message["content"] in text for message in messages)
 
 
 @lru_cache(maxsize=1)
-def _known() -> dict[str, Path]:
-    """TRL's forms for training, by the original that each of them is for."""
+def _training_forms() -> dict[str, Path]:
+    """Map the source of each template that TRL knows to the file of its training form."""
     trl = find_spec("trl")
     folder = Path(trl.origin).parent / "chat_templates" if trl is not None and trl.origin else None
     if folder is None or not folder.is_dir():
@@ -458,7 +493,7 @@ def _known() -> dict[str, Path]:
     return {path.read_text("utf-8").strip(): form for path, form in forms.items() if form.is_file()}
 
 
-def for_training(source: str) -> str | None:
-    """TRL's form of a template, with marks around answers; None where it is none that TRL knows."""
-    form = _known().get(source.strip())
+def training_form_of(source: str) -> str | None:
+    """Return TRL's form of a template with marks around answers; None if TRL has none."""
+    form = _training_forms().get(source.strip())
     return None if form is None else form.read_text("utf-8")

@@ -1,6 +1,4 @@
-"""What stands beside a row's messages, in columns of its own: earlier turns, the system's text,
-and tools.
-"""
+"""Read the columns beside a row's messages: earlier turns, the system's text, and tools."""
 
 import json
 from collections.abc import Mapping
@@ -14,47 +12,47 @@ from multicard.llm.data.turns import Message
 from multicard.messages import Refusal
 
 
-def history(row: RowColumns) -> list[Message]:
-    """The turns before a question that a column of their own holds."""
-    for name in row.there(names.HISTORY):
-        held = turns.messages(row.peek(name), by_place=True, by_pairs=True)
-        if held is not None:
+def history_messages(row: RowColumns) -> list[Message]:
+    """Return the turns before a question, from a separate column."""
+    for name in row.filled(names.HISTORY):
+        history = turns.messages(row.peek(name), by_place=True, by_pairs=True)
+        if history is not None:
             row.get(name)
-            return held
+            return history
     return []
 
 
-def with_system(row: RowColumns, said: list[Message]) -> list[Message]:
-    """The messages with the text of a column for the system's before them."""
+def with_system(row: RowColumns, messages: list[Message]) -> list[Message]:
+    """Return the messages, after the system's text if a column holds one."""
     text = row.get(*names.SYSTEM)
     text = json_texts.one_text(text)
     if isinstance(text, str) and text.lstrip().startswith("[{"):
         parts = json_texts.one_text(json_texts.as_object(text))
         text = parts if isinstance(parts, str) else text
     if text is None:
-        return said
+        return messages
     system = turns.message(1, {"role": "system", "content": text})
-    if said and said[0]["role"] == "system":
-        if said[0]["content"].strip() != system["content"].strip():
-            remedy = override({row.there(names.SYSTEM)[0]: None})
+    if messages and messages[0]["role"] == "system":
+        if messages[0]["content"].strip() != system["content"].strip():
+            remedy = override({row.filled(names.SYSTEM)[0]: None})
             raise Refusal(
                 "llm.row-two-systems",
                 "has two texts of the system, in a column and as a message; leave one out, as"
                 f" `{remedy}`",
                 remedy=remedy,
             )
-        return said
-    return [system, *said]
+        return messages
+    return [system, *messages]
 
 
 def tools_of(row: RowColumns) -> list[Any] | None:
-    """The tools that a row gives, as templates read them: functions in a `function` each,
-    which older forms lack.
+    """Return the tools of a row in the form that templates read: each has a `function`.
+
+    Older forms lack this key.
     """
-    name = next(iter(row.there(names.TOOLS)), None)
-    if name is None:
+    tools = row.get(*names.TOOLS)
+    if tools is None:
         return None
-    tools = row.get(name)
     if isinstance(tools, str):
         tools = json_texts.as_object(tools)
     if isinstance(tools, dict):
@@ -71,11 +69,11 @@ def tools_of(row: RowColumns) -> list[Any] | None:
             tools=str(tools)[:40],
         )
     wrapped = [
-        tool if "function" in tool or "name" not in tool else _function(tool) for tool in tools
+        tool if "function" in tool or "name" not in tool else _wrap_function(tool) for tool in tools
     ]
     return wrapped or None
 
 
-def _function(flat: Mapping[str, Any]) -> dict[str, Any]:
-    about = {key: value for key, value in flat.items() if key != "type"}
-    return {"type": "function", "function": about}
+def _wrap_function(tool: Mapping[str, Any]) -> dict[str, Any]:
+    function = {key: value for key, value in tool.items() if key != "type"}
+    return {"type": "function", "function": function}

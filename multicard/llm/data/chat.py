@@ -1,8 +1,7 @@
-"""`dataset=chat`: conversations as the text that the model's
-own chat template, a Jinja program, writes.
+"""`dataset=chat`: write conversations with the model's chat template, which is a Jinja program.
 
-Templates find the functions, filters and settings of `transformers.apply_chat_template`. Only the
-date is fixed, so that a run can be repeated.
+Templates find the same functions, filters and settings as in `transformers.apply_chat_template`.
+Only the date is fixed, so that a run can be repeated.
 """
 
 import json
@@ -20,11 +19,18 @@ from multicard.config.llm_models import HfConfig
 from multicard.config.llm_texts import ChatLoss
 from multicard.config.llm_tokenizers import Qwen25TokenizerConfig
 from multicard.llm.data import result_roles, templates, turns
-from multicard.llm.data.answers import MARK, Writer, Written, for_training, marked, reads_parts
+from multicard.llm.data.answers import (
+    MARK,
+    Writer,
+    WrittenConversation,
+    adapt_to_parts,
+    training_form_of,
+    with_mark_filters,
+)
 from multicard.llm.data.forms import Conversation
 from multicard.llm.data.tokenizer import SPECIAL, check_folder, special_of
 from multicard.llm.data.turns import FORM
-from multicard.llm.data.written import Checked, arguments_as_text, calls_of, has_python
+from multicard.llm.data.written import TemplateChecks, arguments_as_text, calls_of, has_python
 from multicard.messages import Refusal
 
 if TYPE_CHECKING:
@@ -32,7 +38,7 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 
-# the folder in which transformers saves templates beside the default one
+# The folder in which transformers saves the templates other than the default one.
 ADDITIONAL = "additional_chat_templates"
 LLAMA3, QWEN25 = (Path(__file__).with_name(f"{name}.jinja") for name in ("llama3", "qwen2_5"))
 
@@ -44,7 +50,7 @@ def raise_exception(message: str) -> NoReturn:
 JINJA = ImmutableSandboxedEnvironment(
     trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
 )
-# 26 July 2024: the day that Llama 3's own templates fall back to
+# 26 July 2024 is the date that Llama 3's templates use if they are given none.
 JINJA.globals |= {
     "raise_exception": raise_exception,
     "strftime_now": datetime(2024, 7, 26).strftime,
@@ -58,94 +64,109 @@ JINJA.filters["tojson"] = lambda value, **options: json.dumps(
 class ModelTokens(NamedTuple):
     """The special tokens of a model.
 
-    special: as text has them. named: those with a role, which templates write, as `bos_token`; one
-    that the model lacks is absent, and so is written as nothing.
-    around: those before and after a text without any.
+    Fields:
+        special: the texts of all of them.
+        named: the tokens with a role that templates write, by role, as `bos_token`. Templates
+            write nothing for a role that the model lacks.
+        begin_and_end: returns the tokens before and after a text without special tokens.
     """
 
     special: tuple[str, ...]
     named: Mapping[str, str]
-    around: Callable[[], tuple[str, str]]
+    begin_and_end: Callable[[], tuple[str, str]]
 
     def named_beside(self, others: Mapping[str, str]) -> "ModelTokens":
-        """With the roles that files beside a template give to tokens of this model.
-        Others are only letters to it.
+        """Add the roles that files beside a template give to tokens of this model.
+
+        Other tokens of these files would be plain letters to the model.
         """
         named = {
             **self.named,
             **{role: token for role, token in others.items() if token in self.special},
         }
-        return self._replace(named=named, around=partial(_between, named))
+        return self._replace(named=named, begin_and_end=partial(_named_begin_and_end, named))
 
 
 class ChatTemplate(NamedTuple):
-    """A chat template; `render` writes messages,
-    with `MARK` around what the template itself marks as answers.
+    """A chat template, and the model's special tokens.
 
-    around: the special tokens before and after a text without any. special: those that its text may
-    have.
-    training: renders TRL's form of it for training, if any. checks: that rows are written whole, by
-    what is learnt.
-    with_tools: of several named templates the one for conversations with tools, as transformers
-    chooses it.
-    others: the sources of all templates beside this one, by their names.
+    Fields:
+        source: the template's text.
+        render: writes messages, with `MARK` around the parts that the template marks as answers.
+        begin_and_end: returns the special tokens before and after a text without any.
+        special: the special tokens that the template's text may contain.
+        training: renders TRL's training form of the template, if there is one.
+        checks: for each loss, the check that rows are written completely.
+        with_tools: the template for conversations with tools, if there are several named ones;
+            transformers chooses it in the same way.
+        others: the sources of all further templates, by name.
     """
 
     source: str
     render: Callable[..., str]
-    around: Callable[[], tuple[str, str]]
+    begin_and_end: Callable[[], tuple[str, str]]
     special: tuple[str, ...]
     training: Callable[..., str] | None
-    checks: dict[ChatLoss, Checked]
+    checks: dict[ChatLoss, TemplateChecks]
     with_tools: "ChatTemplate | None" = None
     others: Mapping[str, str] = {}
 
     @property
     def text(self) -> str:
-        """All that writes rows, which identifies the data."""
+        """The sources of all templates that write rows; they identify the data."""
         return self.source if self.with_tools is None else self.source + self.with_tools.source
 
-    def pieces(self, messages: list[Row], tools: Any, loss: ChatLoss) -> Written:
-        """The text of a conversation in pieces, `content`; those `learnt` bear loss: the
-        assistant's turns with the token that ends them, or all.
-        """
-        return Writer(self.render, self.training, self.special, messages, tools).written(loss)
+    def pieces(self, messages: list[Row], tools: Any, loss: ChatLoss) -> WrittenConversation:
+        """Write a conversation in pieces of text.
 
-    def checked(self, loss: ChatLoss) -> Checked:
-        """The check that what rows hold is written,
-        which remembers what it found of each shape of conversation.
+        Learnt are the assistant's turns with the token that ends each, or all pieces.
+        """
+        return Writer(self.render, self.training, self.special, messages, tools).write(loss)
+
+    def checks_of(self, loss: ChatLoss) -> TemplateChecks:
+        """Return the check that the template writes everything that rows hold.
+
+        It remembers its result for each shape of conversation.
         """
         if loss not in self.checks:
 
-            def write(messages: list[Row], tools: Any) -> Written:
+            def write(messages: list[Row], tools: Any) -> WrittenConversation:
                 return _pieces_of(messages, tools, self, loss)[1]
 
-            self.checks[loss] = Checked(write, self.source)
+            self.checks[loss] = TemplateChecks(write, self.source)
         return self.checks[loss]
 
 
 def template(config: LlmConfig) -> ChatTemplate:
-    """The chat template in force: `dataset.chat_template`, else that of the tokenizer's or the
-    weights' folder, else the form of Llama 3 or Qwen 2.5. Refuses (ValueError) one that is missing
-    or cannot be read.
+    """Return the chat template that the run uses.
+
+    It is `dataset.chat_template`, else the one in the tokenizer's or the weights' folder, else
+    the form of Llama 3 or Qwen 2.5.
+
+    Raises:
+        Refusal: the template is missing or cannot be read.
     """
-    asked = getattr(config.dataset, "chat_template", None)
+    configured = getattr(config.dataset, "chat_template", None)
     is_qwen = isinstance(config.tokenizer, Qwen25TokenizerConfig)
     path = getattr(config.tokenizer, "path", None)
     folders = [path and Path(path).parent, config.model.folder, QWEN25 if is_qwen else LLAMA3]
-    own = [config.model.path] if isinstance(config.model, HfConfig) else folders
+    default_places = [config.model.path] if isinstance(config.model, HfConfig) else folders
     tokens = _tokens_of(config)
     key = "dataset.chat_template"
-    for place in filter(None, [asked] if asked else own):
+    for place in filter(None, [configured] if configured else default_places):
         try:
-            stored = _read(Path(place).expanduser())
+            stored = _read_templates(Path(place).expanduser())
             if stored.source is not None:
-                of_model = tokens
+                model_tokens = tokens
                 if not isinstance(config.model, HfConfig):
-                    of_model = tokens.named_beside(stored.tokens)
+                    model_tokens = tokens.named_beside(stored.tokens)
                 tool_use = stored.others.get("tool_use")
-                with_tools = None if tool_use is None else _made(tool_use, of_model)
-                return _made(stored.source, of_model, with_tools)._replace(others=stored.others)
+                with_tools = (
+                    None if tool_use is None else _compiled_template(tool_use, model_tokens)
+                )
+                return _compiled_template(stored.source, model_tokens, with_tools)._replace(
+                    others=stored.others
+                )
         except (
             OSError,
             ValueError,
@@ -156,14 +177,14 @@ def template(config: LlmConfig) -> ChatTemplate:
         ) as error:
             raise Refusal(
                 "llm.chat-template-unread",
-                f"{key}={asked or 'null'}: {place} has a chat template that cannot be read"
+                f"{key}={configured or 'null'}: the chat template of {place} cannot be read"
                 f" ({error}); give a .jinja file, or a folder with one",
                 key=key,
-                value=asked,
+                value=configured,
                 place=str(place),
                 reason=str(error),
             ) from None
-    if isinstance(config.model, HfConfig) and not asked:
+    if isinstance(config.model, HfConfig) and not configured:
         raise Refusal(
             "llm.no-chat-template",
             f"model.path={config.model.path}: its tokenizer has no chat template; put a"
@@ -173,36 +194,42 @@ def template(config: LlmConfig) -> ChatTemplate:
         )
     raise Refusal(
         "llm.chat-template-absent",
-        f"{key}={asked}: no such file, or folder with a chat template; "
+        f"{key}={configured}: is neither a file nor a folder with a chat template; "
         f"give a .jinja file, a folder with one, or `{key}=null` for the model's own",
         key=key,
-        value=asked,
+        value=configured,
     )
 
 
-def _made(source: str, tokens: ModelTokens, with_tools: ChatTemplate | None = None) -> ChatTemplate:
-    """A template of this source."""
-    training = for_training(source)
-    training_form = None if training is None else _renders(training, tokens.named)
-    render = _renders(source, tokens.named)
+def _compiled_template(
+    source: str, tokens: ModelTokens, with_tools: ChatTemplate | None = None
+) -> ChatTemplate:
+    """Compile a template from its source."""
+    training = training_form_of(source)
+    training_form = None if training is None else _render_function(training, tokens.named)
+    render = _render_function(source, tokens.named)
     return ChatTemplate(
-        source, render, tokens.around, tokens.special, training_form, {}, with_tools
+        source, render, tokens.begin_and_end, tokens.special, training_form, {}, with_tools
     )
 
 
-def _renders(source: str, named: Mapping[str, str]) -> Callable[..., str]:
-    """A template that writes messages, with marks around what it marks as answers."""
-    return reads_parts(JINJA.from_string(marked(source), globals=dict(named)).render)
+def _render_function(source: str, named: Mapping[str, str]) -> Callable[..., str]:
+    """Return a function that writes messages, with MARK around the parts that are answers."""
+    return adapt_to_parts(JINJA.from_string(with_mark_filters(source), globals=dict(named)).render)
 
 
 def _tokens_of(config: LlmConfig) -> ModelTokens:
-    """The special tokens of the run's tokenizer. Refuses
-    (ValueError) a folder whose tokenizer cannot be read.
+    """Return the special tokens of the run's tokenizer.
+
+    Raises:
+        Refusal: the tokenizer of a folder cannot be read.
     """
     if isinstance(config.model, HfConfig):
-        own = check_folder(config.model)
+        tokenizer = check_folder(config.model)
         return ModelTokens(
-            tuple(special_of(own)), own.special_tokens_map, cache(partial(_around_text, own))
+            tuple(special_of(tokenizer)),
+            tokenizer.special_tokens_map,
+            cache(partial(_tokens_around, tokenizer)),
         )
     if isinstance(config.tokenizer, Qwen25TokenizerConfig):
         named = {"eos_token": "<|im_end|>"}
@@ -210,12 +237,16 @@ def _tokens_of(config: LlmConfig) -> ModelTokens:
     else:
         named = {"bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>"}
         special = SPECIAL
-    return ModelTokens(special, named, partial(_between, named))
+    return ModelTokens(special, named, partial(_named_begin_and_end, named))
 
 
 class StoredTemplates(NamedTuple):
-    """The template of a file or a folder, None if there is none; special tokens that it may name,
-    by their roles; and the templates beside it by their names, as tool_use.
+    """The chat templates in a file or a folder.
+
+    Fields:
+        source: the default template; None if there is none.
+        tokens: special tokens that it may name, by role.
+        others: further templates by name, such as tool_use.
     """
 
     source: str | None
@@ -223,35 +254,38 @@ class StoredTemplates(NamedTuple):
     others: dict[str, str]
 
 
-def _read(place: Path) -> StoredTemplates:
+def _read_templates(place: Path) -> StoredTemplates:
     file = place if place.is_file() else place / "chat_template.jinja"
     settings_file = file.with_name("tokenizer_config.json")
     settings = json.loads(settings_file.read_text("utf-8")) if settings_file.is_file() else {}
-    tokens = {name: _content(value) for name, value in settings.items() if name.endswith("_token")}
+    tokens = {
+        name: _token_text(value) for name, value in settings.items() if name.endswith("_token")
+    }
     tokens = {name: token for name, token in tokens.items() if token is not None}
     source = settings.get("chat_template")
     others = dict[str, str]()
-    if isinstance(source, list):  # several, with names
-        others = {each["name"]: each["template"] for each in source}
+    if isinstance(source, list):  # There are several templates with names.
+        others = {entry["name"]: entry["template"] for entry in source}
         source = others.pop("default")
-    of_images = file.with_name("chat_template.json")  # of models that read images
+    of_images = file.with_name("chat_template.json")  # Models that read images have this file.
     if source is None and of_images.is_file() and not file.is_file():
         source = json.loads(of_images.read_text("utf-8"))["chat_template"]
     if not file.is_file() or file == settings_file:
         return StoredTemplates(source, tokens, others)
-    beside = (
+    additional = (
         sorted((file.parent / ADDITIONAL).glob("*.jinja"))
         if file.name == "chat_template.jinja"
         else []
     )
     return StoredTemplates(
-        file.read_text("utf-8"), tokens, {path.stem: path.read_text("utf-8") for path in beside}
+        file.read_text("utf-8"), tokens, {path.stem: path.read_text("utf-8") for path in additional}
     )
 
 
-def _content(value: Any) -> str | None:
-    """The text of a token, which stands alone or among its properties; None of what is no token,
-    as a switch.
+def _token_text(value: Any) -> str | None:
+    """Return a token's text, which may stand among its properties.
+
+    Returns None for any other setting, such as a switch.
     """
     if isinstance(value, dict):
         value = value.get("content")
@@ -259,30 +293,36 @@ def _content(value: Any) -> str | None:
 
 
 def converted(
-    said: Conversation, chat_template: ChatTemplate, loss: ChatLoss
+    conversation: Conversation, chat_template: ChatTemplate, loss: ChatLoss
 ) -> tuple[Row, list[str]]:
-    """A conversation as the pieces of its text, and the keys of its messages that are not written,
-    as "messages.id".
+    """Write a conversation, and name the keys of messages that are not written, as "messages.id".
 
-    last_alone, beside the pieces: of several answers only the last is learnt.
-    Refuses (ValueError) a broken one, and one that bears what the template does not write.
+    The row has the text as `pieces`. It also has `last_alone` if only the last of several answers
+    is learnt.
+
+    Raises:
+        Refusal: the conversation is broken, or bears text that the template does not write.
     """
-    if said.segments is not None:
+    if conversation.segments is not None:
         return {
-            "pieces": [{"content": text, "learnt": label} for text, label in said.segments if text]
+            "pieces": [
+                {"content": text, "learnt": label} for text, label in conversation.segments if text
+            ]
         }, []
-    if said.text is not None:
-        return {"pieces": [_whole(said.text, chat_template, loss)]}, []
-    if said.tools and chat_template.with_tools is not None:
+    if conversation.text is not None:
+        return {"pieces": [_whole_text(conversation.text, chat_template, loss)]}, []
+    if conversation.tools and chat_template.with_tools is not None:
         chat_template = chat_template.with_tools
-    if said.tools and "tools" not in chat_template.source:
+    if conversation.tools and "tools" not in chat_template.source:
         raise turns.unwritten("tools", chat_template.source)
-    messages, unread = turns.settle(said.messages, chat_template.source, said.column)
-    messages = result_roles.as_known(
-        messages, said.tools, chat_template.render, chat_template.source
+    messages, unread = turns.settle(
+        conversation.messages, chat_template.source, conversation.column
+    )
+    messages = result_roles.with_known_roles(
+        messages, conversation.tools, chat_template.render, chat_template.source
     )
     if loss is ChatLoss.answers:
-        for place in said.answers_of_prompt():
+        for place in conversation.answers_of_prompt():
             messages[place]["weight"] = 0
     roles = [message["role"] for message in messages]
     if "system" in roles[1:]:
@@ -296,7 +336,9 @@ def converted(
         )
     turns.check_learnt(messages, everything=loss is ChatLoss.all)
     try:
-        messages, (pieces, last_alone) = _pieces_of(messages, said.tools, chat_template, loss)
+        messages, (pieces, last_alone) = _pieces_of(
+            messages, conversation.tools, chat_template, loss
+        )
     except (
         jinja2.TemplateError,
         TypeError,
@@ -313,88 +355,91 @@ def converted(
     if not any(piece["learnt"] for piece in pieces):
         raise Refusal(
             "llm.chat-answer-unwritten",
-            "has no answer in what the chat template writes; use another template",
+            "has no answer in the text that the chat template writes; use another template",
         )
     text = "".join(piece["content"] for piece in pieces)
-    unread += chat_template.checked(loss).unread(messages, said.tools, text, said.column)
+    unread += chat_template.checks_of(loss).unwritten_keys(
+        messages, conversation.tools, text, conversation.column
+    )
     return {"pieces": pieces} | ({"last_alone": True} if last_alone else {}), unread
 
 
 def _pieces_of(
     messages: list[Row], tools: Any, chat_template: ChatTemplate, loss: ChatLoss
-) -> tuple[list[Row], Written]:
-    """What a template writes, and the messages as it reads them:
-    with arguments of calls as objects, else as JSON.
+) -> tuple[list[Row], WrittenConversation]:
+    """Write messages in pieces, and return them as the template reads them.
 
-    A template that puts arguments between texts fails on an object,
-    or writes it as Python prints it.
+    Calls have their arguments as objects, or as JSON if the template cannot handle objects. Some
+    templates put the arguments between texts. They fail on an object, or write it as Python
+    prints it.
     """
     if not any(map(calls_of, messages)):
         return messages, chat_template.pieces(messages, tools, loss)
-    failed: Exception | None = None
+    object_error: Exception | None = None
     try:
-        found = chat_template.pieces(messages, tools, loss)
-        if not has_python(messages, "".join(piece["content"] for piece in found.pieces)):
-            return messages, found
+        result = chat_template.pieces(messages, tools, loss)
+        if not has_python(messages, "".join(piece["content"] for piece in result.pieces)):
+            return messages, result
     except (jinja2.TemplateError, TypeError) as error:
-        failed = error
+        object_error = error
     as_text = arguments_as_text(messages)
     try:
-        found = chat_template.pieces(as_text, tools, loss)
+        result = chat_template.pieces(as_text, tools, loss)
     except (jinja2.TemplateError, TypeError):
-        if failed is not None:
-            raise failed from None
-        place = next(place for place, each in enumerate(messages, start=1) if calls_of(each))
+        if object_error is not None:
+            raise object_error from None
+        place = next(place for place, message in enumerate(messages, start=1) if calls_of(message))
         raise turns.unwritten("tool_calls", chat_template.source, place) from None
-    if has_python(messages, "".join(piece["content"] for piece in found.pieces)):
-        place = next(place for place, each in enumerate(messages, start=1) if calls_of(each))
+    if has_python(messages, "".join(piece["content"] for piece in result.pieces)):
+        place = next(place for place, message in enumerate(messages, start=1) if calls_of(message))
         raise turns.unwritten("tool_calls", chat_template.source, place)
-    return messages, found
+    return messages, result
 
 
-def _around_text(own: "PreTrainedTokenizerFast") -> tuple[str, str]:
-    """What a folder's own tokenizer puts before a text, and the token that ends one."""
-    tokens: list[str] = own.backend_tokenizer.encode("x").tokens
-    plain: list[str] = own.backend_tokenizer.encode("x", add_special_tokens=False).tokens
+def _tokens_around(tokenizer: "PreTrainedTokenizerFast") -> tuple[str, str]:
+    """Return the text that a folder's tokenizer adds before a text, and the token that ends one."""
+    tokens: list[str] = tokenizer.backend_tokenizer.encode("x").tokens
+    plain: list[str] = tokenizer.backend_tokenizer.encode("x", add_special_tokens=False).tokens
     before = next(
         (place for place in range(len(tokens)) if tokens[place : place + len(plain)] == plain), 0
     )
-    return "".join(tokens[:before]), own.special_tokens_map.get("eos_token", "")
+    return "".join(tokens[:before]), tokenizer.special_tokens_map.get("eos_token", "")
 
 
-def _between(named: Mapping[str, str]) -> tuple[str, str]:
+def _named_begin_and_end(named: Mapping[str, str]) -> tuple[str, str]:
     return named.get("bos_token", ""), named.get("eos_token", "")
 
 
-def _whole(text: str, chat_template: ChatTemplate, loss: ChatLoss) -> Row:
-    """A text that is learnt as it is, between the tokens that begin and end one."""
+def _whole_text(text: str, chat_template: ChatTemplate, loss: ChatLoss) -> Row:
+    """Return a text that is learnt whole, between the tokens that begin and end a text."""
     if loss is not ChatLoss.all:
         raise Refusal(
             "llm.row-text",
-            "is a text without an answer, of which every token would be learnt; use"
+            "is a text without an answer, so every token of it would be learnt; use"
             " `dataset.loss=all`",
             key="dataset.loss",
         )
-    begin, end = chat_template.around()
+    begin, end = chat_template.begin_and_end()
     whole = text if text.startswith(begin) else begin + text
     return {"content": whole if whole.endswith(end) else whole + end, "learnt": True}
 
 
 def from_columns(config: LlmConfig, row: Row) -> Conversation:
-    """The conversation of a row in a template's columns: what
-    torchtune puts around a prompt is the user's.
+    """Return the conversation of a row in the columns of a prompt template.
+
+    The text that torchtune puts around a prompt belongs to the user's message.
     """
-    around = templates.chosen(config)
+    prompt_template = templates.chosen(config)
     text = row.get("input") or row.get("dialogue", "")
-    assert around is not None
-    asked = [around.around[0], text, around.around[-1]]
+    assert prompt_template is not None
+    parts = [prompt_template.around[0], text, prompt_template.around[-1]]
     if "instruction" in row:
         first, last = templates.INSTRUCT_PAIRS
-        asked = [first, row["instruction"], last]
+        parts = [first, row["instruction"], last]
         if text:
-            first, middle, last = around.around
-            asked = [first, row["instruction"], middle, text, last]
-    answer = {"role": "assistant", "content": row[around.columns[-1]]}
+            first, middle, last = prompt_template.around
+            parts = [first, row["instruction"], middle, text, last]
+    answer = {"role": "assistant", "content": row[prompt_template.columns[-1]]}
     return Conversation(
-        [turns.message(1, {"role": "user", "content": "".join(asked)}), turns.message(2, answer)]
+        [turns.message(1, {"role": "user", "content": "".join(parts)}), turns.message(2, answer)]
     )

@@ -1,5 +1,7 @@
-"""What a row's columns are called in public data, and the account of them: each is read, ignored
-and counted, or refused because its form gives it a meaning that a run would lose.
+"""The names of columns in public data, and an account of the columns of each row.
+
+Each column is read, ignored and counted, or refused because its form gives it a meaning that the
+run would lose.
 """
 
 import difflib
@@ -13,11 +15,11 @@ from multicard.messages import Refusal
 
 KEY = "dataset.columns"
 
-# Columns by what they mean, in the order in which they are looked for; case does not matter
-# also names of other lists, beside a question and its answer
+# The groups below list columns by their meaning, in the order in which they are looked for. Case
+# does not matter. In rows with a question and its answer, LISTS may name other lists.
 LISTS = ("dialog", "turns", "items", "data")
-# Columns whose public forms have turns without names, which are the user's and the assistant's in
-# turn: LIMA's, DailyDialog's, UltraChat's. MT-Bench's `turns` are questions alone.
+# In public forms, these columns hold turns without speakers, alternately of the user and the
+# assistant: LIMA, DailyDialog, UltraChat. MT-Bench's `turns` only hold questions.
 BY_PLACE = ("messages", "conversations", "conversation", "dialog", "data")
 CONVERSATION = ("messages", "conversations", "conversation", *LISTS)
 SYSTEM = ("system", "system_prompt", "system_message")
@@ -25,10 +27,10 @@ TOOLS = ("tools", "functions")
 QUESTION = ("instruction", "prompt", "question", "query", "problem")
 CONTEXT = ("input", "context")
 ANSWER = ("output", "completion", "response", "answer", "solution")
-CHOSEN = ("chosen", "chosen_response", "preferred_output")  # the last is OpenAI's
-# the last is ms-swift's
+CHOSEN = ("chosen", "chosen_response", "preferred_output")  # The last is OpenAI's.
+# The last is ms-swift's.
 REJECTED = ("rejected", "rejected_response", "non_preferred_output", "rejected_messages")
-HISTORY = (  # Cohere's `chat_history` among them
+HISTORY = (  # `chat_history` is Cohere's.
     "history",
     "chat_history",
     "conversation_history",
@@ -38,7 +40,7 @@ HISTORY = (  # Cohere's `chat_history` among them
 )
 TEXT = ("text",)
 SEGMENTS = ("segments",)
-DIALOGUE = ("dialogue", "summary")  # of the template `summarize`
+DIALOGUE = ("dialogue", "summary")  # The template `summarize` reads them.
 READ = (
     *CONVERSATION,
     *SYSTEM,
@@ -52,10 +54,10 @@ READ = (
     *TEXT,
     *SEGMENTS,
 )
-WANTED = "wanted"  # says of an answer whether it is to be learnt, as KTO's `label` does
-NAMED = (*READ, *DIALOGUE, "split", WANTED)  # what `dataset.columns` can name
+WANTED = "wanted"  # Says whether an answer is to be learnt, as KTO's `label` does.
+NAMED = (*READ, *DIALOGUE, "split", WANTED)  # The names that `dataset.columns` accepts.
 
-# Lists of what a question of multiple choice can be answered with
+# Columns that list the possible answers to a multiple-choice question.
 CHOICES = (
     "choices",
     "options",
@@ -67,188 +69,210 @@ CHOICES = (
     "possible_answers",
 )
 
-# Columns that a form reads, and that change what is said or
-# learnt: a reader that cannot heed them refuses them
+# These columns change the text or which part of it is learnt. A reader that cannot take them into
+# account refuses them.
 MEDIA = ("image", "images", "video", "videos", "audio", "audios")
 REASONING = ("reasoning", "reasoning_content", "thinking")
 OF_TEMPLATES = ("documents", "chat_template_kwargs")
 BEARING = (*SYSTEM, *TOOLS, *HISTORY, *MEDIA, *REASONING, *OF_TEMPLATES)
 
 
-UNNAMED = "a column without a name"  # as pandas writes its index
+UNNAMED = "a column without a name"  # pandas writes its index as such a column.
 
 
 def is_filled(value: Any) -> bool:
-    """False of what holds nothing: null, an empty text, list or object."""
+    """Return False for null, and for an empty text, list or object."""
     return not (value is None or (isinstance(value, str | list | dict) and len(value) == 0))
 
 
 def override(renamed: Mapping[str, str | None]) -> str:
-    """The words of a command that name columns: `'dataset.columns={instruction: question}'`."""
+    """Return the override of a command that names columns.
+
+    Example: `'dataset.columns={instruction: question}'`.
+    """
     return pasting.override(KEY, renamed)
 
 
 class RowColumns:
-    """A row, or a message, that notes which of its columns were read.
+    """A row, or a message, that keeps account of which of its columns were read.
 
     Args:
-        row: its columns, by the names that the file has; kept as `row`.
-        named: `dataset.columns`: by our name that of the file, or None for a column to be left out.
+        row: the values by the names that the file uses; kept as `row`.
+        named: `dataset.columns`: maps our name of a column to the file's, or to None if the column
+            is to be left out.
     """
 
     def __init__(
         self, row: Mapping[str, Any], named: Mapping[str, str | None] | None = None
     ) -> None:
         named = named or {}
-        taken = {theirs for theirs in named.values() if theirs is not None}
-        self.named = frozenset(ours for ours, theirs in named.items() if theirs is not None)
+        used_by_file = {file_name for file_name in named.values() if file_name is not None}
+        self.named = frozenset(
+            our_name for our_name, file_name in named.items() if file_name is not None
+        )
         self._values = {
-            name: value for name, value in row.items() if name not in named and name not in taken
+            name: value
+            for name, value in row.items()
+            if name not in named and name not in used_by_file
         }
-        self._dropped = [name for name in row if name in named and name not in taken]
-        for ours, theirs in named.items():
-            if theirs is not None and theirs in row:
-                self._values[ours] = row[theirs]
-        self._theirs = {ours: theirs for ours, theirs in named.items() if theirs is not None}
-        self._own = {name.lower().strip(): name for name in reversed(self._values)}
+        self._dropped = [name for name in row if name in named and name not in used_by_file]
+        for our_name, file_name in named.items():
+            if file_name is not None and file_name in row:
+                self._values[our_name] = row[file_name]
+        self._file_names = {
+            our_name: file_name for our_name, file_name in named.items() if file_name is not None
+        }
+        self._names_by_lower = {name.lower().strip(): name for name in reversed(self._values)}
         self._unread = {name for name, value in self._values.items() if is_filled(value)}
         self.row = row
 
-    def there(self, names: Sequence[str]) -> list[str]:
-        """Those of the names under which the row holds something. Names that were given win over
-        others of the same meaning.
+    def filled(self, names: Sequence[str]) -> list[str]:
+        """Return the names under which the row holds a value.
+
+        If the command named columns of this meaning, only these are returned.
         """
-        found = [
-            name for name in names if name in self._own and is_filled(self._values[self._own[name]])
+        filled_names = [
+            name
+            for name in names
+            if name in self._names_by_lower and is_filled(self._values[self._names_by_lower[name]])
         ]
-        return [name for name in found if name in self.named] or found
+        return [name for name in filled_names if name in self.named] or filled_names
 
     def get(self, *names: str) -> Any:
-        """The value of the first of the names under which the row holds something; None of none.
-        It counts as read.
+        """Return the value of the first of the names that holds one, else None.
+
+        The column counts as read.
         """
-        for name in self.there(names):
-            own = self._own[name]
-            self._unread.discard(own)
-            return self._values[own]
+        for name in self.filled(names):
+            own_name = self._names_by_lower[name]
+            self._unread.discard(own_name)
+            return self._values[own_name]
         return None
 
     def peek(self, name: str) -> Any:
-        """The value of a column that `there` found, which stays unread."""
-        return self._values[self._own[name]]
+        """Return the value of a column that `filled` found, without counting it as read."""
+        return self._values[self._names_by_lower[name]]
 
     def replace(self, name: str, value: Any) -> None:
-        """Give a column that `there` found another value, as one that was decoded.
-        It stays unread.
+        """Replace the value of a column that `filled` found, for instance by its decoded form.
+
+        It does not count as read.
         """
-        self._values[self._own[name]] = value
+        self._values[self._names_by_lower[name]] = value
 
     def lower_names(self) -> list[str]:
-        """All names in force, in lower case."""
-        return [*reversed(self._own)]
+        """Return all names in use, in lower case."""
+        return [*reversed(self._names_by_lower)]
 
     def present(self, names: Sequence[str]) -> list[str]:
-        """Those of the names that the row has, even with nothing in them."""
-        return [name for name in names if name in self._own]
+        """Return the names that the row has, even if their values are empty."""
+        return [name for name in names if name in self._names_by_lower]
 
     def values(self) -> dict[str, Any]:
-        """What the row holds, by the names in force."""
+        """Return the row's values by the names in use: ours, or else the file's."""
         return dict(self._values)
 
-    def theirs(self, name: str) -> str:
-        """The name that the file has for a column, by our name or its own in any case."""
-        return self._theirs.get(name, self._own.get(name, name))
+    def file_name(self, name: str) -> str:
+        """Return the file's name of a column, given our name or the file's in any case."""
+        return self._file_names.get(name, self._names_by_lower.get(name, name))
 
     def all(self) -> list[str]:
-        """All columns, as the file calls them."""
+        """Return all columns by the names that the file uses."""
         return list(self.row)
 
     def pass_over(self, *names: str) -> None:
-        """Count columns as read: they say what others say."""
-        self._unread -= {self._own[name] for name in names if name in self._own}
+        """Count columns as read, because other columns say the same."""
+        self._unread -= {
+            self._names_by_lower[name] for name in names if name in self._names_by_lower
+        }
 
     def unread(self) -> list[str]:
-        """The columns that hold something and were not read, as the file calls them."""
-        own = [self._theirs.get(name, name) for name in self._values if name in self._unread]
-        return own + [name for name in self._dropped if is_filled(self.row[name])]
+        """Return the columns with a value that were not read, by the names that the file uses."""
+        unread_names = [
+            self._file_names.get(name, name) for name in self._values if name in self._unread
+        ]
+        return unread_names + [name for name in self._dropped if is_filled(self.row[name])]
 
-    def left(self, names: Sequence[str]) -> list[str]:
-        """Those of the names under which the row holds something that was not read."""
-        return [name for name in self.there(names) if self._own[name] in self._unread]
+    def filled_unread(self, names: Sequence[str]) -> list[str]:
+        """Return the names under which the row holds a value that was not read."""
+        return [name for name in self.filled(names) if self._names_by_lower[name] in self._unread]
 
-    def bearing(self, names: Sequence[str] = BEARING) -> str | None:
-        """The first unread column whose name gives it a meaning."""
-        return next(
-            (
-                name
-                for name in self._values
-                if name in self._unread and name.lower().strip() in names
-            ),
-            None,
-        )
+    def unread_with_meaning(self, names: Sequence[str] = BEARING) -> str | None:
+        """Return the first unread column whose name gives it a meaning, or None."""
+        for name in self._values:
+            if name in self._unread and name.lower().strip() in names:
+                return name
+        return None
 
 
 class Unread(Counter[str]):
-    """The record's `ignored`: by column, or "column.key" of messages,
-    in how many rows it held what nobody read.
+    """The record's `ignored`: the number of rows in which a column's value was not read.
+
+    The keys are columns, or "column.key" for messages.
     """
 
     def add(self, columns: RowColumns, messages: Sequence[str] = ()) -> None:
-        """Count what a row's reader left."""
-        own = [name if name.strip() else UNNAMED for name in columns.unread()]
-        self.update([*own, *sorted(set(messages))])
+        """Count the columns of a row that its reader did not read."""
+        column_names = [name if name.strip() else UNNAMED for name in columns.unread()]
+        self.update([*column_names, *sorted(set(messages))])
 
 
 # ---- `dataset.columns`
 
 
 def check_named(named: Mapping[str, str | None], where: str, rows: Sequence[Any]) -> None:
-    """Refuse (ValueError) names that mean nothing here, or that no row has.
+    """Refuse entries of `dataset.columns` that have no meaning here, or that no row has.
 
     Args:
-        where: the data by its key and value, for the sentence.
+        where: the key and value that name the data, for the message.
     """
     names = []
     for row in rows:
         if isinstance(row, dict):
             names.extend(row)
-    found = list(dict.fromkeys(names))
-    for ours, theirs in named.items():
-        known = NAMED if theirs is not None else found
-        if ours not in known:
-            near = difflib.get_close_matches(ours, filter(pasting.typeable, known), n=1)
-            change = {
-                near[0] if near and name == ours else name: value for name, value in named.items()
+    row_columns = list(dict.fromkeys(names))
+    for our_name, file_name in named.items():
+        known_names = NAMED if file_name is not None else row_columns
+        if our_name not in known_names:
+            similar = difflib.get_close_matches(
+                our_name, filter(pasting.typeable, known_names), n=1
+            )
+            corrected = {
+                similar[0] if similar and name == our_name else name: value
+                for name, value in named.items()
             }
-            if not near:
-                change = {name: theirs for name in known if pasting.typeable(name)}
-                change = dict([*change.items()][:1])
-            remedy = override(change)
-            listed = ", ".join(known)
+            if not similar:
+                corrected = {name: file_name for name in known_names if pasting.typeable(name)}
+                corrected = dict([*corrected.items()][:1])
+            remedy = override(corrected)
+            known_list = ", ".join(known_names)
             raise Refusal(
                 "llm.columns-unknown",
-                f"{KEY}.{ours}={theirs or 'null'}: is no column of {where} that is read; name one"
-                f" of {listed}, as `{remedy}`",
+                f"{KEY}.{our_name}={file_name or 'null'}: is not a column of {where} that is read;"
+                f" name one of {known_list}, as `{remedy}`",
                 key=KEY,
-                value=ours,
-                known=list(known),
+                value=our_name,
+                known=list(known_names),
                 remedy=remedy,
             )
-        if theirs is not None and theirs not in found:
-            near = difflib.get_close_matches(theirs, found, n=1, cutoff=0.3) or found[:1]
-            remedy = override({**named, ours: near[0]}) if near else override({})
+        if file_name is not None and file_name not in row_columns:
+            similar = (
+                difflib.get_close_matches(file_name, row_columns, n=1, cutoff=0.3)
+                or row_columns[:1]
+            )
+            remedy = override({**named, our_name: similar[0]}) if similar else override({})
             raise Refusal(
                 "llm.columns-absent",
-                f"{KEY}.{ours}={theirs}: {where} has no such column; it has"
-                f" {', '.join(found) or 'none'}: use `{remedy}`",
+                f"{KEY}.{our_name}={file_name}: {where} has no such column; it has"
+                f" {', '.join(row_columns) or 'none'}: use `{remedy}`",
                 key=KEY,
-                value=theirs,
-                found=found,
+                value=file_name,
+                found=row_columns,
                 remedy=remedy,
             )
 
 
-# Words with which the name of a column begins, by our name for it; short ones are whole words
+# For each of our names, words with which a column's name may begin. Short words must match whole.
 SIGNS = {
     "instruction": (
         "quest",
@@ -296,13 +320,13 @@ SIGNS |= {
     "dialogue": ("dialog", "text", "article"),
 }
 SIGNS |= {"summary": ("summ", "highlight", "tldr", *SIGNS["output"])}
-# a source alone says where a row comes from
+# In a row without a target, `source` says where the row comes from.
 SOURCES = ("source", "src")
 TARGETS = ("target", "tgt")
-WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
-SHORT = 4  # letters: "ask" is no sign of "tasks", nor "bot" of "bottom"
-# Words of columns that say something about a row: prompt_id, answerHash, source_url
-ABOUT = {
+WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
+SHORT_LETTERS = 4  # Fewer letters must match a whole word: "ask" does not stand for "tasks".
+# Words in the names of columns that describe the row: prompt_id, answerHash, source_url.
+ABOUT_ROWS = {
     "id",
     "ids",
     "uuid",
@@ -317,7 +341,7 @@ ABOUT = {
     "idx",
     "number",
 }
-ABOUT |= {
+ABOUT_ROWS |= {
     "score",
     "scores",
     "rating",
@@ -330,7 +354,7 @@ ABOUT |= {
     "tokens",
     "lang",
 }
-ABOUT |= {
+ABOUT_ROWS |= {
     "language",
     "date",
     "time",
@@ -344,73 +368,85 @@ ABOUT |= {
 }
 
 
-# Words of columns with what a question is about, which is neither asked nor answered
-CONTEXTS = ("context", "passage", "paragraph", "document", "background", "evidence")
+# Words in the names of columns that hold a question's context: neither question nor answer.
+CONTEXT_WORDS = ("context", "passage", "paragraph", "document", "background", "evidence")
 
 
-def guessed(row: Mapping[str, Any], wanted: Sequence[str], beside: bool = False) -> str | None:
-    """An override that names the columns of a row that look like those that are wanted, by our
-    names for them; None where they cannot be told.
+def guessed_override(
+    row: Mapping[str, Any], wanted: Sequence[str], with_input: bool = False
+) -> str | None:
+    """Guess which of a row's columns have the wanted meanings, and return the override for it.
 
-    Texts alone are guessed, and no column that says something about the row. A column without a
-    telling name is guessed only if it is the last text and the last name. An answer is no context,
-    and none is guessed beside a column that is called as answers are and holds no text.
+    Only columns of text are guessed, except those that describe the row. A column whose name
+    tells nothing is guessed only if it is the last text for the last wanted name. A context is not
+    taken for an answer. No answer is guessed if another column is named like one and holds no
+    text. Returns None if the names do not decide it.
 
     Args:
-        beside: the only context of a question, or its choices, are named too, as `input`,
-            which the row does not have.
+        row: the values by column.
+        wanted: our names of the columns to find.
+        with_input: also name a question's only context, or its choices, as `input`, which the row
+            lacks.
     """
-    left = [
+    candidates = [
         name
         for name, value in row.items()
-        if isinstance(value, str) and value and not _is_about(name)
+        if isinstance(value, str) and value and not _describes_row(name)
     ]
-    if not any(any(_has_sign(name, sign) for sign in TARGETS) for name in left):
-        left = [name for name in left if not any(_has_sign(name, sign) for sign in SOURCES)]
-    found = dict[str, str]()
-    for ours in wanted:
-        near = _like(left, SIGNS[ours])
-        if len(near) > 1:
+    if not any(any(_has_sign(name, sign) for sign in TARGETS) for name in candidates):
+        candidates = [
+            name for name in candidates if not any(_has_sign(name, sign) for sign in SOURCES)
+        ]
+    guesses = dict[str, str]()
+    for our_name in wanted:
+        similar = _names_with_sign(candidates, SIGNS[our_name])
+        if len(similar) > 1:
             return None
-        for theirs in near:
-            left.remove(theirs)
-            found[ours] = theirs
-    contexts = [name for name in left if any(_has_sign(name, sign) for sign in CONTEXTS)]
-    lacking = [ours for ours in wanted if ours not in found]
-    if len(lacking) == len(left) == 1 and lacking[0] not in ("chosen", "rejected"):
-        of_answers = lacking[0] in ("output", "summary")
+        for file_name in similar:
+            candidates.remove(file_name)
+            guesses[our_name] = file_name
+    contexts = [name for name in candidates if any(_has_sign(name, sign) for sign in CONTEXT_WORDS)]
+    missing = [our_name for our_name in wanted if our_name not in guesses]
+    if len(missing) == len(candidates) == 1 and missing[0] not in ("chosen", "rejected"):
+        is_answer = missing[0] in ("output", "summary")
         textless = [
             name for name, value in row.items() if is_filled(value) and not isinstance(value, str)
         ]
-        if of_answers and (contexts or _like(textless, SIGNS[lacking[0]])):
+        if is_answer and (contexts or _names_with_sign(textless, SIGNS[missing[0]])):
             return None
-        found[lacking[0]] = left[0]
-    other = {ours: found[ours] for ours in wanted if ours in found and ours != found[ours]}
-    if not other or len(found) < len(wanted):
+        guesses[missing[0]] = candidates[0]
+    renamed = {
+        our_name: guesses[our_name]
+        for our_name in wanted
+        if our_name in guesses and our_name != guesses[our_name]
+    }
+    if not renamed or len(guesses) < len(wanted):
         return None
-    if beside and len(contexts) == 1 and contexts[0] not in found.values():
-        other["input"] = contexts[0]
+    if with_input and len(contexts) == 1 and contexts[0] not in guesses.values():
+        renamed["input"] = contexts[0]
     choices = [name for name in row if name.lower().strip() in CHOICES and is_filled(row[name])]
-    if beside and "input" not in other and len(choices) == 1:
-        other["input"] = choices[0]
-    return override(other)
+    if with_input and "input" not in renamed and len(choices) == 1:
+        renamed["input"] = choices[0]
+    return override(renamed)
 
 
-def _is_about(name: str) -> bool:
-    return not ABOUT.isdisjoint(word.lower() for word in WORDS.findall(name))
+def _describes_row(name: str) -> bool:
+    return not ABOUT_ROWS.isdisjoint(word.lower() for word in WORD.findall(name))
 
 
-def _like(names: Sequence[str], signs: Sequence[str]) -> list[str]:
-    """Those of the names with the first sign that any of them has."""
+def _names_with_sign(names: Sequence[str], signs: Sequence[str]) -> list[str]:
+    """Return the names with the first sign that any of them has."""
     for sign in signs:
         if sign in names:
             return [sign]
-        found = [name for name in names if _has_sign(name, sign)]
-        if found:
-            return found
+        matching_names = [name for name in names if _has_sign(name, sign)]
+        if matching_names:
+            return matching_names
     return []
 
 
 def _has_sign(name: str, sign: str) -> bool:
-    words = [word.lower() for word in WORDS.findall(name)]
-    return any(word == sign or (len(sign) >= SHORT and word.startswith(sign)) for word in words)
+    words = [word.lower() for word in WORD.findall(name)]
+    return any(
+        word == sign or (len(sign) >= SHORT_LETTERS and word.startswith(sign)) for word in words
+    )

@@ -1,8 +1,7 @@
-"""The rows of local files: JSON, JSON lines, CSV, Parquet and Arrow, compressed or not; one file,
-several, or a folder.
+"""Read the rows of local files: JSON, JSON lines, CSV, Parquet and Arrow, compressed or not.
 
-Nothing is dropped in silence: what lies in a folder, or stands beside the rows in a file,
-is read or counted.
+The rows come from one file, several, or a folder. Nothing is dropped in silence: everything in a
+folder, or beside the rows in a file, is read or counted.
 """
 
 import bz2
@@ -32,18 +31,20 @@ OPENERS: dict[str, Callable[[bytes], bytes]] = {
 
 
 class RowPlace(NamedTuple):
-    """The file of a row, None of the hub's, and its number there, from 1."""
+    """The file of a row, None for the hub's, and the row's number in it, from 1."""
 
     file: Path | None
     number: int
 
 
 class StoredRows(NamedTuple):
-    """Rows as they are stored.
+    """Rows in their stored form.
 
-    rows: of all files, one after the other. ignored: what is no row, with its count: files of other
-    kinds or splits as "*.md" or by their names, and keys that stand beside the rows.
-    files: with the rows of each; none of the hub.
+    Fields:
+        rows: the rows of all files, one file after the other.
+        ignored: counts of everything that is not a row: files of other kinds ("*.md") or splits
+            (by name), and keys beside the rows.
+        files: each file and its number of rows; empty for data sets of the hub.
     """
 
     rows: list[Any]
@@ -51,47 +52,50 @@ class StoredRows(NamedTuple):
     files: Sequence[tuple[Path, int]] = ()
 
     def place(self, number: int) -> RowPlace:
-        """Where a row stands, by its place in `rows`."""
-        left = number
+        """Return the file and line of a row, by its place in `rows`."""
+        remaining = number
         for file, count in self.files:
-            if left < count:
-                return RowPlace(file, left + 1)
-            left -= count
+            if remaining < count:
+                return RowPlace(file, remaining + 1)
+            remaining -= count
         return RowPlace(None, number + 1)
 
 
 def value_of(files: str | Sequence[str]) -> str:
-    """`dataset.data_files`, or `dataset.test_files`, as it is typed."""
+    """Return the value of `dataset.data_files`, or `dataset.test_files`, as a command writes it."""
     return f"[{','.join(map(str, files))}]" if isinstance(files, list | tuple) else str(files)
 
 
 def paths(data_files: str | Sequence[str], to_test: bool = False) -> list[Path]:
-    """The files that a key names, in their order; refused (ValueError) where there is none."""
-    return list(_found(data_files, to_test).files)
+    """Return the files that a key names, in their order, or refuse if there are none."""
+    return list(_files_of_value(data_files, to_test).files)
 
 
 def read_file(data_files: str | Sequence[str], to_test: bool = False) -> StoredRows:
-    """The rows of a file, of several, of those that a pattern matches, or of a folder's training
-    split; with `to_test` of its split to test on.
+    """Read the rows of a file, several files, a pattern, or a folder's training split.
+
+    With `to_test`, a folder's split to test on is read instead.
     """
-    found = _found(data_files, to_test)
+    matching_files = _files_of_value(data_files, to_test)
     try:
-        rows, ignored, counts = _read_all(tuple((file, _stamp(file)) for file in found.files))
+        rows, ignored, counts = _read_all_files(
+            tuple((file, _time_and_size(file)) for file in matching_files.files)
+        )
     except Refusal as error:
-        raise _of_key(error, to_test) from None
-    return StoredRows(rows, dict(Counter(found.ignored) + Counter(ignored)), counts)
+        raise _for_key(error, to_test) from None
+    return StoredRows(rows, dict(Counter(matching_files.ignored) + Counter(ignored)), counts)
 
 
-def _found(data_files: str | Sequence[str], to_test: bool) -> FoundFiles:
+def _files_of_value(data_files: str | Sequence[str], to_test: bool) -> FoundFiles:
     typed = (data_files,) if isinstance(data_files, str) else tuple(map(str, data_files))
     try:
         return found_files(typed, to_test)
     except Refusal as error:
-        raise _of_key(error, to_test) from None
+        raise _for_key(error, to_test) from None
 
 
-def _of_key(error: Refusal, to_test: bool) -> Refusal:
-    """A refusal of files as one of the key that names them, in its remedies too."""
+def _for_key(error: Refusal, to_test: bool) -> Refusal:
+    """Return a refusal of files as one of the key that names them, in its remedies too."""
     return (
         error.reworded(error.message.sentence.replace(KEY, TEST_KEY), TEST_KEY)
         if to_test
@@ -99,32 +103,33 @@ def _of_key(error: Refusal, to_test: bool) -> Refusal:
     )
 
 
-def _stamp(file: Path) -> tuple[int, int]:
-    """What changes as a file is written again."""
+def _time_and_size(file: Path) -> tuple[int, int]:
+    """Return a value that changes when the file is written again."""
     try:
         status = file.stat()
     except OSError:
-        return 0, 0  # reading it says why
+        return 0, 0  # Reading the file will give the reason.
     return status.st_mtime_ns, status.st_size
 
 
-@lru_cache(maxsize=2)  # the cells of a sweep mostly read the same files, those to test on too
-def _read_all(files: tuple[tuple[Path, tuple[int, int]], ...]) -> StoredRows:
+# The cells of a sweep mostly read the same files, to train on and to test on.
+@lru_cache(maxsize=2)
+def _read_all_files(files: tuple[tuple[Path, tuple[int, int]], ...]) -> StoredRows:
     rows = list[Any]()
     ignored = Counter[str]()
     counts = list[tuple[Path, int]]()
     for file, _ in files:
-        own, beside = _read(file)
-        rows += own
-        ignored.update(beside)
-        counts.append((file, len(own)))
+        file_rows, file_ignored = _read_rows(file)
+        rows += file_rows
+        ignored.update(file_ignored)
+        counts.append((file, len(file_rows)))
     return StoredRows(rows, dict(ignored), counts)
 
 
 # ---- one file
 
 
-def _read(file: Path) -> tuple[list[Any], dict[str, int]]:
+def _read_rows(file: Path) -> tuple[list[Any], dict[str, int]]:
     try:
         content = file.read_bytes()
         opener = OPENERS.get(file.suffix.lower())
@@ -137,7 +142,7 @@ def _read(file: Path) -> tuple[list[Any], dict[str, int]]:
         RecursionError,
         lzma.LZMAError,
     ) as error:
-        cause = str(error).partition("\n")[0]  # Arrow's errors are of these types
+        cause = str(error).partition("\n")[0]  # Arrow raises errors of these types too.
         if isinstance(error, Refusal):
             cause = error.message
         elif isinstance(error, RecursionError):
@@ -157,10 +162,10 @@ def _read_json_lines(content: bytes) -> tuple[list[Any], dict[str, int]]:
 
 
 def _read_json(content: bytes, is_lines: bool = False) -> tuple[list[Any], dict[str, int]]:
-    """Rows of JSON or of JSON lines: each is found under the other's name.
+    """Return the rows of JSON or of JSON lines. Files of one form often have the other's name.
 
     Args:
-        is_lines: by the file's name, so that a single object is a row.
+        is_lines: the file's name says JSON lines, so a single object is a row.
     """
     text = decoded(content)
     if not text.strip():
@@ -171,11 +176,11 @@ def _read_json(content: bytes, is_lines: bool = False) -> tuple[list[Any], dict[
         is_whole = _is_json(first)
         follows = any(line.strip() for line in lines[lines.index(first) + 1 :])
         if (is_whole and (follows or is_lines)) or not (is_whole or _is_json(text)):
-            return _rows_of_lines(_json_lines(lines))  # which names the line that is not JSON
+            return _rows_of_lines(_json_lines(lines))  # Names the line that is not JSON.
     try:
-        return rows_of(_loaded(text))
+        return rows_of(_parse_json(text))
     except (json.JSONDecodeError, RecursionError) as error:
-        if _is_json(first):  # lines that are lists
+        if _is_json(first):  # The lines are lists.
             return _rows_of_lines(_json_lines(lines))
         line = error.lineno if isinstance(error, json.JSONDecodeError) else 1
         raise _bad_line(line) from None
@@ -189,28 +194,28 @@ def _is_json(text: str) -> bool:
     return True
 
 
-def _loaded(text: str, line: int | None = None) -> Any:
-    """The value of JSON. Refuses (ValueError) an object with a key twice,
-    of which one value would be lost.
+def _parse_json(text: str, line: int | None = None) -> Any:
+    """Parse JSON, and refuse an object that has a key twice: one value would be lost.
 
     Args:
-        line: of the file, if the text is one.
+        line: the line of the file, if the text is one.
     """
 
-    def without_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        made = dict(pairs)
-        if len(made) == len(pairs):
-            return made
-        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+    def without_repeated_key(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        parsed = dict(pairs)
+        if len(parsed) == len(pairs):
+            return parsed
+        counts = Counter(key for key, _ in pairs)
+        repeated_key = next(key for key, count in counts.items() if count > 1)
         start = "" if line is None else f"line {line}: "
         raise Refusal(
             "llm.json-key-twice",
-            f"{start}an object has the key {twice!r} twice; keep one of them",
+            f"{start}an object has the key {repeated_key!r} twice; keep one of them",
             line=line,
-            twice=twice,
+            twice=repeated_key,
         )
 
-    return json.loads(text, object_pairs_hook=without_twice)
+    return json.loads(text, object_pairs_hook=without_repeated_key)
 
 
 def _json_lines(lines: Sequence[str]) -> list[Any]:
@@ -218,7 +223,7 @@ def _json_lines(lines: Sequence[str]) -> list[Any]:
     for number, line in enumerate(lines, start=1):
         if line.strip():
             try:
-                rows.append(_loaded(line, number))
+                rows.append(_parse_json(line, number))
             except Refusal:
                 raise
             except (ValueError, RecursionError):
@@ -227,7 +232,7 @@ def _json_lines(lines: Sequence[str]) -> list[Any]:
 
 
 def _rows_of_lines(lines: list[Any]) -> tuple[list[Any], dict[str, int]]:
-    """The rows of lines, of which the first may name the columns, or the only one be a table."""
+    """Return the rows of lines. The first may name the columns; a single line may be a table."""
     table = table_of(lines[0]) if len(lines) == 1 and isinstance(lines[0], dict) else None
     return (without_header(lines), {}) if table is None else table
 
@@ -244,9 +249,7 @@ def _read_parquet(content: bytes) -> tuple[list[Any], dict[str, int]]:
 
 
 def _read_arrow(content: bytes) -> tuple[list[Any], dict[str, int]]:
-    """An Arrow file in either of its forms: of streams, as `save_to_disk` writes,
-    or with a footer.
-    """
+    """Read an Arrow file: a stream, as `save_to_disk` writes it, or a file with a footer."""
     import pyarrow as pa
 
     buffer = pa.BufferReader(content)
@@ -256,9 +259,7 @@ def _read_arrow(content: bytes) -> tuple[list[Any], dict[str, int]]:
 
 
 def without_nulls(value: Any) -> Any:
-    """What Arrow stores, without keys that hold nothing,
-    at every depth: its structs have the keys of all rows.
-    """
+    """Remove keys with null values at every depth. Arrow's structs have the keys of all rows."""
     if isinstance(value, dict):
         return {name: without_nulls(inner) for name, inner in value.items() if inner is not None}
     return [without_nulls(inner) for inner in value] if isinstance(value, list) else value
@@ -276,18 +277,19 @@ READERS: dict[str, Callable[[bytes], tuple[list[Any], dict[str, int]]]] = {
 
 
 def identified(data: StoredTextConfig) -> list[tuple[str, Path]]:
-    """The files with the names by which their content is identified: a single one is "rows",
-    wherever it lies.
+    """Return the files by the names under which their content is identified.
+
+    A single file is "rows", so that its folder and name do not matter.
     """
-    found = list[tuple[str, Path]]()
+    named_files = list[tuple[str, Path]]()
     if data.data_files is not None:
-        found += _named("rows", paths(data.data_files))
+        named_files += _names_of_files("rows", paths(data.data_files))
     if data.test_files is not None:
-        found += _named("test_rows", paths(data.test_files, to_test=True))
-    return found
+        named_files += _names_of_files("test_rows", paths(data.test_files, to_test=True))
+    return named_files
 
 
-def _named(name: str, files: Sequence[Path]) -> list[tuple[str, Path]]:
+def _names_of_files(name: str, files: Sequence[Path]) -> list[tuple[str, Path]]:
     if len(files) == 1:
         return [(name, files[0])]
     common = Path(os.path.commonpath([file.parent for file in map(Path.absolute, files)]))

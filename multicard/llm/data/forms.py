@@ -1,8 +1,7 @@
-"""Rows of public data in any of their forms, as conversations or pairs: each row by itself,
-by its columns.
+"""Read rows of public data in any of their forms, as conversations or pairs.
 
-A column is read, or says again what messages say, or is left to the caller: to be counted,
-or refused by its meaning.
+Each row is recognized by itself, from its columns. A column is read, repeats the text of the
+messages, or is left to the caller, which counts it or refuses it by its meaning.
 """
 
 import json
@@ -11,25 +10,28 @@ from typing import Any, NamedTuple
 
 from multicard.llm.data import choices, json_texts, turns
 from multicard.llm.data import columns as names
-from multicard.llm.data.beside_messages import history, tools_of, with_system
-from multicard.llm.data.columns import RowColumns, guessed, override
+from multicard.llm.data.beside_messages import history_messages, tools_of, with_system
+from multicard.llm.data.columns import RowColumns, guessed_override, override
 from multicard.llm.data.flat_dialogues import flat_turns, is_dialogue
 from multicard.llm.data.learnt_rows import refuse_label
-from multicard.llm.data.roles import ROLE_KEYS, lowered
+from multicard.llm.data.roles import ROLE_KEYS, with_lower_keys
 from multicard.llm.data.turns import FORM, Message
 from multicard.messages import Refusal
 
 
 class Conversation(NamedTuple):
-    """What a row says.
+    """The content of a row: messages, a text, or segments of a text.
 
-    messages: none of a text. tools: that the assistant may call. column: that held the messages.
-    text: a text alone.
-    segments: a text in parts, with the `label` of those that are learnt. prompt: the places of
-    messages that a prompt holds, apart from its answer: as TRL does, answers among them are not
-    learnt unless a key of theirs says so.
-    is_by_place: no message said whose it is, and they were
-    taken for the user's and the assistant's in turn.
+    Fields:
+        messages: the messages; empty for a text.
+        tools: the tools that the assistant may call.
+        column: the column that held the messages.
+        text: a text without messages.
+        segments: the parts of a text, each with whether it is learnt.
+        prompt: the places of the messages that belong to the prompt, if the answer has a column of
+            its own. As in TRL, answers among them are not learnt unless one of their keys says so.
+        is_by_place: the messages named no speakers, and were assigned to the user and the
+            assistant in turn.
     """
 
     messages: list[Message]
@@ -41,30 +43,35 @@ class Conversation(NamedTuple):
     is_by_place: bool = False
 
     def answers_of_prompt(self) -> list[int]:
-        """The places of the answers that the prompt holds and no key calls learnt."""
-        said = self.messages
+        """Return the places of answers within the prompt that no key marks as learnt."""
+        messages = self.messages
         return [
             place
             for place in self.prompt
-            if said[place]["role"] == "assistant" and "weight" not in said[place]
+            if messages[place]["role"] == "assistant" and "weight" not in messages[place]
         ]
 
 
 def columns_of(row: Any, named: dict[str, str | None]) -> RowColumns:
-    """The columns of a row; refused (ValueError) where it is no object.
-    A list of messages is a conversation.
+    """Return the columns of a row. A list of messages counts as a row with a conversation.
+
+    Raises:
+        Refusal: the row is not an object.
     """
     if (
         isinstance(row, list)
         and row
-        and all(isinstance(turn, dict) and {*ROLE_KEYS} & lowered(turn).keys() for turn in row)
+        and all(
+            isinstance(turn, dict) and {*ROLE_KEYS} & with_lower_keys(turn).keys() for turn in row
+        )
     ):
         row = {"messages": row}
     if not isinstance(row, dict):
         raise Refusal("llm.row-no-object", "is not an object with columns; write each row as {...}")
-    held = row.get("input")
-    if isinstance(held, dict) and "messages" in held and "input" not in named:  # OpenAI's pairs
-        row = {name: value for name, value in row.items() if name != "input"} | held
+    input_value = row.get("input")
+    # OpenAI's pairs have the messages within `input`.
+    if isinstance(input_value, dict) and "messages" in input_value and "input" not in named:
+        row = {name: value for name, value in row.items() if name != "input"} | input_value
     return RowColumns(row, named)
 
 
@@ -72,57 +79,64 @@ def columns_of(row: Any, named: dict[str, str | None]) -> RowColumns:
 
 
 def conversation(row: RowColumns) -> Conversation:
-    """The conversation that a row holds. Refuses (ValueError) a row of another kind, or of none."""
+    """Return the conversation that a row holds.
+
+    Raises:
+        Refusal: the row holds none, or is of another kind.
+    """
     json_texts.decode(row)
     refuse_label(row)
-    held = held_messages(row)
-    if held is not None:
-        column, said = held
+    messages_of_row = held_messages(row)
+    if messages_of_row is not None:
+        column, messages = messages_of_row
         is_by_place = turns.are_texts(row.peek(column))
-        _check_said(row, said)
-        if said[-1]["role"] != "assistant":
-            said = [*said, *_answer_beside(row)]
-        return Conversation(with_system(row, said), tools_of(row), column, is_by_place=is_by_place)
-    asked = row.there(names.QUESTION) or row.there(names.CONTEXT[:1])
-    if asked and row.present(names.ANSWER):
-        return _answered(row, asked)
-    if row.there(names.CHOSEN) and row.there(names.REJECTED):
-        chosen = row.there(names.CHOSEN)[0]
+        _pass_over_repeated(row, messages)
+        if messages[-1]["role"] != "assistant":
+            messages = [*messages, *_separate_answer(row)]
+        return Conversation(
+            with_system(row, messages), tools_of(row), column, is_by_place=is_by_place
+        )
+    question_columns = row.filled(names.QUESTION) or row.filled(names.CONTEXT[:1])
+    if question_columns and row.present(names.ANSWER):
+        return _question_and_answer(row, question_columns)
+    if row.filled(names.CHOSEN) and row.filled(names.REJECTED):
+        chosen = row.filled(names.CHOSEN)[0]
         remedy = override({"output" if isinstance(row.peek(chosen), str) else "messages": chosen})
         raise Refusal(
             "llm.row-pair",
             "holds a chosen and a rejected answer; use `dataset=preference method=dpo`, "
-            f"or learn the chosen one, by `{remedy}`",
+            f"or learn only the chosen one, by `{remedy}`",
             remedy=remedy,
         )
-    if row.there(names.SEGMENTS):
+    if row.filled(names.SEGMENTS):
         return Conversation([], segments=_segments(row.get(*names.SEGMENTS)))
-    if row.there(("role", "from")) and not row.there(names.QUESTION):
+    if row.filled(("role", "from")) and not row.filled(names.QUESTION):
         raise Refusal(
             "llm.row-single-message",
-            f"is a message alone; put the messages of a conversation into one row: {FORM}",
+            f"holds a single message; put the messages of a conversation into one row: {FORM}",
             found=row.all(),
         )
-    if row.there(names.TEXT):
+    if row.filled(names.TEXT):
         text = row.get(*names.TEXT)
-        if isinstance(text, str) and not asked:
+        if isinstance(text, str) and not question_columns:
             return Conversation([], text=text)
-    raise _unknown(row)
+    raise _unknown_form(row)
 
 
-def _unknown(row: RowColumns) -> Refusal:
-    for name in row.there(names.CONVERSATION):
+def _unknown_form(row: RowColumns) -> Refusal:
+    for name in row.filled(names.CONVERSATION):
         value = row.peek(name)
         is_begun = isinstance(value, str) and value.lstrip().startswith(("[", "{"))
         if is_begun and json_texts.as_object(value) is value:
             return Refusal(
                 "llm.row-text-of-list",
-                f"holds a text in {name} that begins as a list of messages, but is neither JSON nor"
-                " as Python prints one; write the column as JSON",
+                f"holds a text in {name} that begins like a list of messages, but is neither JSON"
+                " nor Python's print of a list; write the column as JSON",
                 column=name,
             )
-    is_read = bool(row.there(names.CONTEXT))  # whatever its name, beside a question and its answer
-    remedy = guessed(row.values(), ("instruction", "output"), beside=not is_read)
+    # With a question and its answer, a context is read whatever its name.
+    is_read = bool(row.filled(names.CONTEXT))
+    remedy = guessed_override(row.values(), ("instruction", "output"), with_input=not is_read)
     hint = f", or name the columns, as `{remedy}`" if remedy else ""
     return Refusal(
         "llm.chat-no-messages",
@@ -134,167 +148,183 @@ def _unknown(row: RowColumns) -> Refusal:
 
 
 def held_messages(row: RowColumns) -> tuple[str, list[Message]] | None:
-    """The first column that holds messages, and these. Others that hold the same count as read."""
-    found: tuple[str, list[Message]] | None = None
-    is_question = bool(row.there(names.QUESTION) and row.there(names.ANSWER))
-    for name in row.there(names.CONVERSATION):
+    """Return the first column that holds messages, and its messages.
+
+    Other columns with the same messages count as read.
+    """
+    first: tuple[str, list[Message]] | None = None
+    is_question = bool(row.filled(names.QUESTION) and row.filled(names.ANSWER))
+    for name in row.filled(names.CONVERSATION):
         if is_question and name in names.LISTS:
             continue
-        value = _alone(row.peek(name))
-        if name in names.BY_PLACE and _are_conversations(value):
+        value = _unwrap_single(row.peek(name))
+        if name in names.BY_PLACE and _is_list_of_lists(value):
             raise Refusal(
                 "llm.row-conversations",
-                f"holds {len(value)} lists in {name}, which are as many conversations, or the turns"
-                " of one; write a row for each conversation, or messages with a role",
+                f"holds {len(value)} lists in {name}, which may be separate conversations or the"
+                " turns of one; write a row for each conversation, or messages with a role",
                 column=name,
                 length=len(value),
             )
-        said = turns.messages(value, by_place=name in names.BY_PLACE)
-        if not said:
+        messages = turns.messages(value, by_place=name in names.BY_PLACE)
+        if not messages:
             continue
-        if found is None:
-            found = name, said
+        if first is None:
+            first = name, messages
             row.get(name)
-        elif texts_of(said) == texts_of(found[1]):
+        elif role_texts(messages) == role_texts(first[1]):
             row.pass_over(name)
         else:
             remedy = override({name: None})
             raise Refusal(
                 "llm.row-two-conversations",
-                f"holds two conversations, {found[0]} and {name}; leave one out, as `{remedy}`",
-                columns=[found[0], name],
+                f"holds two conversations, {first[0]} and {name}; leave one out, as `{remedy}`",
+                columns=[first[0], name],
                 remedy=remedy,
             )
-    return found
+    return first
 
 
-def _alone(value: Any) -> Any:
-    """The conversation that stands alone in a list; any other value as it is."""
-    held = json_texts.as_object(value) if isinstance(value, str) else value
-    return held[0] if _are_conversations(held) and len(held) == 1 else value
+def _unwrap_single(value: Any) -> Any:
+    """Unwrap a list of one conversation; return any other value unchanged."""
+    decoded = json_texts.as_object(value) if isinstance(value, str) else value
+    return decoded[0] if _is_list_of_lists(decoded) and len(decoded) == 1 else value
 
 
-def _are_conversations(value: Any) -> bool:
-    """True of a list of lists of texts or of messages."""
-    held = json_texts.as_object(value) if isinstance(value, str) else value
+def _is_list_of_lists(value: Any) -> bool:
+    """Tell whether a value is a list of lists of texts or messages."""
+    decoded = json_texts.as_object(value) if isinstance(value, str) else value
     return (
-        isinstance(held, list)
-        and bool(held)
-        and all(isinstance(each, list | tuple) and len(each) > 0 for each in held)
+        isinstance(decoded, list)
+        and bool(decoded)
+        and all(isinstance(item, list | tuple) and len(item) > 0 for item in decoded)
     )
 
 
-def _answered(row: RowColumns, asked: Sequence[str]) -> Conversation:
-    """A question and its answer, with what stands before them."""
-    question = one_of(row, asked)
-    answer = one_of(row, row.there(names.ANSWER) or row.present(names.ANSWER))
+def _question_and_answer(row: RowColumns, question_columns: Sequence[str]) -> Conversation:
+    """Return the conversation of a question and its answer, with the messages before them."""
+    question = only_column(row, question_columns)
+    answer = only_column(row, row.filled(names.ANSWER) or row.present(names.ANSWER))
     refuse_number(row, answer)
-    past = history(row)
-    prompt = question_messages(row, question)
-    said = [*past, *prompt, *_answer_of(row, answer, flat=is_dialogue(row.peek(question)))]
-    whole = with_system(row, said)
-    begin = len(whole) - len(said) + len(past)
-    return Conversation(whole, tools_of(row), answer, prompt=range(begin, begin + len(prompt)))
+    earlier_turns = history_messages(row)
+    question_turns = question_messages(row, question)
+    messages = [
+        *earlier_turns,
+        *question_turns,
+        *_answer_column(row, answer, flat=is_dialogue(row.peek(question))),
+    ]
+    all_messages = with_system(row, messages)
+    begin = len(all_messages) - len(messages) + len(earlier_turns)
+    return Conversation(
+        all_messages, tools_of(row), answer, prompt=range(begin, begin + len(question_turns))
+    )
 
 
-def _answer_beside(row: RowColumns) -> list[Message]:
-    """The answer that a column of its own gives to messages that end without one;
-    none if there is no such column.
+def _separate_answer(row: RowColumns) -> list[Message]:
+    """Return the answer from a separate column, for messages that end without one.
+
+    The list is empty if there is no such column.
     """
-    found = row.left(names.ANSWER)
-    return _answer_of(row, one_of(row, found)) if found else []
+    answer_columns = row.filled_unread(names.ANSWER)
+    return _answer_column(row, only_column(row, answer_columns)) if answer_columns else []
 
 
-def _answer_of(row: RowColumns, answer: str, flat: bool = False) -> list[Message]:
-    """The messages of a column with an answer; a number is refused."""
+def _answer_column(row: RowColumns, answer: str, flat: bool = False) -> list[Message]:
+    """Return the messages of a column with an answer, or refuse a number."""
     refuse_number(row, answer)
     value = row.get(answer)
     return answer_messages(value if value is not None else "", row, answer, flat)
 
 
 def refuse_number(row: RowColumns, answer: str) -> None:
-    """Refuse a number where the text of an answer is wanted."""
+    """Refuse a number in the place of an answer's text."""
     value = row.peek(answer)
     if isinstance(value, int | float):
         raise Refusal(
             "llm.row-number",
-            f"has {json.dumps(value)} in {answer}, which is no text; write it in quotes, or leave"
-            " the row out",
+            f"has {json.dumps(value)} in {answer}, which is not a text; write it in quotes, or"
+            " leave the row out",
             column=answer,
             value=value,
         )
 
 
-def one_of(row: RowColumns, found: Sequence[str]) -> str:
-    """The column of this meaning; refused where several say something else,
-    as what a run learns depends on it.
+def only_column(row: RowColumns, columns: Sequence[str]) -> str:
+    """Return the column to read among several with the same meaning.
+
+    If their values differ, they are refused: what a run learns would depend on the choice.
     """
-    if len(found) > 1 and any(row.peek(name) != row.peek(found[0]) for name in found):
-        ours = "instruction" if found[0] in (*names.QUESTION, *names.CONTEXT) else "output"
-        remedy = override({ours: found[-1]})
+    if len(columns) > 1 and any(row.peek(name) != row.peek(columns[0]) for name in columns):
+        our_name = "instruction" if columns[0] in (*names.QUESTION, *names.CONTEXT) else "output"
+        remedy = override({our_name: columns[-1]})
         raise Refusal(
             "llm.row-ambiguous",
-            f"has {' and '.join(found)}, of which one can be read; name it, as `{remedy}`",
-            columns=list(found),
+            f"has {' and '.join(columns)}, but only one can be read; name it, as `{remedy}`",
+            columns=list(columns),
             remedy=remedy,
         )
-    row.pass_over(*found)
-    return found[0]
+    row.pass_over(*columns)
+    return columns[0]
 
 
-def prompt_messages(row: RowColumns, question: str) -> list[Message]:
-    """What comes before an answer: the history, and the question with its context."""
-    return history(row) + question_messages(row, question)
+def messages_before_answer(row: RowColumns, question: str) -> list[Message]:
+    """Return the messages before an answer: the history, and the question with its context."""
+    return history_messages(row) + question_messages(row, question)
 
 
 def question_messages(row: RowColumns, question: str) -> list[Message]:
-    """A question with its context, or the messages of a prompt."""
+    """Return a question with its context as a message, or the messages of a prompt."""
     value = row.get(question)
     if isinstance(value, list | dict):
-        said = None if _say_nobody(value) else turns.messages(value)
-        if not said:
-            raise _several_texts(question, value) if isinstance(value, list) else _unknown(row)
-        return said
-    contexts = [name for name in row.there(names.CONTEXT) if name != question]
+        messages = None if _names_no_speaker(value) else turns.messages(value)
+        if not messages:
+            raise (
+                _text_list_refusal(question, value)
+                if isinstance(value, list)
+                else _unknown_form(row)
+            )
+        return messages
+    contexts = [name for name in row.filled(names.CONTEXT) if name != question]
     texts = [value, *(context(row, name) for name in contexts)]
     if not all(isinstance(text, str) for text in texts):
-        raise no_text(
+        raise no_text_refusal(
             [
                 name
                 for name, text in zip((question, *contexts), texts, strict=True)
                 if type(text) is not str
             ]
         )
-    said = flat_turns("\n".join(texts))
-    choices.refuse_unasked(row, "\n".join(texts))
-    if said[-1]["role"] == "assistant":
+    messages = flat_turns("\n".join(texts))
+    choices.refuse_missing_choices(row, "\n".join(texts))
+    if messages[-1]["role"] == "assistant":
         raise Refusal(
             "llm.row-prompt-answered",
             f"ends its {question} with words of the assistant; put them into the answer, or leave"
             " the row out",
             column=question,
         )
-    return said
+    return messages
 
 
 def context(row: RowColumns, name: str) -> Any:
-    """What a question is about; of choices that the command names so, a line each."""
+    """Return a question's context. Choices that the command names as context become lines."""
     value = row.get(name)
-    is_choices = name in row.named and row.theirs(name).lower().strip() in names.CHOICES
+    is_choices = name in row.named and row.file_name(name).lower().strip() in names.CHOICES
     return choices.as_lines(value) if is_choices else value
 
 
-def no_text(found: Sequence[str]) -> Refusal:
+def no_text_refusal(columns: Sequence[str]) -> Refusal:
     return Refusal(
         "llm.row-no-text",
-        f"holds no text in {', '.join(found)}; give text in every row",
-        columns=list(found),
+        f"holds no text in {', '.join(columns)}; give text in every row",
+        columns=list(columns),
     )
 
 
-def _several_texts(column: str, value: Sequence[Any]) -> Refusal:
-    """The refusal of a list that says nowhere who speaks: several answers,
-    or a column of several rows.
+def _text_list_refusal(column: str, value: Sequence[Any]) -> Refusal:
+    """Return the refusal of a list that does not say who speaks.
+
+    It may hold several answers, or a column of several rows.
     """
     return Refusal(
         "llm.row-list",
@@ -306,22 +336,26 @@ def _several_texts(column: str, value: Sequence[Any]) -> Refusal:
 
 
 def answer_messages(value: Any, row: RowColumns, column: str, flat: bool = False) -> list[Message]:
-    """The messages of an answer: a text, a message, or several.
+    """Return the messages of an answer, given as a text, a message, or several messages.
 
     Args:
-        flat: it follows "Assistant:", and so begins with a space that is not its own.
+        flat: the answer follows "Assistant:", so a space at its beginning is not part of it.
     """
     if isinstance(value, list | dict):
-        said = None if _say_nobody(value) else turns.messages(value)
-        if not said:
-            raise _several_texts(column, value) if isinstance(value, list) else unanswered(column)
-        return said
+        messages = None if _names_no_speaker(value) else turns.messages(value)
+        if not messages:
+            raise (
+                _text_list_refusal(column, value)
+                if isinstance(value, list)
+                else no_answer_refusal(column)
+            )
+        return messages
     text = value.removeprefix(" ") if flat and isinstance(value, str) else value
     return [turns.message(1, {"role": "assistant", "content": text})]
 
 
 def _segments(value: Any) -> list[tuple[str, bool]]:
-    """axolotl's parts of a text, with those that are learnt."""
+    """Return axolotl's parts of a text, each with whether it is learnt."""
     fits = isinstance(value, list) and all(
         isinstance(part, dict)
         and isinstance(part.get("text"), str)
@@ -331,60 +365,61 @@ def _segments(value: Any) -> list[tuple[str, bool]]:
     if not fits or not any(part["label"] for part in value):
         raise Refusal(
             "llm.row-segments",
-            'holds no segments to learn; write [{"text": "...", "label": true}, ...], of which one'
-            " has true or more",
+            'holds no segments to learn; write [{"text": "...", "label": true}, ...], with true'
+            " for at least one of them",
         )
     return [(part["text"], part["label"]) for part in value]
 
 
-def _check_said(row: RowColumns, said: Sequence[Message]) -> None:
-    """Pass over columns that say again what messages say;
-    a prompt that is in none of them is refused.
+def _pass_over_repeated(row: RowColumns, messages: Sequence[Message]) -> None:
+    """Count columns as read whose text the messages repeat.
+
+    A prompt that the messages do not contain is refused.
     """
-    texts = texts_of(said)
-    for name in row.there((*names.QUESTION, *names.CONTEXT, *names.ANSWER, *names.SYSTEM)):
+    texts = role_texts(messages)
+    for name in row.filled((*names.QUESTION, *names.CONTEXT, *names.ANSWER, *names.SYSTEM)):
         value = row.peek(name)
-        own = texts_of(turns.messages(value) or ()) if _has_roles(value) else ()
+        column_texts = role_texts(turns.messages(value) or ()) if _has_roles(value) else ()
         if (isinstance(value, str) and value.strip() in {text for _, text in texts}) or (
-            own and own == texts[: len(own)]
+            column_texts and column_texts == texts[: len(column_texts)]
         ):
             row.pass_over(name)
         elif name == "prompt":
-            raise two_prompts(name)
+            raise two_prompts_refusal(name)
 
 
-def _say_nobody(value: Any) -> bool:
-    """True of a list of texts in objects, as several answers: none says who speaks."""
-    parts = [lowered(part) for part in value if isinstance(part, dict)]
+def _names_no_speaker(value: Any) -> bool:
+    """Tell whether a list holds objects with a text and no role, such as several answers."""
+    parts = [with_lower_keys(part) for part in value if isinstance(part, dict)]
     return len(parts) == len(value) and all("text" in part and "role" not in part for part in parts)
 
 
 def _has_roles(value: Any) -> bool:
-    """True of a list of messages; one of parts of a text says nowhere who speaks."""
+    """Tell whether a value is a list of messages, rather than of the parts of a text."""
     return isinstance(value, list) and all(
-        isinstance(turn, dict) and {*ROLE_KEYS} & lowered(turn).keys() for turn in value
+        isinstance(turn, dict) and {*ROLE_KEYS} & with_lower_keys(turn).keys() for turn in value
     )
 
 
-def two_prompts(name: str) -> Refusal:
+def two_prompts_refusal(name: str) -> Refusal:
     remedy = override({name: None})
     return Refusal(
         "llm.row-two-prompts",
-        f"has a {name} that its messages do not hold; leave it out, as `{remedy}`, or put it into"
-        " the messages",
+        f"has a {name} that its messages do not contain; leave it out, as `{remedy}`, or put it"
+        " into the messages",
         column=name,
         remedy=remedy,
     )
 
 
-def texts_of(said: Sequence[Message]) -> list[tuple[str, str]]:
-    return [(each["role"], str(each["content"]).strip()) for each in said]
+def role_texts(messages: Sequence[Message]) -> list[tuple[str, str]]:
+    return [(message["role"], str(message["content"]).strip()) for message in messages]
 
 
-# ---- refusals of both kinds
+# ---- refusals that conversations and pairs share
 
 
-def unanswered(column: str) -> Refusal:
+def no_answer_refusal(column: str) -> Refusal:
     return Refusal(
         "llm.row-no-answer",
         f'holds no answered conversation in {column}; write [{{"role": "user", "content": "..."}},'
@@ -393,25 +428,29 @@ def unanswered(column: str) -> Refusal:
     )
 
 
-def missing_columns(
+def missing_columns_refusal(
     row: RowColumns,
     missing: Sequence[str],
     reader: str,
     also: Sequence[str] = (),
     reads_input: bool = False,
 ) -> Refusal:
-    """The refusal of a row without the columns that its reader needs, with those that it has.
+    """Return the refusal of a row that lacks columns which its reader needs.
 
     Args:
-        also: others that it may need, to be guessed with them.
-            reads_input: it reads an `input` that may be absent.
+        also: columns that the reader may need too, and that are guessed together with these.
+        reads_input: the reader takes an `input` that may be absent.
     """
-    read = (*names.CHOSEN, *names.REJECTED, "instruction", "output", *names.DIALOGUE)
-    free = {
-        name: value for name, value in row.values().items() if name in missing or name not in read
+    read_names = (*names.CHOSEN, *names.REJECTED, "instruction", "output", *names.DIALOGUE)
+    free_columns = {
+        name: value
+        for name, value in row.values().items()
+        if name in missing or name not in read_names
     }
-    beside = reads_input and not row.there(("input",))
-    remedy = guessed(free, [*also, *missing], beside) or guessed(free, missing, beside)
+    with_input = reads_input and not row.filled(("input",))
+    remedy = guessed_override(free_columns, [*also, *missing], with_input) or guessed_override(
+        free_columns, missing, with_input
+    )
     unread = [name for name in row.all() if name not in (*names.CHOSEN, *names.REJECTED)]
     hint = "rename the columns" if unread else "add it to each row"
     if remedy:

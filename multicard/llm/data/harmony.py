@@ -1,4 +1,4 @@
-"""gpt-oss's keys of an answer's part: its channel, and which tool it is said to."""
+"""Check the keys of gpt-oss's messages: an answer's channel, and the tool to which it is sent."""
 
 import re
 
@@ -12,23 +12,23 @@ TOOL_RECIPIENT = re.compile(r"(functions|browser|python|container|api_tool)(\.[\
 
 
 def check_harmony(columns: RowColumns, number: int) -> None:
-    """Refuse an answer's part that gpt-oss's own keys call reasoning, or a call of a tool.
+    """Refuse an answer that gpt-oss's keys call reasoning, or the call of a tool.
 
-    Keys of other meanings stay unread, as a `channel` by which somebody wrote.
+    Keys with other meanings stay unread, such as a `channel` for the messenger that was used.
     """
-    channel = str(columns.peek("channel")) if columns.there(("channel",)) else ""
-    recipient = str(columns.peek("recipient")) if columns.there(("recipient",)) else ""
-    found = None
+    channel = str(columns.peek("channel")) if columns.filled(("channel",)) else ""
+    recipient = str(columns.peek("recipient")) if columns.filled(("recipient",)) else ""
+    refused_key = None
     if channel in HARMONY_CHANNELS:
-        found = "channel", channel
+        refused_key = "channel", channel
     elif TOOL_RECIPIENT.fullmatch(recipient):
-        found = "recipient", recipient
-    if found is not None:
-        key, value = found
+        refused_key = "recipient", recipient
+    if refused_key is not None:
+        key, value = refused_key
         raise Refusal(
             "llm.chat-harmony",
-            f"message {number} (assistant) is no answer, by its {key} {value}; put reasoning into"
-            " the answer behind it, under the chat template's own key, and calls into tool_calls",
+            f"message {number} (assistant) is not an answer, by its {key} {value}; put reasoning"
+            " into the answer after it, under the chat template's key, and calls into tool_calls",
             message=number,
             column=key,
             value=value,

@@ -1,9 +1,8 @@
-"""Which rows are held out: not trained on, so that the loss on
-them says how well a model was tuned. No torch.
+"""Select the rows to hold out: they are not trained on, and the loss on them measures the tuning.
 
-They are the same on every rank, in each engine, and for each seed of the training: they are drawn
-from all stored rows by a number of their own, before the seed draws those that are trained on. A
-larger share holds out the same rows and more.
+They are the same on every rank, in each engine, and for each seed of the training. A fixed seed
+draws them from all stored rows, before the run's seed draws the rows to train on. A larger share
+holds out the same rows and more. Imports no torch.
 """
 
 import json
@@ -15,15 +14,16 @@ from typing import Any, NamedTuple
 from multicard.llm.data.split_rows import SplitRows
 from multicard.messages import Refusal
 
-DRAWN_BY = 49  # seeds which rows are held out, whatever `seed` is
+HELD_OUT_SEED = 49  # The seed that draws held-out rows, whatever `seed` is.
 
 
 class HeldOutRows(NamedTuple):
     """Rows that are not trained on.
 
-    rows: in the form of the run's engine. numbers: the place of each in the data set as it is read,
-    from 0.
-    splits: the column that calls them so; None of others.
+    Fields:
+        rows: the rows in the form of the run's engine.
+        numbers: the place of each row in the data set as it was read, from 0.
+        splits: the rows by split, if a column of the data defines the held-out rows; else None.
     """
 
     rows: list[dict[str, Any]]
@@ -31,13 +31,14 @@ class HeldOutRows(NamedTuple):
     splits: SplitRows | None = None
 
     def are_trained(self, trained: Iterable[dict[str, Any]]) -> list[bool]:
-        """Of each, whether it is equal to a row that is trained on."""
+        """Tell for each row whether it is equal to a row that is trained on."""
         texts = {json.dumps(row, sort_keys=True) for row in trained}
         return [json.dumps(row, sort_keys=True) in texts for row in self.rows]
 
     def lines(self, are_trained: Sequence[bool]) -> str:
-        """JSON lines: each row with its number as `row`, and `is_trained`.
-        No reader of rows looks at these two.
+        """Return JSON lines: each row with its number as `row`, and `is_trained`.
+
+        Readers of rows ignore these two keys.
         """
         lines = list[str]()
         for row, number, is_trained in zip(self.rows, self.numbers, are_trained, strict=True):
@@ -46,45 +47,42 @@ class HeldOutRows(NamedTuple):
 
 
 def size(rows: int, share: float | None) -> int:
-    """How many of so many rows a share holds out."""
+    """Return how many of `rows` rows a share holds out."""
     return 0 if share is None else round(share * rows)
 
 
 def drawn(available: int, count: int) -> set[int]:
-    """The numbers of `count` of the rows 0 to `available` - 1:
-    the first that a shuffle of all would give.
+    """Draw `count` of the rows 0 to `available` - 1: the first ones in a shuffle of all rows.
 
-    It takes time and memory for those alone (Fisher and
-    Yates): sets of the hub have millions of rows.
+    Time and memory grow with `count` only (Fisher and Yates). Sets of the hub have millions of
+    rows.
     """
-    random = Random(DRAWN_BY)
-    moved = dict[int, int]()
-    found = set[int]()
+    random = Random(HELD_OUT_SEED)
+    moved_rows = dict[int, int]()
+    drawn_rows = set[int]()
     for place in range(count):
         other = random.randrange(place, available)
-        found.add(moved.get(other, other))
-        moved[other] = moved.get(place, place)
-    return found
+        drawn_rows.add(moved_rows.get(other, other))
+        moved_rows[other] = moved_rows.get(place, place)
+    return drawn_rows
 
 
 def refusal(
     share: float, rows: int, trained: Sequence[Any], held_out: Sequence[Any]
 ) -> Refusal | None:
-    """Why a share of so many rows cannot be held out;
-    None where rows are left to train on and to measure on.
-    """
+    """Return why a share cannot be held out; None if rows are left to train and to measure on."""
     if trained and held_out:
         return None
-    lacking = "measure" if trained else "train"
+    purpose = "measure" if trained else "train"
     remedy = "use `dataset.split=0`"
     if rows > 1:
-        possible = 0.5 if not trained else ceil(100 / rows) / 100
-        remedy = f"use `dataset.split={possible:g}`, or `dataset.split=0` to hold none out"
+        possible_share = 0.5 if not trained else ceil(100 / rows) / 100
+        remedy = f"use `dataset.split={possible_share:g}`, or `dataset.split=0` to hold none out"
     return Refusal(
         "llm.split-empty",
-        f"dataset.split={share:g}: leaves no row to {lacking} on, of {rows}; {remedy}",
+        f"dataset.split={share:g}: leaves none of {rows} rows to {purpose} on; {remedy}",
         key="dataset.split",
         value=share,
         rows=rows,
-        lacking=lacking,
+        lacking=purpose,
     )

@@ -1,5 +1,6 @@
-"""Data sets of the Hugging Face hub: fetched, or read from the cache of the `datasets` library.
-No torch.
+"""Fetch data sets of the Hugging Face hub, or read them from the cache of the `datasets` library.
+
+Imports no torch.
 """
 
 import os
@@ -14,7 +15,7 @@ from multicard.messages import Refusal
 
 Row = dict[str, Any]
 
-UNFINISHED = ".incomplete"  # ends the name of a revision's folder while the library fetches it
+UNFINISHED = ".incomplete"  # Ends the name of a revision's folder while the library fetches it.
 
 
 def check_source(data: StoredTextConfig) -> None:
@@ -30,9 +31,7 @@ def check_source(data: StoredTextConfig) -> None:
 
 
 def revision(source: str) -> str | None:
-    """The latest revision of a data set of the hub in the cache of the `datasets` library;
-    None if it has none.
-    """
+    """Return the latest cached revision of a data set of the hub; None if none is cached."""
     folder = folder_of(source)
     return None if folder is None else folder.name
 
@@ -43,49 +42,47 @@ def folder_of(source: str) -> Path | None:
         or Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface"
     )
     cache = Path(os.environ.get("HF_DATASETS_CACHE") or Path(home) / "datasets").expanduser()
-    # the library writes a name in its own way: "org/My-Set" as "org___my-set"
-    wanted = _bare(source)
-    folders = [folder for folder in cache.glob("*") if _bare(folder.name) == wanted]
+    # The library changes the name of a folder: "org/My-Set" becomes "org___my-set".
+    wanted = _comparable_name(source)
+    folders = [folder for folder in cache.glob("*") if _comparable_name(folder.name) == wanted]
     revisions = chain.from_iterable(folder.glob("*/*/*") for folder in folders)
-    whole = [path for path in revisions if path.is_dir() and path.suffix != UNFINISHED]
-    return max(whole, key=lambda path: path.stat().st_mtime) if whole else None
+    finished = [path for path in revisions if path.is_dir() and path.suffix != UNFINISHED]
+    return max(finished, key=lambda path: path.stat().st_mtime) if finished else None
 
 
-def _bare(name: str) -> str:
+def _comparable_name(name: str) -> str:
     return name.replace("/", "").replace("_", "").lower()
 
 
 def fetch(data: StoredTextConfig, count: int | None = None) -> list[Row]:
-    """The training rows of a data set of the hub,
-    from the library's cache where it was fetched before.
-    """
+    """Return the training rows of a data set of the hub, from the library's cache if possible."""
     check_source(data)
     import datasets
     import datasets.config
     from huggingface_hub import constants, logging
 
-    datasets.logging.set_verbosity_error()  # it tells of each retry, and where it uses its cache
+    datasets.logging.set_verbosity_error()  # Otherwise it reports each retry, and its cache.
     logging.set_verbosity_error()
     source = str(data.source)
-    before = datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE
-    offline = any(before) or revision(source) is not None
-    why = None if offline else network.problem(constants.ENDPOINT)
-    if why is not None:
-        raise _unfetched(source, why, f"{constants.ENDPOINT}: ")
+    offline_before = datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE
+    offline = any(offline_before) or revision(source) is not None
+    problem = None if offline else network.problem(constants.ENDPOINT)
+    if problem is not None:
+        raise _unfetched_refusal(source, problem, f"{constants.ENDPOINT}: ")
     try:
         datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = offline
         rows: Any = datasets.load_dataset(source, revision=data.revision, split="train")
         return without_nulls(
             (rows if count is None else rows.select(range(min(count, len(rows))))).to_list()
         )
-    except Exception as error:  # of several libraries, which have no common base
+    except Exception as error:  # Several libraries raise here, without a common base class.
         cause = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise _unfetched(source, cause) from None
+        raise _unfetched_refusal(source, cause) from None
     finally:
-        datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE = before
+        datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE = offline_before
 
 
-def _unfetched(source: str, reason: str, place: str = "") -> Refusal:
+def _unfetched_refusal(source: str, reason: str, place: str = "") -> Refusal:
     return Refusal(
         "llm.data-unfetched",
         f"dataset.source={source}: could not be fetched ({place}{reason}); "

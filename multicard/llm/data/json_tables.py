@@ -1,8 +1,8 @@
-"""The rows of a JSON value: a list of them, an object that holds one, or a table by its columns,
-as pandas and exports of databases write it.
+"""Find the rows in a JSON value, in the forms that pandas and exports of databases write.
 
-A table is read where it can mean nothing else. An object may be a single row too, of which
-columns hold lists.
+A value is a list of rows, an object that holds such a list, or a table by columns. A table is read
+only if the value cannot mean anything else: an object may also be a single row with lists in its
+columns.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from typing import Any, TypeGuard
 
 from multicard.llm.data import columns as names
 from multicard.llm.data.columns import READ, is_filled
-from multicard.llm.data.roles import ROLE_KEYS, lowered
+from multicard.llm.data.roles import ROLE_KEYS, with_lower_keys
 from multicard.messages import Refusal
 from multicard.records import part_names
 from multicard.records.part_names import PartKind
@@ -18,59 +18,60 @@ from multicard.records.part_names import PartKind
 FoundRows = tuple[list[Any], dict[str, int]]
 
 HEADERS = ("columns", "header", "headers", "fields", "column_names")
-KNOWN = {*READ, *names.DIALOGUE}
+KNOWN_NAMES = {*READ, *names.DIALOGUE}
 
 
 def rows_of(value: Any) -> FoundRows:
-    """The rows of a JSON value, and what stands beside them, with its count."""
+    """Return the rows of a JSON value, and a count of everything beside them."""
     if isinstance(value, list):
         return without_header(value), {}
     if isinstance(value, dict):
-        table = table_of(value) or _of_lists(value)
+        table = table_of(value) or _rows_of_columns(value)
         if table is not None:
             return table
         if any(_is_of_row(name, inner) for name, inner in value.items()):
-            return [value], {}  # a row alone
+            return [value], {}  # The object is a single row.
         tables = [name for name, rows in value.items() if _is_table(rows)]
         if len(tables) == 1:
-            return value[tables[0]], _beside(value, tables)
+            return value[tables[0]], _count_beside(value, tables)
         if len(tables) > 1:
-            return _rows_of_splits(value, tables), _beside(value, tables)
+            return _rows_of_splits(value, tables), _count_beside(value, tables)
         if value and not any(isinstance(inner, dict) for inner in value.values()):
             return [value], {}
     raise Refusal("llm.no-list", "it holds no list of rows, as [{...}, ...]")
 
 
 def table_of(value: Mapping[str, Any]) -> FoundRows | None:
-    """The rows of an object that is no single row, wherever it stands; None of any other."""
-    return _of_cells(value) or _of_objects(value)
+    """Return the rows of an object that cannot be a single row, in a list or alone; else None."""
+    return _rows_of_cells(value) or _rows_of_objects(value)
 
 
 def without_header(rows: list[Any]) -> list[Any]:
-    """The rows of a list whose first one names the columns of the others, which are lists;
-    any other list as it is.
+    """Return the rows of a list of lists whose first one names the columns.
+
+    Any other list is returned unchanged.
     """
     header: Any = rows[0] if len(rows) > 1 else None
     if not _is_header(header):
         return rows
-    known = [name for name in header if _is_known(name)]
+    known_columns = [name for name in header if _is_known(name)]
     fits = all(isinstance(row, list) and len(row) == len(header) for row in rows)
-    if not fits or len(known) < 2:
+    if not fits or len(known_columns) < 2:
         return rows
     return [dict(zip(header, row, strict=True)) for row in rows[1:]]
 
 
 def _is_known(name: str) -> bool:
-    return name.lower().strip() in KNOWN
+    return name.lower().strip() in KNOWN_NAMES
 
 
-def _is_of_row(name: str, held: Any) -> bool:
-    """True of a column that a single row holds."""
-    return _is_known(name) and (not _is_table(held) or name.lower().strip() in names.SEGMENTS)
+def _is_of_row(name: str, inner: Any) -> bool:
+    """Tell whether a column and its value belong to a single row."""
+    return _is_known(name) and (not _is_table(inner) or name.lower().strip() in names.SEGMENTS)
 
 
-def _beside(value: Mapping[str, Any], read: Sequence[str]) -> dict[str, int]:
-    return {name: 1 for name, held in value.items() if name not in read and is_filled(held)}
+def _count_beside(value: Mapping[str, Any], read_names: Sequence[str]) -> dict[str, int]:
+    return {name: 1 for name, inner in value.items() if name not in read_names and is_filled(inner)}
 
 
 def _is_header(value: Any) -> TypeGuard[list[str]]:
@@ -86,10 +87,10 @@ def _are_lists(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(row, list) for row in value)
 
 
-def _of_cells(value: Mapping[str, Any]) -> FoundRows | None:
-    """pandas' orient=split: the names of the columns, and the cells of each row."""
-    headers = [name for name, held in value.items() if _is_headers(name, held)]
-    tables = [name for name, held in value.items() if _are_lists(held)]
+def _rows_of_cells(value: Mapping[str, Any]) -> FoundRows | None:
+    """Read pandas' orient=split: the names of the columns, and the cells of each row."""
+    headers = [name for name, inner in value.items() if _is_headers(name, inner)]
+    tables = [name for name, inner in value.items() if _are_lists(inner)]
     if len(headers) != 1 or len(tables) != 1:
         return None
     header = value[headers[0]]
@@ -99,80 +100,84 @@ def _of_cells(value: Mapping[str, Any]) -> FoundRows | None:
             raise Refusal(
                 "llm.json-cells",
                 f"row {number} of {tables[0]} has {len(row)} cells, but {headers[0]} names"
-                f" {len(header)}; give each row as many",
+                f" {len(header)} columns; give each row as many cells",
                 row=number,
                 cells=len(row),
                 columns=len(header),
             )
-    beside = _beside(value, [*headers, *tables])
+    counts_beside = _count_beside(value, [*headers, *tables])
     if value.get("index") == [*range(len(cells))]:
-        del beside["index"]  # which pandas counted
-    return [dict(zip(header, row, strict=True)) for row in cells], beside
+        del counts_beside["index"]  # pandas only counted the rows.
+    return [dict(zip(header, row, strict=True)) for row in cells], counts_beside
 
 
-def _is_headers(name: str, held: Any) -> bool:
-    return name.lower().strip() in HEADERS and _is_header(held)
+def _is_headers(name: str, inner: Any) -> bool:
+    return name.lower().strip() in HEADERS and _is_header(inner)
 
 
-def _of_lists(value: Mapping[str, Any]) -> FoundRows | None:
-    """An object with a list for each column, whose rows go through all of them."""
-    lists = {name: held for name, held in value.items() if isinstance(held, list)}
-    known = [name for name in value if _is_known(name)]
-    if not all(name in lists and _is_column(name, lists[name]) for name in known):
+def _rows_of_columns(value: Mapping[str, Any]) -> FoundRows | None:
+    """Read an object with a list for each column. A row is one place in all lists."""
+    lists = {name: inner for name, inner in value.items() if isinstance(inner, list)}
+    known_columns = [name for name in value if _is_known(name)]
+    if not all(name in lists and _is_column(name, lists[name]) for name in known_columns):
         return None
-    if not known and (len(lists) < max(2, len(value)) or any(map(_is_table, lists.values()))):
+    if not known_columns and (
+        len(lists) < max(2, len(value)) or any(map(_is_table, lists.values()))
+    ):
         return None
-    counts = {len(lists[name]) for name in known or lists}
+    counts = {len(lists[name]) for name in known_columns or lists}
     if len(counts) != 1 or 0 in counts:
         return None
     count = counts.pop()
-    read = [name for name, held in lists.items() if len(held) == count]
-    if len(read) == 1 and not _holds_rows_alone(read[0], lists[read[0]]):
+    read_columns = [name for name, inner in lists.items() if len(inner) == count]
+    if len(read_columns) == 1 and not _holds_rows_alone(read_columns[0], lists[read_columns[0]]):
         return None
-    rows = [{name: lists[name][place] for name in read} for place in range(count)]
-    return rows, _beside(value, read)
+    rows = [{name: lists[name][place] for name in read_columns} for place in range(count)]
+    return rows, _count_beside(value, read_columns)
 
 
-def _is_column(name: str, held: Sequence[Any]) -> bool:
-    """False of a list that is one row's: its messages, its segments, its tools."""
-    if any(isinstance(each, dict) for each in held):
+def _is_column(name: str, values: Sequence[Any]) -> bool:
+    """Tell whether a list is a column, rather than one row's messages, segments or tools."""
+    if any(isinstance(inner, dict) for inner in values):
         return False
     is_of_turns = name.lower().strip() in (*names.CONVERSATION, *names.HISTORY)
-    return not is_of_turns or _are_lists(held)
+    return not is_of_turns or _are_lists(values)
 
 
-def _holds_rows_alone(name: str, held: Any) -> bool:
-    lower = name.lower().strip()
-    return lower in names.TEXT or (lower in names.CONVERSATION and _are_lists(held))
+def _holds_rows_alone(name: str, values: Any) -> bool:
+    name_in_lower_case = name.lower().strip()
+    return name_in_lower_case in names.TEXT or (
+        name_in_lower_case in names.CONVERSATION and _are_lists(values)
+    )
 
 
-def _of_objects(value: Mapping[str, Any]) -> FoundRows | None:
-    """An object of objects: by columns, as pandas writes them, or by the keys of rows."""
-    held = [*value.values()]
-    if not held or not all(isinstance(inner, dict) and inner for inner in held):
+def _rows_of_objects(value: Mapping[str, Any]) -> FoundRows | None:
+    """Read an object of objects: by columns, as pandas writes it, or by the keys of rows."""
+    objects = [*value.values()]
+    if not objects or not all(isinstance(inner, dict) and inner for inner in objects):
         return None
-    if any({*ROLE_KEYS} & lowered(inner).keys() for inner in held):
+    if any({*ROLE_KEYS} & with_lower_keys(inner).keys() for inner in objects):
         return None
-    inner_names = set[str]().union(*held)
+    inner_names = set[str]().union(*objects)
     is_numbered = all(name.isdigit() for name in inner_names)
     is_by_rows = any(map(_is_known, inner_names))
     if any(map(_is_known, value)) == is_by_rows:
         is_by_rows = not is_numbered and all(name.isdigit() for name in value)
-    return _of_named_rows(value) if is_by_rows else _of_numbered_cells(value, inner_names)
+    return _rows_by_key(value) if is_by_rows else _rows_by_number(value, inner_names)
 
 
-def _of_named_rows(value: Mapping[str, Any]) -> FoundRows | None:
-    """An object with a row under each key; None of an object within another."""
-    counted = [str(place) for place in range(len(value))]
-    if [*value] == counted:
+def _rows_by_key(value: Mapping[str, Any]) -> FoundRows | None:
+    """Read an object with a row under each key; None for an object that holds only one."""
+    row_numbers = [str(place) for place in range(len(value))]
+    if [*value] == row_numbers:
         return [*value.values()], {}
     if len(value) == 1:
         return None
     return [*value.values()], {"keys of rows": len(value)}
 
 
-def _of_numbered_cells(value: Mapping[str, Any], numbers: set[str]) -> FoundRows | None:
-    """An object with the cells of each column by the numbers of their rows."""
+def _rows_by_number(value: Mapping[str, Any], numbers: set[str]) -> FoundRows | None:
+    """Read an object that holds, for each column, the cells by the numbers of their rows."""
     is_even = all(inner.keys() == numbers for inner in value.values())
     if not is_even or not all(number.isdigit() for number in numbers):
         return None
@@ -181,10 +186,10 @@ def _of_numbered_cells(value: Mapping[str, Any], numbers: set[str]) -> FoundRows
 
 
 def _rows_of_splits(value: Mapping[str, Any], tables: Sequence[str]) -> list[Any]:
-    """The rows of several lists that are named as splits, each with its `split`.
+    """Return the rows of several lists that are named like splits, each with its `split`.
 
     Raises:
-        Refusal: the lists are something else.
+        Refusal: the lists are not splits.
     """
     parts = [part_names.parsed(name) for name in tables]
     has_training = any(part is not None and part.kind is PartKind.train for part in parts)
@@ -195,16 +200,17 @@ def _rows_of_splits(value: Mapping[str, Any], tables: Sequence[str]) -> list[Any
     if None in parts or not has_training or has_split:
         raise Refusal(
             "llm.several-lists",
-            f"it holds several lists of rows ({', '.join(tables)}); give a file with one",
+            f"it holds several lists of rows ({', '.join(tables)}); give a file with one list",
             lists=list(tables),
         )
     return rows
 
 
 def _is_table(value: Any) -> bool:
-    """True of a list of rows; the messages of a single row are objects with a role,
-    or with what was said.
+    """Tell whether a value is a list of rows, rather than the messages of a single row.
+
+    Messages are objects with a role.
     """
     if not (isinstance(value, list) and value and all(isinstance(row, dict) for row in value)):
         return False
-    return not all({*ROLE_KEYS} & lowered(row).keys() for row in value)
+    return not all({*ROLE_KEYS} & with_lower_keys(row).keys() for row in value)

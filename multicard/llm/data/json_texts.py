@@ -1,8 +1,8 @@
-"""Texts of JSON, or as Python prints it, where messages are expected: of CSV, of Parquet with text
-columns alone, and of `datasets`' type Json.
+"""Decode messages that are stored as a text of JSON, or as Python prints them.
 
-Such a text is decoded only if it holds messages.
-A text that merely begins as JSON does is what somebody said.
+CSV holds them so, and so do Parquet files with only text columns and the type Json of `datasets`.
+A text is decoded only if it holds messages. Other texts may begin like JSON because somebody
+wrote so.
 """
 
 import ast
@@ -14,33 +14,35 @@ from warnings import catch_warnings, simplefilter
 
 from multicard.llm.data import columns as names
 from multicard.llm.data.columns import RowColumns, is_filled
-from multicard.llm.data.roles import CONTENT_KEYS, ROLE_KEYS, ROLES, lowered
+from multicard.llm.data.roles import CONTENT_KEYS, ROLE_KEYS, ROLES, with_lower_keys
 from multicard.messages import Refusal
 
-TEXT_PART = ("type", "text")  # of a text in parts
-CALL_KEYS = ("tool_calls", "function_call")  # in the place of a content
-ANSWERED = (*names.ANSWER, *names.CHOSEN, *names.REJECTED)
+TEXT_PART = ("type", "text")  # The keys of a part of a content.
+CALL_KEYS = ("tool_calls", "function_call")  # A message may have them in place of a content.
+ANSWER_COLUMNS = (*names.ANSWER, *names.CHOSEN, *names.REJECTED)
 
 
 def as_object(text: str) -> Any:
-    """The object or list that a JSON text holds, or a text that Python printed, as pandas writes
-    lists into CSV; the text itself if it holds none.
+    """Return the object or list that a text holds, or the text itself if it holds none.
+
+    The text is JSON, or was printed by Python, as pandas writes lists into CSV.
     """
     if not text.lstrip().startswith(("[", "{")):
         return text
     with suppress(ValueError, RecursionError):
         return json.loads(text)
     with suppress(ValueError, SyntaxError, RecursionError, MemoryError), catch_warnings():
-        simplefilter("ignore")  # of backslashes that escape nothing
-        found = ast.literal_eval(text.strip())
-        if isinstance(found, list | dict):
-            return found
+        simplefilter("ignore")  # Python warns about backslashes that escape nothing.
+        printed = ast.literal_eval(text.strip())
+        if isinstance(printed, list | dict):
+            return printed
     return text
 
 
 def one_text(value: Any) -> Any:
-    """The text that stands alone in a list, or in parts that say that they are text; any other
-    value as it is.
+    """Join the text in a list of one text, or in parts that are marked as text.
+
+    Any other value is returned unchanged.
     """
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
         return value[0]
@@ -59,30 +61,35 @@ def one_text(value: Any) -> Any:
 
 
 def as_messages(value: Any) -> Any:
-    """A message or a list of messages, decoded where they are a JSON text; a list of JSON texts
-    with its objects. Any other value is returned as it is.
+    """Decode a message, or a list of messages, from one JSON text or from several.
+
+    Any other value is returned unchanged.
 
     Raises:
-        Refusal: of a list, some texts hold a message and others do not.
+        Refusal: in a list, some texts hold a message and others do not.
     """
-    found = as_object(value) if isinstance(value, str) else value
-    if isinstance(found, Mapping):
-        return found if _is_message(found) else value
-    if not isinstance(found, list | tuple) or not found:
+    decoded_value = as_object(value) if isinstance(value, str) else value
+    if isinstance(decoded_value, Mapping):
+        return decoded_value if _is_message(decoded_value) else value
+    if not isinstance(decoded_value, list | tuple) or not decoded_value:
         return value
-    are_of_text = isinstance(value, str) and all(isinstance(each, Mapping) for each in found)
+    are_of_text = isinstance(value, str) and all(
+        isinstance(item, Mapping) for item in decoded_value
+    )
     if are_of_text:
-        return found if all(map(_is_message, found)) else value
-    decoded = [as_object(each) if isinstance(each, str) else each for each in found]
-    are_messages = [_is_message(each) for each in decoded]
-    if all(isinstance(each, Mapping) for each in decoded):
-        return decoded  # of roles that are not known, whoever reads messages says so
-    are_texts = [isinstance(each, str) for each in found]
-    if any(is_text and is_one for is_text, is_one in zip(are_texts, are_messages, strict=True)):
+        return decoded_value if all(map(_is_message, decoded_value)) else value
+    decoded_items = [as_object(item) if isinstance(item, str) else item for item in decoded_value]
+    are_messages = [_is_message(item) for item in decoded_items]
+    if all(isinstance(item, Mapping) for item in decoded_items):
+        return decoded_items  # The reader of messages refuses unknown roles.
+    are_texts = [isinstance(item, str) for item in decoded_value]
+    if any(
+        is_text and is_message for is_text, is_message in zip(are_texts, are_messages, strict=True)
+    ):
         number = are_messages.index(False) + 1
         raise Refusal(
             "llm.chat-json-mixed",
-            f"has messages as JSON texts, but message {number} is none; write each as an object"
+            f"has messages as JSON texts, but message {number} is not one; write each as an object"
             " with role and content",
             message=number,
         )
@@ -90,47 +97,50 @@ def as_messages(value: Any) -> Any:
 
 
 def decode(row: RowColumns) -> None:
-    """Decode the messages that stand as JSON texts in columns of a question, an answer,
-    or a pair's answers.
+    """Decode messages that are JSON texts in the columns of questions and answers.
 
-    JSON of an answer that begins with the user stays a text beside a question in plain words that
-    it does not repeat: somebody was asked to write a dialogue as JSON.
+    An answer in JSON stays a text if it begins with the user, and the question is in plain words
+    that the answer does not repeat. In such a row the user asked for a dialogue in JSON.
     """
-    questions = row.there(names.QUESTION) or row.there(names.CONTEXT[:1])
+    questions = row.filled(names.QUESTION) or row.filled(names.CONTEXT[:1])
     for name in questions:
         row.replace(name, one_text(as_messages(row.peek(name))))
-    asked = [row.peek(name) for name in questions]
-    plain = [text.strip() for text in asked if isinstance(text, str)]
-    for name in row.there(ANSWERED):
+    question_values = [row.peek(name) for name in questions]
+    plain_questions = [text.strip() for text in question_values if isinstance(text, str)]
+    for name in row.filled(ANSWER_COLUMNS):
         value = row.peek(name)
-        found = as_messages(value)
-        if isinstance(value, str) and plain and not _answers(found, plain):
+        decoded_value = as_messages(value)
+        if (
+            isinstance(value, str)
+            and plain_questions
+            and not _answers_question(decoded_value, plain_questions)
+        ):
             continue
-        row.replace(name, one_text(found))
+        row.replace(name, one_text(decoded_value))
 
 
-def _answers(found: Any, asked: Sequence[str]) -> bool:
-    """True of messages that begin with the assistant's, or that hold a question in plain words."""
-    said = found if isinstance(found, list) else [found]
-    if not all(isinstance(each, Mapping) for each in said):
+def _answers_question(value: Any, questions: Sequence[str]) -> bool:
+    """Tell whether messages begin with the assistant's, or repeat a question in plain words."""
+    messages = value if isinstance(value, list) else [value]
+    if not all(isinstance(message, Mapping) for message in messages):
         return False
-    if _role_of(said[0]) not in ("user", "system"):
+    if _role_of(messages[0]) not in ("user", "system"):
         return True
     contents = list[Any]()
-    for each in map(lowered, said):
-        contents += [each.get(key) for key in CONTENT_KEYS]
-    return any(isinstance(content, str) and content.strip() in asked for content in contents)
+    for message in map(with_lower_keys, messages):
+        contents += [message.get(key) for key in CONTENT_KEYS]
+    return any(isinstance(content, str) and content.strip() in questions for content in contents)
 
 
 def _role_of(message: Mapping[str, Any]) -> str | None:
-    message = lowered(message)
+    message = with_lower_keys(message)
     return next((ROLES.get(str(message[key]).lower()) for key in ROLE_KEYS if key in message), None)
 
 
-def _is_message(found: Any) -> bool:
-    """True of an object with a role that is known, and with a content or calls."""
-    if not isinstance(found, Mapping) or _role_of(found) is None:
+def _is_message(value: Any) -> bool:
+    """Tell whether a value is an object with a known role, and with a content or calls."""
+    if not isinstance(value, Mapping) or _role_of(value) is None:
         return False
-    found = lowered(found)
-    has_content = any(isinstance(found.get(key), str | list) for key in CONTENT_KEYS)
-    return has_content or any(is_filled(found.get(key)) for key in CALL_KEYS)
+    value = with_lower_keys(value)
+    has_content = any(isinstance(value.get(key), str | list) for key in CONTENT_KEYS)
+    return has_content or any(is_filled(value.get(key)) for key in CALL_KEYS)

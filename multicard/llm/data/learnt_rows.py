@@ -1,7 +1,8 @@
-"""Rows whose own columns say whether they are learnt: those that are not are left out, and counted.
+"""Leave out rows whose columns say that they are not to be learnt, and count them.
 
-A switch of a row (`weight`, `train`, `loss`) means what it means in a message. Whether an answer is
-wanted, as in KTO's data, is heeded where the command names the column, and refused elsewhere.
+A switch of a row (`weight`, `train`, `loss`) means the same as in a message. Other columns say
+whether an answer is wanted, as in KTO's data. They are heeded if the command names them, and
+refused otherwise.
 """
 
 import math
@@ -11,7 +12,7 @@ from multicard.llm.data.columns import RowColumns, override
 from multicard.llm.data.roles import OFF, ON, OPPOSITE, SWITCHES
 from multicard.messages import Refusal
 
-# Columns that say in any way whether an answer is wanted, as VERDICTS
+# Columns that say whether an answer is wanted, in any of the words in VERDICTS.
 LABELS = (
     "label",
     "kto_tag",
@@ -22,7 +23,7 @@ LABELS = (
     "feedback",
     names.WANTED,
 )
-# Those of other meanings too, unless they hold true or false
+# Columns that may mean something else, unless they hold true or false.
 FLAGS = (
     "chosen",
     "is_chosen",
@@ -36,7 +37,7 @@ FLAGS = (
     "approved",
     "is_approved",
 )
-# Of these true says that an answer is not wanted
+# Columns in which true says that an answer is not wanted.
 OPPOSITE_LABELS = (
     "undesirable",
     "is_undesirable",
@@ -90,36 +91,39 @@ UNWANTED = (
     "-1.0",
 )
 VERDICTS = (*WANTED, *UNWANTED)
-# Beside one of these a number or a word is about an answer; beside a text alone it is a class
+# If a row has one of these columns, a number or a word is a verdict on an answer. If it only has a
+# text, they are its class.
 ANSWERS = (*names.ANSWER, *names.CONVERSATION, "summary")
 
 
 def left_out_by(row: RowColumns) -> str | None:
-    """The column that says that a row is not to be learnt, as the file calls it; None of others.
+    """Return the column that says that a row is not to be learnt, or None.
+
+    It has the name that the file uses.
 
     Raises:
-        Refusal: the column says something that cannot be heeded.
+        Refusal: the column's value cannot be heeded.
     """
     if names.WANTED in row.named and not _is_wanted(row):
-        return row.theirs(names.WANTED)
-    found: str | None = None
-    for name in row.there(SWITCHES):
-        stated = _stated(row.peek(name))
-        if stated in (*ON, *OFF):
+        return row.file_name(names.WANTED)
+    column: str | None = None
+    for name in row.filled(SWITCHES):
+        lower_value = _lower_text(row.peek(name))
+        if lower_value in (*ON, *OFF):
             row.pass_over(name)
-            if (stated in ON) == (name in OPPOSITE):
-                found = found or row.theirs(name)
-        elif isinstance(row.peek(name), list) or _is_number(stated):
-            raise _unheeded(row, name)
-    return found
+            if (lower_value in ON) == (name in OPPOSITE):
+                column = column or row.file_name(name)
+        elif isinstance(row.peek(name), list) or _is_number(lower_value):
+            raise _unheeded_switch(row, name)
+    return column
 
 
 def _is_wanted(row: RowColumns) -> bool:
-    """What the column that the command names says of a row's answer."""
+    """Tell whether the row's answer is wanted, by the column that the command names."""
     value = row.get(names.WANTED)
-    stated = _stated(value)
-    if stated not in VERDICTS:
-        name = row.theirs(names.WANTED)
+    lower_value = _lower_text(value)
+    if lower_value not in VERDICTS:
+        name = row.file_name(names.WANTED)
         raise Refusal(
             "llm.row-wanted",
             f"has {name}={value!r}, which does not say whether its answer is wanted; give true or"
@@ -127,18 +131,18 @@ def _is_wanted(row: RowColumns) -> bool:
             column=name,
             value=str(value),
         )
-    is_opposite = row.theirs(names.WANTED).lower().strip() in OPPOSITE_LABELS
-    return (stated in WANTED) != is_opposite
+    is_opposite = row.file_name(names.WANTED).lower().strip() in OPPOSITE_LABELS
+    return (lower_value in WANTED) != is_opposite
 
 
-def _unheeded(row: RowColumns, name: str) -> Refusal:
-    theirs = row.theirs(name)
-    remedy = override({theirs: None})
+def _unheeded_switch(row: RowColumns, name: str) -> Refusal:
+    file_name = row.file_name(name)
+    remedy = override({file_name: None})
     return Refusal(
         "llm.row-weight",
-        f"has {theirs}={row.peek(name)!r}; of a row only 0 and 1 can be heeded, or false and true;"
-        f" leave the column out, as `{remedy}`",
-        column=theirs,
+        f"has {file_name}={row.peek(name)!r}, but only 0 and 1, or false and true, are understood"
+        f" for a row; leave the column out, as `{remedy}`",
+        column=file_name,
         value=str(row.peek(name)),
         remedy=remedy,
     )
@@ -146,31 +150,32 @@ def _unheeded(row: RowColumns, name: str) -> Refusal:
 
 def refuse_label(row: RowColumns) -> None:
     """Refuse a row that says whether its answer is wanted, unless the command names the column."""
-    has_answer = bool(row.there(ANSWERS))
-    for name in row.left((*LABELS, *FLAGS, *OPPOSITE_LABELS)):
+    has_answer = bool(row.filled(ANSWERS))
+    for name in row.filled_unread((*LABELS, *FLAGS, *OPPOSITE_LABELS)):
         value = row.peek(name)
-        stated = _stated(value)
-        is_truth = isinstance(value, bool) or stated in ("true", "false")
-        if is_truth if name in FLAGS else is_truth or (has_answer and stated in VERDICTS):
-            theirs = row.theirs(name)
-            remedy = override({names.WANTED: theirs})
+        lower_value = _lower_text(value)
+        is_truth = isinstance(value, bool) or lower_value in ("true", "false")
+        is_verdict = name not in FLAGS and has_answer and lower_value in VERDICTS
+        if is_truth or is_verdict:
+            file_name = row.file_name(name)
+            remedy = override({names.WANTED: file_name})
             raise Refusal(
                 "llm.row-kto",
-                f"says whether its answer is wanted ({theirs}), as KTO's data do; learn the wanted"
-                f" answers alone, as `{remedy}`, or those that are not wanted too, as"
-                f" `{override({theirs: None})}`",
-                column=theirs,
+                f"says whether its answer is wanted ({file_name}), as in KTO's data; learn only the"
+                f" wanted answers, as `{remedy}`, or all answers, as"
+                f" `{override({file_name: None})}`",
+                column=file_name,
                 remedy=remedy,
             )
 
 
-def _stated(value: object) -> str:
+def _lower_text(value: object) -> str:
     return str(value).lower().strip()
 
 
-def _is_number(stated: str) -> bool:
+def _is_number(text: str) -> bool:
     try:
-        number = float(stated)
+        number = float(text)
     except ValueError:
         return False
-    return not math.isnan(number)  # which says nothing
+    return not math.isnan(number)  # A column without a number holds NaN.

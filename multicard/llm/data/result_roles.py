@@ -1,7 +1,7 @@
-"""The role of what a function returned: public data call it tool, function or ipython,
-and a template knows one or two.
+"""Choose the role under which a template writes the result of a function.
 
-Qwen 2.5's leaves out messages of the role function, in whose place it writes those of tool.
+Public data call this role tool, function or ipython, and a template knows one or two of the names.
+Qwen 2.5's template leaves out messages of the role function, and writes those of the role tool.
 """
 
 import re
@@ -13,39 +13,43 @@ import jinja2
 from multicard.llm.data.turns import Message
 
 ROLES = ("tool", "function", "ipython")
-CONTENT = "Zx-result-Qj"  # in the place of a message's own, to see whether the template writes it
+CONTENT = "Zx-result-Qj"  # Replaces a message's content, to see whether the template writes it.
 
 
-def as_known(
-    said: Sequence[Message], tools: Any, render: Callable[..., str], source: str
+def with_known_roles(
+    messages: Sequence[Message], tools: Any, render: Callable[..., str], source: str
 ) -> list[Message]:
-    """Messages whose results have a role that the template names and writes,
-    where it leaves out their own.
+    """Rename the roles of results that the template leaves out to one that it names and writes.
 
     Args:
-        render: the template, of messages and tools.
-        source: of the template. One that writes any role does not name those of results,
-            and says nothing of them.
+        render: writes messages and tools with the template.
+        source: the template's text. A template that writes any role does not name the roles of
+            results.
     """
     roles = dict[str, str]()
-    for place, each in enumerate(said):
-        own = each["role"]
-        if own in ROLES and own not in roles:
-            others = [role for role in ROLES if role != own]
-            names = [own, *(role for role in others if re.search(rf"""(["']){role}\1""", source))]
-            written = (role for role in names if _is_written(role, said, place, tools, render))
-            roles[own] = next(written, own)
-    return [each | {"role": roles.get(each["role"], each["role"])} for each in said]
+    for place, message in enumerate(messages):
+        own_role = message["role"]
+        if own_role in ROLES and own_role not in roles:
+            others = [role for role in ROLES if role != own_role]
+            candidates = [
+                own_role,
+                *(role for role in others if re.search(rf"""(["']){role}\1""", source)),
+            ]
+            written_roles = (
+                role for role in candidates if _writes_role(role, messages, place, tools, render)
+            )
+            roles[own_role] = next(written_roles, own_role)
+    return [message | {"role": roles.get(message["role"], message["role"])} for message in messages]
 
 
-def _is_written(
-    role: str, said: Sequence[Message], place: int, tools: Any, render: Callable[..., str]
+def _writes_role(
+    role: str, messages: Sequence[Message], place: int, tools: Any, render: Callable[..., str]
 ) -> bool:
-    """True where the template writes a message of this role at this place of a conversation."""
-    asked = [*said[:place], said[place] | {"role": role, "content": CONTENT}]
+    """Tell whether the template writes a message of this role at this place of a conversation."""
+    conversation = [*messages[:place], messages[place] | {"role": role, "content": CONTENT}]
     try:
         return CONTENT in render(
-            messages=asked, tools=tools, documents=None, add_generation_prompt=False
+            messages=conversation, tools=tools, documents=None, add_generation_prompt=False
         )
     except (jinja2.TemplateError, TypeError, ArithmeticError, LookupError, AttributeError):
         return False

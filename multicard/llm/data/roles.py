@@ -1,16 +1,16 @@
-"""The keys of a message, and who speaks, as public data call them."""
+"""The names that public data use for the keys of a message, and for the speakers."""
 
 from collections.abc import Mapping
 from itertools import chain
 from typing import Any
 
 ROLE_KEYS = ("role", "from")
-# of several the first that holds something; the last is Cohere's
+# The first key with a value is read. `message` is Cohere's.
 CONTENT_KEYS = ("content", "value", "text", "message")
 OWN_NAMES = ("system", "developer", "user", "assistant", "tool", "ipython", "function")
-CALLS = ("function_call", "tool_call")  # roles of an assistant's turn that is a call, as JSON
-# What public data call them: ShareGPT's, OpenAssistant's,
-# LLaMA-Factory's and ms-swift's names among them
+CALLS = ("function_call", "tool_call")  # The assistant's turn is a call, as JSON.
+# Maps the names in public data to ours. They include the names of ShareGPT, OpenAssistant,
+# LLaMA-Factory and ms-swift.
 ROLES: dict[str, str] = {
     **{name: name for name in OWN_NAMES},
     "human": "user",
@@ -27,7 +27,7 @@ ROLES: dict[str, str] = {
     "function_response": "tool",
 }
 
-# A turn of two: a question and its answer
+# An object with such keys holds two turns: a question and its answer.
 EXCHANGES = (
     ("input", "output"),
     ("human", "assistant"),
@@ -36,8 +36,8 @@ EXCHANGES = (
 )
 EXCHANGES += (("prompt", "response"), ("query", "response"), ("instruction", "output"))
 
-# Keys of a message that say whether it is learnt: OpenAI's `weight`, axolotl's `training` and
-# `train`, ms-swift's `loss` and `loss_scale`; torchtune's `masked` says the opposite
+# These keys of a message say whether it is learnt: `weight` is OpenAI's, `training` and `train` are
+# axolotl's, `loss` and `loss_scale` ms-swift's. torchtune's `masked` has the opposite meaning.
 SWITCHES = (
     "weight",
     "train",
@@ -49,12 +49,13 @@ SWITCHES = (
     "masked",
 )
 OPPOSITE = ("masked",)
-# axolotl's: parts of a message's text
+# axolotl's keys for learning parts of a message's text.
 PARTLY_LEARNT = ("train_detail", "training_detail", "train_details")
-SWITCH_KEYS = tuple(f'"{name}"' for name in (*SWITCHES, *PARTLY_LEARNT))  # as they stand in JSON
+SWITCH_KEYS = tuple(f'"{name}"' for name in (*SWITCHES, *PARTLY_LEARNT))  # As JSON writes them.
 ON = ("1", "1.0", "true", "yes")
 OFF = ("0", "0.0", "false", "no")
-# Keys that bear text, or change what is learnt: whoever cannot write them refuses them
+# Keys that bear text, or change which part of it is learnt. A form that cannot write them refuses
+# them.
 BEARING_KEYS = (
     "tool_calls",
     "tools",
@@ -76,7 +77,7 @@ BEARING_KEYS += (
     "prefix",
 )
 
-# Keys of a message that are known, whatever their case
+# All known keys of a message. Their case does not matter.
 KNOWN_KEYS = {
     *ROLE_KEYS,
     *CONTENT_KEYS,
@@ -92,14 +93,17 @@ KNOWN_KEYS = {
 }
 
 
-def lowered(turn: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A message whose known keys are in lower case, as `Role`; a key that stands there in lower
-    case too stays as it is.
+def with_lower_keys(turn: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a message with its known keys in lower case: `Role` becomes `role`.
+
+    If the message also has the key in lower case, it stays unchanged.
     """
     if turn.keys() <= KNOWN_KEYS:
-        return turn  # as nearly all are
-    found = dict[str, Any]()
+        return turn  # Nearly all messages take this path.
+    lowered_turn = dict[str, Any]()
     for key, value in turn.items():
-        lower = str(key).lower().strip()
-        found[lower if lower in KNOWN_KEYS and lower not in turn else key] = value
-    return found
+        lower_key = str(key).lower().strip()
+        lowered_turn[lower_key if lower_key in KNOWN_KEYS and lower_key not in turn else key] = (
+            value
+        )
+    return lowered_turn

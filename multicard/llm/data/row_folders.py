@@ -1,7 +1,7 @@
-"""Which files hold the rows that `dataset.data_files` names: files, patterns, and the training
-split of a folder; or `dataset.test_files`, for which a folder's split to test on is read.
+"""Find the files with the rows that `dataset.data_files` or `dataset.test_files` names.
 
-What lies in a folder and is not read is counted.
+A value is a file, a pattern, or a folder. In a folder the training split is read, or the split to
+test on for `dataset.test_files`. Files of a folder that are not read are counted.
 """
 
 import glob
@@ -20,24 +20,24 @@ from multicard.records import part_names
 from multicard.records.part_names import PartKind, PartName
 
 KEY = "dataset.data_files"
-TEST_KEY = "dataset.test_files"  # takes the same: refusals name it in KEY's place
+TEST_KEY = "dataset.test_files"  # Takes the same values; refusals name it in place of KEY.
 KINDS = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".arrow")
 COMPRESSED = (".gz", ".bz2", ".xz")
 GLOB = re.compile(r"[*?\[]")
-HASH = re.compile(r"-[0-9a-f]{16}$")  # train-00000-of-00002-a09b74b3ef9c3b56.parquet
-ARROW_STATE = "state.json"  # names the files of a data set that `save_to_disk` wrote
+HASH = re.compile(r"-[0-9a-f]{16}$")  # As in train-00000-of-00002-a09b74b3ef9c3b56.parquet.
+ARROW_STATE = "state.json"  # Lists the files of a data set that `save_to_disk` wrote.
 NO_ROWS = ("dataset_info.json", "dataset_dict.json", ARROW_STATE)
 
 
 class FoundFiles(NamedTuple):
-    """Files of rows in the order in which they are read, and what is not read, with its count."""
+    """The files to read, in their order, and the number of other files by name or suffix."""
 
     files: tuple[Path, ...]
     ignored: dict[str, int]
 
 
 def kind_of(file: Path) -> str | None:
-    """Its suffix among KINDS; None of a file that cannot be read."""
+    """Return a file's suffix among KINDS; None if it cannot be read."""
     suffix = file.suffix.lower()
     if suffix in COMPRESSED:
         suffix = Path(file.stem).suffix.lower()
@@ -49,21 +49,21 @@ def _kinds() -> str:
 
 
 def found_files(typed: Sequence[str], to_test: bool = False) -> FoundFiles:
-    """The files of each value that was typed, each file once, by whatever links."""
+    """Find the files of each value in the command. A file that several links name is read once."""
     files = dict[Path, None]()
     ignored = Counter[str]()
     for value in typed:
         place = Path(value).expanduser()
         if place.is_dir():
-            own, beside = _of_folder(value, place, to_test)
-            ignored.update(beside)
+            value_files, ignored_in_folder = _files_of_folder(value, place, to_test)
+            ignored.update(ignored_in_folder)
         elif place.exists():
-            own = [place]
+            value_files = [place]
         else:
-            matching = sorted(glob.glob(str(place), recursive=True))  # noqa: PTH207 (of absolute patterns too)
-            own = [Path(name) for name in matching if Path(name).is_file()]
-            _require_all_shards(value, own)
-        if not own:
+            matching = sorted(glob.glob(str(place), recursive=True))  # noqa: PTH207 (Path.glob takes no absolute patterns)
+            value_files = [Path(name) for name in matching if Path(name).is_file()]
+            _require_all_shards(value, value_files)
+        if not value_files:
             pattern = ", and no file matches it" if GLOB.search(value) else ""
             raise Refusal(
                 "llm.data-file-absent",
@@ -71,7 +71,7 @@ def found_files(typed: Sequence[str], to_test: bool = False) -> FoundFiles:
                 key=KEY,
                 value=value,
             )
-        for file in own:
+        for file in value_files:
             if kind_of(file) is None:
                 raise Refusal(
                     "llm.data-file-suffix",
@@ -79,32 +79,35 @@ def found_files(typed: Sequence[str], to_test: bool = False) -> FoundFiles:
                     key=KEY,
                     value=str(file),
                 )
-        files |= dict.fromkeys(own)
-    for link in _again(files):
+        files |= dict.fromkeys(value_files)
+    for link in _repeated_files(files):
         del files[link]
         ignored[link.name] += 1
     return FoundFiles(tuple(files), dict(ignored))
 
 
-def _again(files: Iterable[Path]) -> list[Path]:
-    """Those that are files before them, by another name."""
+def _repeated_files(files: Iterable[Path]) -> list[Path]:
+    """Return the paths that lead to the same file as another one."""
     seen = set[tuple[int, int]]()
-    again = list[Path]()
-    for file in sorted(files, key=Path.is_symlink):  # a link goes, and the file stays
+    repeated = list[Path]()
+    for file in sorted(files, key=Path.is_symlink):  # The file is kept, and links to it are not.
         status = file.stat()
-        same = (status.st_dev, status.st_ino)
-        if same in seen:
-            again.append(file)
-        seen.add(same)
-    return again
+        identity = (status.st_dev, status.st_ino)
+        if identity in seen:
+            repeated.append(file)
+        seen.add(identity)
+    return repeated
 
 
 class NamedSplit(NamedTuple):
-    """What a path's name says of its split.
+    """The split that a path's name gives.
 
-    name: of the file or folder that says it. place: the folder of that. form: the file's kind, if
-    its own name says
-    the split: the same split may be stored in two forms.
+    Fields:
+        part: the split, as it was parsed from the name.
+        name: the name of the file or folder that gives the split.
+        place: the folder that contains it.
+        form: the file's suffix, if its own name gives the split. The same split may be stored in
+            two forms.
     """
 
     part: PartName
@@ -113,16 +116,17 @@ class NamedSplit(NamedTuple):
     form: str | None
 
 
-def _of_folder(value: str, folder: Path, to_test: bool) -> tuple[list[Path], Counter[str]]:
-    """The files of a folder's training split, or of its split to test on, or all if no name says
-    which split a file is of.
+def _files_of_folder(value: str, folder: Path, to_test: bool) -> tuple[list[Path], Counter[str]]:
+    """Return the files of a folder's training split, or of its split to test on.
+
+    All files are read if no name gives a split. The second value counts the other files.
     """
-    every = sorted(
-        path for path in folder.rglob("*") if path.is_file() and not _hidden(path, folder)
+    all_files = sorted(
+        path for path in folder.rglob("*") if path.is_file() and not _is_hidden(path, folder)
     )
-    listed = _of_arrow(folder, every)
-    files = [path for path in every if kind_of(path) is not None and path.name not in NO_ROWS]
-    files = [path for path in files if listed is None or path in listed]
+    arrow_files = _arrow_files(folder, all_files)
+    files = [path for path in all_files if kind_of(path) is not None and path.name not in NO_ROWS]
+    files = [path for path in files if arrow_files is None or path in arrow_files]
     if not files:
         raise Refusal(
             "llm.data-folder-empty",
@@ -131,60 +135,61 @@ def _of_folder(value: str, folder: Path, to_test: bool) -> tuple[list[Path], Cou
             key=KEY,
             value=value,
         )
-    splits = _splits([path.relative_to(folder) for path in files])
-    told = {
+    splits = _split_of_each([path.relative_to(folder) for path in files])
+    split_of_file = {
         path: splits[path.relative_to(folder)]
         for path in files
         if path.relative_to(folder) in splits
     }
-    read = (
-        _to_test(told)
+    read_files = (
+        _test_files(split_of_file)
         if to_test
-        else [path for path, split in told.items() if split.part.kind is PartKind.train]
+        else [path for path, split in split_of_file.items() if split.part.kind is PartKind.train]
     )
-    others = [path for path in told if path not in read]
-    if others and not read and len(others) == len(files):
-        remedy = override(KEY, str(others[0]))
-        found = sorted({told[path].part.word for path in others})
+    other_files = [path for path in split_of_file if path not in read_files]
+    if other_files and not read_files and len(other_files) == len(files):
+        remedy = override(KEY, str(other_files[0]))
+        split_names = sorted({split_of_file[path].part.word for path in other_files})
         wanted = "split to test on" if to_test else "training split"
         raise Refusal(
             "llm.data-folder-splits",
-            f"{KEY}={value}: holds no {wanted} but {', '.join(found)}; name the files to read, as"
-            f" `{remedy}`",
+            f"{KEY}={value}: holds no {wanted}, only {', '.join(split_names)}; name the files to"
+            f" read, as `{remedy}`",
             key=KEY,
             value=value,
-            splits=found,
+            splits=split_names,
             remedy=remedy,
         )
-    _refuse_several(value, folder, {path: told[path] for path in read})
-    if read and not others:
-        _refuse_unclear(value, folder, files, {path: told[path] for path in read})
-    read = read or [path for path in files if path not in others]
-    _refuse_copies(value, read)
-    _require_all_shards(value, read)
+    _refuse_several_splits(value, folder, {path: split_of_file[path] for path in read_files})
+    if read_files and not other_files:
+        _refuse_unclear(value, folder, files, {path: split_of_file[path] for path in read_files})
+    read_files = read_files or [path for path in files if path not in other_files]
+    _refuse_copies(value, read_files)
+    _require_all_shards(value, read_files)
     ignored = _unreachable(folder)
-    for path in every:
-        if path not in read:
+    for path in all_files:
+        if path not in read_files:
             name = str(path.relative_to(folder))
             ignored[name if path in files else f"*{path.suffix}"] += 1
-    return read, ignored
+    return read_files, ignored
 
 
-def _to_test(told: Mapping[Path, NamedSplit]) -> list[Path]:
-    """The files of the first split to test on, validation before test;
-    none where there is no such split.
+def _test_files(split_of_file: Mapping[Path, NamedSplit]) -> list[Path]:
+    """Return the files of the first split to test on: validation comes before test.
+
+    The list is empty if there is no such split.
     """
-    parts = [split.part for split in told.values() if split.part.kind is not PartKind.train]
+    parts = [
+        split.part for split in split_of_file.values() if split.part.kind is not PartKind.train
+    ]
     if not parts:
         return []
     first = min(parts, key=lambda part: part.order)
-    return [path for path, split in told.items() if split.part.word == first.word]
+    return [path for path, split in split_of_file.items() if split.part.word == first.word]
 
 
 def _require_all_shards(value: str, files: Sequence[Path]) -> None:
-    """Refuse numbered files of a folder or a pattern, as train-00000-of-00002.jsonl,
-    of which some are missing.
-    """
+    """Refuse numbered files, such as train-00000-of-00002.jsonl, if some of them are missing."""
     for folder in sorted({file.parent for file in files}):
         names = [file.name for file in files if file.parent == folder]
         missing = missing_shards(names)
@@ -194,7 +199,7 @@ def _require_all_shards(value: str, files: Sequence[Path]) -> None:
             raise Refusal(
                 "llm.data-missing-shards",
                 f"{KEY}={value}: {missing[0]}{more} is missing beside {names[0]}; put it there, or"
-                f" name the files to read them alone, as `{remedy}`",
+                f" name the files to read only these, as `{remedy}`",
                 key=KEY,
                 value=value,
                 missing=missing,
@@ -202,9 +207,10 @@ def _require_all_shards(value: str, files: Sequence[Path]) -> None:
             )
 
 
-def _refuse_several(value: str, folder: Path, trains: Mapping[Path, NamedSplit]) -> None:
-    """Refuse such splits of several data sets,
-    or one in several forms: together they are no split.
+def _refuse_several_splits(value: str, folder: Path, trains: Mapping[Path, NamedSplit]) -> None:
+    """Refuse splits of several data sets, or one split in several forms.
+
+    Together they are not one split.
     """
     groups = dict[tuple[object, ...], list[Path]]()
     for path, split in trains.items():
@@ -221,10 +227,14 @@ def _refuse_several(value: str, folder: Path, trains: Mapping[Path, NamedSplit])
             names[-1] = f"{split.place.as_posix()}/{names[-1]}"
     first = next(iter(groups.values()))
     remedy = override(KEY, [str(path) for path in first])
-    within = [{path.relative_to(folder).parts[0] for path in paths} for paths in groups.values()]
-    if all(len(each) == 1 for each in within) and len(set[str]().union(*within)) == len(within):
-        # a configuration of the hub, with its other splits
-        remedy = override(KEY, str(folder / within[0].pop()))
+    first_folders = [
+        {path.relative_to(folder).parts[0] for path in paths} for paths in groups.values()
+    ]
+    distinct_folders = set[str]().union(*first_folders)
+    is_one_folder_each = all(len(folders) == 1 for folders in first_folders)
+    if is_one_folder_each and len(distinct_folders) == len(first_folders):
+        # Each is a configuration of the hub, and its folder holds its other splits too.
+        remedy = override(KEY, str(folder / first_folders[0].pop()))
     raise Refusal(
         "llm.data-two-trains",
         f"{KEY}={value}: {' and '.join(names)} are several splits of one kind; name the ones to"
@@ -239,19 +249,20 @@ def _refuse_several(value: str, folder: Path, trains: Mapping[Path, NamedSplit])
 def _refuse_unclear(
     value: str, folder: Path, files: Sequence[Path], trains: Mapping[Path, NamedSplit]
 ) -> None:
-    """Refuse files called after what they hold, as train_tickets.jsonl beside code.jsonl: where
-    nothing is there to test on, the word need not say a split.
+    """Refuse files that may be named after their content, as train_tickets.jsonl beside code.jsonl.
+
+    If there is no split to test on, "train" need not name a split.
     """
-    beside = [path for path in files if path not in trains and path.parent in _folders(trains)]
-    if not beside or not all(split.part.rest and split.form for split in trains.values()):
+    other_files = [path for path in files if path not in trains and path.parent in _folders(trains)]
+    if not other_files or not all(split.part.rest and split.form for split in trains.values()):
         return
     names = [str(path.relative_to(folder)) for path in trains]
     remedy = override(KEY, [str(path) for path in files])
-    alone = override(KEY, [str(path) for path in trains])
+    narrow_remedy = override(KEY, [str(path) for path in trains])
     raise Refusal(
         "llm.data-folder-unclear",
         f"{KEY}={value}: {', '.join(names)} may be the training split, or one of all files; name"
-        f" all of them, as `{remedy}`, or it alone, as `{alone}`",
+        f" all of them, as `{remedy}`, or only this, as `{narrow_remedy}`",
         key=KEY,
         value=value,
         names=names,
@@ -263,16 +274,19 @@ def _folders(files: Iterable[Path]) -> set[Path]:
     return {path.parent for path in files}
 
 
-def _refuse_copies(value: str, read: Sequence[Path]) -> None:
-    """Refuse files of one name in several forms: rows.jsonl and rows.parquet are the same rows."""
+def _refuse_copies(value: str, files: Sequence[Path]) -> None:
+    """Refuse files that share a name and differ in form.
+
+    rows.jsonl and rows.parquet are likely to hold the same rows.
+    """
     forms = dict[tuple[Path, str], list[Path]]()
-    for path in read:
+    for path in files:
         forms.setdefault((path.parent, _stem(path)), []).append(path)
     first = [paths[0] for paths in forms.values()]
-    twice = next((paths for paths in forms.values() if len(paths) > 1), None)
-    if twice is not None:
+    copies = next((paths for paths in forms.values() if len(paths) > 1), None)
+    if copies is not None:
         remedy = override(KEY, [str(path) for path in first])
-        names = [path.name for path in twice]
+        names = [path.name for path in copies]
         raise Refusal(
             "llm.data-file-twice",
             f"{KEY}={value}: {' and '.join(names)} may hold the same rows; name the files to read,"
@@ -284,15 +298,16 @@ def _refuse_copies(value: str, read: Sequence[Path]) -> None:
         )
 
 
-def _hidden(path: Path, folder: Path) -> bool:
+def _is_hidden(path: Path, folder: Path) -> bool:
     return any(part.startswith(".") for part in path.relative_to(folder).parts)
 
 
 def _unreachable(folder: Path) -> Counter[str]:
-    """Files of rows that are hidden, by the hidden file or folder; links to folders,
-    and links to nothing.
+    """Count files of rows that are hidden, links to folders, and broken links.
+
+    A hidden file is counted under the name of the hidden file or folder.
     """
-    found = Counter[str]()
+    counts = Counter[str]()
     for path in folder.rglob("*"):
         within = path.relative_to(folder)
         hidden = next(
@@ -300,25 +315,26 @@ def _unreachable(folder: Path) -> Counter[str]:
         )
         if hidden is not None:
             if kind_of(path) is not None and path.is_file():
-                found[str(within) if hidden == within else f"{hidden}/"] += 1
+                counts[str(within) if hidden == within else f"{hidden}/"] += 1
         elif path.is_symlink() and not path.is_file():
-            found[f"{within}/" if path.is_dir() else str(within)] += 1
-    return found
+            counts[f"{within}/" if path.is_dir() else str(within)] += 1
+    return counts
 
 
-def _of_arrow(folder: Path, every: Sequence[Path]) -> set[Path] | None:
-    """The Arrow files that a `state.json` of `save_to_disk` lists; beside them may lie the
-    library's caches. None where nothing was written by it.
+def _arrow_files(folder: Path, all_files: Sequence[Path]) -> set[Path] | None:
+    """Return the Arrow files that a `state.json` of `save_to_disk` lists; None without one.
+
+    The library's caches may lie beside these files.
     """
-    states = [path for path in every if path.name == ARROW_STATE]
+    states = [path for path in all_files if path.name == ARROW_STATE]
     if not states:
         return None
     listed = set[Path]()
     for state in states:
         try:
             listed |= {
-                state.parent / each["filename"]
-                for each in json.loads(state.read_text("utf-8"))["_data_files"]
+                state.parent / entry["filename"]
+                for entry in json.loads(state.read_text("utf-8"))["_data_files"]
             }
         except (ValueError, LookupError, TypeError) as error:
             raise Refusal(
@@ -332,11 +348,12 @@ def _of_arrow(folder: Path, every: Sequence[Path]) -> set[Path] | None:
     return listed
 
 
-def _splits(paths: Sequence[Path]) -> dict[Path, NamedSplit]:
-    """The split of each path whose name says one, of its folders from the file up.
+def _split_of_each(paths: Sequence[Path]) -> dict[Path, NamedSplit]:
+    """Return the split of each path whose name, or whose folders' names, give one.
 
-    A name with other words is one where the part's word begins or ends it, as my_data_val, or where
-    another name has the same words beside another part's: squad_train_v1 and squad_dev_v1.
+    The file's name comes first, then its folders from the inside out. A name may hold other words
+    too. It gives a split if the split's word begins or ends it, as in my_data_val. It also gives
+    one if another name has the same words and another split: squad_train_v1 and squad_dev_v1.
     """
     stems = {path: _stem(path) for path in paths}
     levels = dict[Path, list[tuple[str, Path]]]()
@@ -345,22 +362,20 @@ def _splits(paths: Sequence[Path]) -> dict[Path, NamedSplit]:
             (stems[path], path.parent),
             *((place.name, place.parent) for place in path.parents),
         ]
-    beside = part_names.named({name for name, _ in chain.from_iterable(levels.values())})
-    found = dict[Path, NamedSplit]()
+    named = part_names.named({name for name, _ in chain.from_iterable(levels.values())})
+    split_of_path = dict[Path, NamedSplit]()
     for path, level in levels.items():
         for name, place in level:
             part = part_names.parsed(name)
-            if part is not None and (name in beside or part_names.is_outer(name)):
+            if part is not None and (name in named or part_names.is_outer(name)):
                 form = kind_of(path) if name == stems[path] and place == path.parent else None
-                found[path] = NamedSplit(part, name, place, form)
+                split_of_path[path] = NamedSplit(part, name, place, form)
                 break
-    return found
+    return split_of_path
 
 
 def _stem(path: Path) -> str:
-    """The name without the suffixes of its kind,
-    and the hub's hash: "wiki.train" of wiki.train.jsonl.gz.
-    """
+    """Return the name without suffixes and the hub's hash: "wiki.train" for wiki.train.jsonl.gz."""
     stem = path.stem
     if path.suffix.lower() in COMPRESSED:
         stem = Path(stem).stem

@@ -1,6 +1,4 @@
-"""A run's reader of rows: stored rows, or generated ones, in the form of the run's engine.
-No torch.
-"""
+"""Bring stored or generated rows into the form of the run's engine. Imports no torch."""
 
 from collections import Counter
 from typing import Any
@@ -38,37 +36,41 @@ SHARE_GPT = {"system": "system", "user": "human", "assistant": "gpt"}
 
 
 class RowReader:
-    """Brings rows into the form of a run's engine, and counts what it does not read."""
+    """Converts rows to the form of a run's engine, and counts the columns that it does not read."""
 
     def __init__(self, config: LlmConfig) -> None:
         self.config = config
         self.pairs = methods.chosen(config).pairs
         self.unread = Unread()
-        self.unlearnt = Counter[str]()  # rows that are left out, by the column that says so
-        self.repeating = 0  # rows whose answer begins with the text that it answers
-        self.by_place = 0  # rows of texts that are the user's and the assistant's in turn
+        self.unlearnt = Counter[str]()  # Rows to leave out, by the column that says so.
+        self.repeating = 0  # Rows whose answer begins with the text that it answers.
+        self.by_place = 0  # Rows of texts without roles, assigned to user and assistant in turn.
         self._data = config.dataset
         self._is_of_files = getattr(self._data, "data_files", None) is not None
         self._template = templates.chosen(config)
         self._is_chat = isinstance(self._data, ChatConfig)
-        self._named = self._data.columns if isinstance(self._data, StoredTextConfig) else {}
-        # by the model's own template: of conversations, and of `model=hf`
-        self._written: ChatTemplate | None = None
+        self._named_columns = self._data.columns if isinstance(self._data, StoredTextConfig) else {}
+        # The model's own template writes conversations, and all rows of `model=hf`.
+        self._chat_template: ChatTemplate | None = None
         if self._is_chat or isinstance(config.model, HfConfig):
-            self._written = chat.template(config)
+            self._chat_template = chat.template(config)
         self._tokens: TurnTokens | None = None
-        if self._written is not None:
+        if self._chat_template is not None:
             self._tokens = TurnTokens(
-                self._written.special, self._written.render, self._written.around
+                self._chat_template.special,
+                self._chat_template.render,
+                self._chat_template.begin_and_end,
             )
         template = config.template_name
         self._reader = f"template={template}" if template else f"dataset={self._data.name}"
 
     def read(self, row: Any) -> Row | None:
-        """A stored row; None of one whose columns say that it is not learnt, which is counted.
-        Refuses (ValueError) one that cannot be read as it is meant.
+        """Convert a stored row. A row whose columns say that it is not learnt is counted, and None.
+
+        Raises:
+            Refusal: the row cannot be read as intended.
         """
-        columns = forms.columns_of(row, self._named)
+        columns = forms.columns_of(row, self._named_columns)
         unlearnt_by = learnt_rows.left_out_by(columns)
         if unlearnt_by is not None:
             self.unlearnt[unlearnt_by] += 1
@@ -77,74 +79,76 @@ class RowReader:
             self._tokens.begin_row()
         unread = Unread()
         if self.pairs:
-            found = pairs.pair(columns, self._reader)
-            self._check_borne(columns)
-            converted = self.pair(found, unread)
-            self.repeating += all(turns.repeats(said) for said in found[:2])
+            pair = pairs.pair(columns, self._reader)
+            self._refuse_lost_meaning(columns)
+            converted = self.pair(pair, unread)
+            self.repeating += all(turns.repeats_prompt(conversation) for conversation in pair[:2])
         elif self._is_chat:
-            said = forms.conversation(columns)
-            self._check_borne(columns)
-            converted = self._conversation(said, unread)
-            self.by_place += said.is_by_place
-            self.repeating += turns.repeats(said.messages)
+            conversation = forms.conversation(columns)
+            self._refuse_lost_meaning(columns)
+            converted = self._convert_conversation(conversation, unread)
+            self.by_place += conversation.is_by_place
+            self.repeating += turns.repeats_prompt(conversation.messages)
         elif self._template is None or DATASETS[self._data.name].conversations:
-            said = forms.conversation(columns)
-            self._check_borne(columns)
-            converted = self._share_gpt(said, unread)
-            self.by_place += said.is_by_place
-            self.repeating += turns.repeats(said.messages)
+            conversation = forms.conversation(columns)
+            self._refuse_lost_meaning(columns)
+            converted = self._convert_share_gpt(conversation, unread)
+            self.by_place += conversation.is_by_place
+            self.repeating += turns.repeats_prompt(conversation.messages)
         else:
-            held = self._template_columns(columns)
-            self._check_borne(columns)
-            converted = self.of_columns(held)
+            template_row = self._template_columns(columns)
+            self._refuse_lost_meaning(columns)
+            converted = self.of_columns(template_row)
         unread.add(columns)
         half_characters.check_characters(converted, columns)
-        self.unread.update(dict.fromkeys(unread, 1))  # each once a row
+        self.unread.update(dict.fromkeys(unread, 1))  # Each column counts once a row.
         if self._tokens is not None:
             self._tokens.end_row()
         return converted
 
     def token_notes(self) -> TokenNotes | None:
-        """What was seen of special tokens; None without a chat template."""
+        """Return the counts of special tokens; None without a chat template."""
         return None if self._tokens is None else self._tokens.notes()
 
-    def pair(self, found: pairs.Pair, unread: Unread | None = None) -> Row:
-        """A pair as torchtune's messages, or as the pieces of both answers."""
-        for said in found[:2]:
-            turns.check_learnt(said[-1:], everything=False)
-        if self._written is None:
-            if found.tools:
+    def pair(self, pair: pairs.Pair, unread: Unread | None = None) -> Row:
+        """Convert a pair to torchtune's messages, or to the pieces of both answers."""
+        for messages in pair[:2]:
+            turns.check_learnt(messages[-1:], everything=False)
+        if self._chat_template is None:
+            if pair.tools:
                 raise turns.unwritten("tools", None, instead=FOLDER)
             return {
-                name: self._plain(said, unread)
-                for name, said in zip(CHOICES, found[:2], strict=True)
+                name: self._plain_messages(messages, unread)
+                for name, messages in zip(CHOICES, pair[:2], strict=True)
             }
-        written = list[list[Row]]()
-        for name, said in zip(CHOICES, found[:2], strict=True):
-            written.append(
-                self._conversation(Conversation(said, found.tools, name), unread)["pieces"]
+        pieces = list[list[Row]]()
+        for name, messages in zip(CHOICES, pair[:2], strict=True):
+            pieces.append(
+                self._convert_conversation(Conversation(messages, pair.tools, name), unread)[
+                    "pieces"
+                ]
             )
-        return dict(zip(CHOICES, pairs.answers_alone(*written), strict=True))
+        return dict(zip(CHOICES, pairs.answers_alone(*pieces), strict=True))
 
     def is_equal(self, row: Row) -> bool:
-        """True of a pair whose answers are the same tokens, of which no preference is learnt."""
-        # Llama 3's form has a message without the white space around it
-        strips = self._written is None and not isinstance(
+        """Tell whether both answers of a pair have the same tokens, so neither is preferred."""
+        # Llama 3's form strips white space from each message.
+        strips = self._chat_template is None and not isinstance(
             self.config.tokenizer, Qwen25TokenizerConfig
         )
         texts = ([str(part["content"]) for part in row[name]] for name in CHOICES)
-        first, second = ([text.strip() for text in own] if strips else own for own in texts)
+        first, second = ([text.strip() for text in side] if strips else side for side in texts)
         return first == second
 
     def of_columns(self, row: Row) -> Row:
-        """A row in the columns of the template in force."""
-        if self._written is None:
+        """Convert a row in the columns of the run's template."""
+        if self._chat_template is None:
             return row
-        return self._conversation(chat.from_columns(self.config, row), None)
+        return self._convert_conversation(chat.from_columns(self.config, row), None)
 
-    def _check_borne(self, columns: RowColumns) -> None:
-        """Refuse a row with a column that has a meaning, which this run would lose."""
-        name = columns.bearing()
+    def _refuse_lost_meaning(self, columns: RowColumns) -> None:
+        """Refuse a row with a column whose meaning this run would lose."""
+        name = columns.unread_with_meaning()
         if name is None:
             return
         remedy = override({name: None})
@@ -163,91 +167,98 @@ class RowReader:
             remedy=remedy,
         )
 
-    def _conversation(self, said: Conversation, unread: Unread | None) -> Row:
-        assert self._written is not None
+    def _convert_conversation(self, conversation: Conversation, unread: Unread | None) -> Row:
+        assert self._chat_template is not None
         loss = self._data.loss if isinstance(self._data, ChatConfig) else ChatLoss.answers
-        row, keys = chat.converted(said, self._written, loss)
-        if self._tokens is not None and said.messages:
-            self._tokens.note(said.messages, row["pieces"], is_whole=loss is ChatLoss.all)
+        row, keys = chat.converted(conversation, self._chat_template, loss)
+        if self._tokens is not None and conversation.messages:
+            self._tokens.note(conversation.messages, row["pieces"], is_whole=loss is ChatLoss.all)
         if unread is not None:
             unread.update(keys)
         return row
 
-    def _plain(self, said: list[Message], unread: Unread | None) -> list[Message]:
-        """Messages of role and content alone, as torchtune's forms have them."""
-        settled, keys = turns.settle(said, None, "messages", FOLDER if self.pairs else CHAT)
+    def _plain_messages(self, messages: list[Message], unread: Unread | None) -> list[Message]:
+        """Return messages with only role and content, as torchtune's forms have them."""
+        settled, keys = turns.settle(messages, None, "messages", FOLDER if self.pairs else CHAT)
         if unread is not None:
             unread.update(keys)
-        for number, each in enumerate(settled, start=1):
-            if each["role"] not in SHARE_GPT:
+        for number, message in enumerate(settled, start=1):
+            if message["role"] not in SHARE_GPT:
                 raise Refusal(
                     "llm.row-role",
-                    f"message {number} is of the role {each['role']}, which {self._reader} cannot"
-                    " read; leave the row out, or use engine=trl with model=hf",
+                    f"message {number} is of the role {message['role']}, which {self._reader}"
+                    " cannot read; leave the row out, or use engine=trl with model=hf",
                     message=number,
-                    role=each["role"],
+                    role=message["role"],
                     reader=self._reader,
                 )
         turns.check_learnt(settled, everything=False)
-        return [{"role": each["role"], "content": each["content"]} for each in settled]
+        return [{"role": message["role"], "content": message["content"]} for message in settled]
 
-    def _share_gpt(self, said: Conversation, unread: Unread) -> Row:
-        """A conversation in ShareGPT's form, in which human and gpt take turns; with a template,
-        once each.
+    def _convert_share_gpt(self, conversation: Conversation, unread: Unread) -> Row:
+        """Return a conversation in ShareGPT's form, in which human and gpt take turns.
+
+        With a template, each of them speaks once.
         """
-        if self._written is not None:
-            return self._conversation(said, unread)
-        if said.tools:
+        if self._chat_template is not None:
+            return self._convert_conversation(conversation, unread)
+        if conversation.tools:
             raise turns.unwritten("tools", None, instead=CHAT)
-        if said.answers_of_prompt():
+        if conversation.answers_of_prompt():
             raise Refusal(
                 "llm.row-prompt-learnt",
                 f"has answers in its prompt, which {self._reader} would learn; use `dataset=chat`",
                 reader=self._reader,
             )
-        settled = self._plain(said.messages, unread)
-        if any(each.get("weight") == 0 for each in said.messages if each["role"] == "assistant"):
+        settled = self._plain_messages(conversation.messages, unread)
+        if any(
+            message.get("weight") == 0
+            for message in conversation.messages
+            if message["role"] == "assistant"
+        ):
             raise turns.unwritten("weight", None, instead=CHAT)
-        speakers = [SHARE_GPT[each["role"]] for each in settled]
-        spoken = speakers[1:] if speakers[:1] == ["system"] else speakers
-        takes_turns = len(spoken) > 1 and spoken == (["human", "gpt"] * len(spoken))[: len(spoken)]
-        if not takes_turns:
+        speakers = [SHARE_GPT[message["role"]] for message in settled]
+        spoken_roles = speakers[1:] if speakers[:1] == ["system"] else speakers
+        alternating = ["human" if place % 2 == 0 else "gpt" for place in range(len(spoken_roles))]
+        if len(spoken_roles) < 2 or spoken_roles != alternating:
             raise Refusal(
                 "llm.row-no-conversation",
                 "holds no conversation in which a user and the assistant take turns; write"
                 ' {"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value":'
                 ' "..."}, ...]}, or use `dataset=chat`',
             )
-        if self._template is not None and len(spoken) != 2:
+        if self._template is not None and len(spoken_roles) != 2:
             raise Refusal(
                 "llm.row-turns",
-                f"holds {len(spoken)} turns, but {self._reader} takes a question and its answer; "
-                "leave out the row, or the template",
-                turns=len(spoken),
+                f"holds {len(spoken_roles)} turns, but {self._reader} takes a question"
+                " and its answer; leave out the row, or the template",
+                turns=len(spoken_roles),
                 reader=self._reader,
             )
         pairs = zip(speakers, settled, strict=True)
         return {
             "conversations": [
-                {"from": speaker, "value": each["content"]} for speaker, each in pairs
+                {"from": speaker, "value": message["content"]} for speaker, message in pairs
             ]
         }
 
     def _template_columns(self, columns: RowColumns) -> Row:
-        """The columns that the template in force reads, with text in each."""
+        """Return the columns that the run's template reads, and check that each holds text."""
         assert self._template is not None
         learnt_rows.refuse_label(columns)
         wanted = self._template.columns
         missing = [name for name in wanted if not columns.present((name,))]
         if missing:
             reads_input = "instruction" in wanted
-            raise forms.missing_columns(columns, missing, self._reader, reads_input=reads_input)
+            raise forms.missing_columns_refusal(
+                columns, missing, self._reader, reads_input=reads_input
+            )
         row: Row = {name: json_texts.one_text(columns.peek(name)) for name in wanted}
         textless = [name for name, value in row.items() if not isinstance(value, str)]
         if textless:
-            raise forms.no_text(textless)
+            raise forms.no_text_refusal(textless)
         answer = wanted[-1]
-        # the papers' own sets are read as they are
+        # The papers' own data sets have empty answers, and are read unchanged.
         if self._is_of_files and not row[answer].strip():
             raise Refusal(
                 "llm.row-empty-answer",
@@ -258,7 +269,9 @@ class RowReader:
         if "instruction" in wanted:
             context = forms.context(columns, "input")
             if isinstance(context, list | dict):
-                raise forms.no_text(["input"])
+                raise forms.no_text_refusal(["input"])
             row["input"] = "" if context is None else str(context)
-        choices.refuse_unasked(columns, "\n".join(row[name] for name in row if name != answer))
+        choices.refuse_missing_choices(
+            columns, "\n".join(row[name] for name in row if name != answer)
+        )
         return row

@@ -1,8 +1,7 @@
-"""The rows that a run is tuned on: generated, read or fetched, checked, sampled,
-and in the form of its engine.
+"""Load the rows that a run is tuned on: generate, read or fetch, check, sample and convert them.
 
-All of it happens in the controller, before any model is built, without torch. What cannot be used
-is refused with ValueError, which names the key, or the row, and the remedy.
+The controller does all of this before any model is built, without torch. Data that cannot be used
+are refused with a line that names the key, or the row, and the remedy.
 """
 
 import json
@@ -30,20 +29,22 @@ Row = dict[str, Any]
 
 
 class LoadedRows(NamedTuple):
-    """What a run is tuned on.
+    """The rows that a run is tuned on.
 
-    rows: in the form of its engine, in the seed's order; None for a whole data set of the hub,
-    which torchtune reads by its name. broken: rows that `dataset.skip_broken` left out, None
-    without the key. equal:
-    pairs left out, as both answers are the same; None of other data. ignored: what nobody reads,
-    with its count: columns, keys of messages as "messages.id", and files. available: rows that are
-    stored; None of generated rows, of which there are any number.
-    held_out: rows that are not trained on; None where none are. wanted: both kinds together, before
-    any was left out.
-    too_few: True where the default share was not held out, as too few rows would have been left.
-    tokens: what was seen of special tokens; None without a chat template. by_place: rows of texts
-    without roles.
-    repeating: rows whose answer begins with the text that it answers.
+    Fields:
+        rows: the rows in the form of the run's engine, in the seed's order. None for a whole data
+            set of the hub, which torchtune reads by its name.
+        broken: the number of rows that `dataset.skip_broken` left out; None without the key.
+        equal: the number of pairs left out because both answers are the same; None for other data.
+        ignored: everything that is not read, with its count: columns, keys of messages as
+            "messages.id", and files.
+        available: the number of stored rows; None for generated rows, which are unlimited.
+        held_out: the rows that are not trained on; None if there are none.
+        wanted: the number of rows to train on and to hold out, before any was left out.
+        too_few: the default share was not held out, because too few rows would have been left.
+        tokens: counts of special tokens in rows; None without a chat template.
+        by_place: the number of rows with texts without roles.
+        repeating: the number of rows whose answer begins with the text that it answers.
     """
 
     rows: list[Row] | None
@@ -60,11 +61,14 @@ class LoadedRows(NamedTuple):
 
 
 def load(config: LlmConfig) -> LoadedRows:
-    """The run's rows. Refuses (ValueError) data that are not there, rows that cannot be read as
-    they are meant, and a share of rows that leaves none to train or to measure on.
+    """Load the run's rows.
+
+    Raises:
+        Refusal: data are missing, rows cannot be read as intended, or the share to hold out leaves
+            no rows to train on or to measure on.
     """
     split = config.dataset.split
-    loaded = _loaded(config, split)
+    loaded = _load_and_hold_out(config, split)
     if split is None or loaded.rows is None or loaded.held_out is None:
         return loaded
     refusal = held_out_rows.refusal(split, loaded.wanted, loaded.rows, loaded.held_out.rows)
@@ -72,31 +76,32 @@ def load(config: LlmConfig) -> LoadedRows:
         if refusal is not None:
             raise refusal
         return loaded
-    # the number of packed rows is only known to the ranks
+    # If rows are packed, only the ranks know their number.
     fills_a_step = config.packed or len(loaded.rows) >= config.rows_of_a_step
-    return (
-        loaded if refusal is None and fills_a_step else _loaded(config, None)._replace(too_few=True)
-    )
+    if refusal is None and fills_a_step:
+        return loaded
+    return _load_and_hold_out(config, None)._replace(too_few=True)
 
 
-def _loaded(config: LlmConfig, split: float | None) -> LoadedRows:
-    """The run's rows, of which a share is held out."""
+def _load_and_hold_out(config: LlmConfig, split: float | None) -> LoadedRows:
+    """Load the run's rows, and hold out a share of them."""
     data = config.dataset
     if isinstance(data, SyntheticConfig):
-        return _synthetic(config, data, split)
-    data = _stored(config)
-    is_whole = (data.data_files or data.rows or data.test_files or split) is None
-    if type(data) is StoredTextConfig and is_whole and DATASETS[data.name].has_answers:
+        return _load_synthetic(config, data, split)
+    data = _stored_config(config)
+    # torchtune itself reads a whole data set of the hub, if no row is changed or left out.
+    is_whole_set = (data.data_files or data.rows or data.test_files or split) is None
+    if type(data) is StoredTextConfig and is_whole_set and DATASETS[data.name].has_answers:
         hub.check_source(data)
         if hub.revision(str(data.source)) is None:
-            # before the ranks do, each for itself, and before the data is identified
+            # Otherwise each rank would fetch them, and only after the data is identified.
             hub.fetch(data, 0)
-        ignored = _unread_of_whole(config, data)
+        ignored = _unread_columns_of_set(config, data)
         if ignored is not None:
             return LoadedRows(None, ignored=ignored)
     stored = read_file(data.data_files) if data.data_files else StoredRows(hub.fetch(data), {})
     rows = stored.rows
-    key, value = _key(data)
+    key, value = _data_key(data)
     if not rows:
         raise Refusal(
             "llm.no-rows",
@@ -106,9 +111,9 @@ def _loaded(config: LlmConfig, split: float | None) -> LoadedRows:
         )
     names.check_named(data.columns, f"{key}={value}", rows)
     splits = split_rows(rows, data.columns)
-    pool: Sequence[int] = range(len(rows)) if splits is None else splits.train
-    available = len(pool)
-    wanted = data.rows or len(pool)
+    candidates: Sequence[int] = range(len(rows)) if splits is None else splits.train
+    available = len(candidates)
+    wanted = data.rows or len(candidates)
     if wanted > available:
         raise Refusal(
             "llm.few-rows",
@@ -118,47 +123,66 @@ def _loaded(config: LlmConfig, split: float | None) -> LoadedRows:
             value=wanted,
             available=available,
         )
-    # a share that the command names is drawn; the default
-    # gives way to the rows that the data have for it
+    # If the command names a share, it is drawn at random. Otherwise a split that the data define
+    # takes the place of the default share.
     by_column = splits is not None and split is not None and data.is_split_by_default
-    drawn = held_out_rows.drawn(available, 0 if by_column else held_out_rows.size(wanted, split))
-    measured = {pool[place] for place in drawn}
-    others = [number for number in pool if number not in measured] if measured else pool
+    drawn_places = held_out_rows.drawn(
+        available, 0 if by_column else held_out_rows.size(wanted, split)
+    )
+    held_out_numbers = {candidates[place] for place in drawn_places}
+    other_numbers = (
+        [number for number in candidates if number not in held_out_numbers]
+        if held_out_numbers
+        else candidates
+    )
     if splits is not None:
         rows = [
             {name: value for name, value in row.items() if name != splits.column} for row in rows
         ]
         if by_column:
-            measured = {*splits.test}
-    order = Random(config.seed).sample(others, wanted - len(drawn))
-    numbers = [*order, *sorted(measured)]
-    read = _read(config, data, {number: rows[number] for number in numbers}, stored)
-    trained = [row for number, row in read.rows.items() if number not in measured]
+            held_out_numbers = {*splits.test}
+    # The seed draws the rows to train on, and their order.
+    training_numbers = Random(config.seed).sample(other_numbers, wanted - len(drawn_places))
+    all_numbers = [*training_numbers, *sorted(held_out_numbers)]
+    read_rows = _convert_rows(
+        config, data, {number: rows[number] for number in all_numbers}, stored
+    )
+    trained = [row for number, row in read_rows.rows.items() if number not in held_out_numbers]
     held_out = None
     if data.test_files is not None:
-        held_out, beside = _test_rows(config, data)
-        read = read._replace(ignored=dict(Counter(read.ignored) + Counter(beside)))
+        held_out, ignored_of_tests = _test_rows(config, data)
+        read_rows = read_rows._replace(
+            ignored=dict(Counter(read_rows.ignored) + Counter(ignored_of_tests))
+        )
     elif split is not None:
-        kept = {number: row for number, row in read.rows.items() if number in measured}
-        held_out = HeldOutRows([*kept.values()], [*kept], splits if by_column else None)
-    ignored = read.ignored if splits is None else {**read.ignored, **splits.unread(by_column)}
+        held_out_by_number = {
+            number: row for number, row in read_rows.rows.items() if number in held_out_numbers
+        }
+        held_out = HeldOutRows(
+            [*held_out_by_number.values()], [*held_out_by_number], splits if by_column else None
+        )
+    ignored = (
+        read_rows.ignored if splits is None else {**read_rows.ignored, **splits.unread(by_column)}
+    )
     return LoadedRows(
         trained,
-        read.broken,
-        read.equal,
+        read_rows.broken,
+        read_rows.equal,
         ignored,
         available,
         held_out,
         wanted,
-        tokens=read.tokens,
-        by_place=read.by_place,
-        repeating=read.repeating,
+        tokens=read_rows.tokens,
+        by_place=read_rows.by_place,
+        repeating=read_rows.repeating,
     )
 
 
 def _test_rows(config: LlmConfig, data: StoredTextConfig) -> tuple[HeldOutRows, Mapping[str, int]]:
-    """The rows of `dataset.test_files`, and what nobody reads of them. Refused (ValueError) where
-    they cannot be read as those are that are trained on.
+    """Read the rows of `dataset.test_files`, and count everything in them that is not read.
+
+    Raises:
+        Refusal: they cannot be read in the same way as the rows to train on.
     """
     place = value_of(data.test_files)
     stored = read_file(data.test_files, to_test=True)
@@ -172,56 +196,57 @@ def _test_rows(config: LlmConfig, data: StoredTextConfig) -> tuple[HeldOutRows, 
         )
     rows = dict(enumerate(stored.rows))
     splits = split_rows(stored.rows, data.columns)
-    beside = Counter[str]()
-    if splits is not None:  # rows to train on among them are no test
-        beside.update(splits.unread(tests=True))
-        beside[f"rows to train on ({splits.column})"] = len(splits.train)
+    ignored_rows = Counter[str]()
+    if splits is not None:  # Rows that belong to a training split are not tested on.
+        ignored_rows.update(splits.unread(tests=True))
+        ignored_rows[f"rows to train on ({splits.column})"] = len(splits.train)
         rows = {
             number: {name: value for name, value in rows[number].items() if name != splits.column}
             for number in splits.test
         }
     try:
-        read = _read(config, data, rows, stored, to_test=True)
+        read_rows = _convert_rows(config, data, rows, stored, to_test=True)
     except Refusal as error:
         reason = error.facts.get("reason", error.message)
-        # without its remedy, which would change how the other rows are read
-        said = str(getattr(reason, "sentence", reason)).partition(";")[0]
+        # Its remedy is left out: it would change how the rows to train on are read.
+        problem = str(getattr(reason, "sentence", reason)).partition(";")[0]
         where = error.facts.get("where")
         raise Refusal(
             "llm.test-rows-unlike",
-            f"{TEST_KEY}={place}: {f'{where} ' if where else ''}{said}; give rows that are read as"
-            f" those of the training, or use `{TEST_KEY}=null dataset.split=0.1`",
+            f"{TEST_KEY}={place}: {f'{where} ' if where else ''}{problem}; give rows that are read"
+            f" like the rows to train on, or use `{TEST_KEY}=null dataset.split=0.1`",
             key=TEST_KEY,
             value=place,
             row=error.facts.get("row"),
             file=error.facts.get("file"),
             reason=messages.code_of(reason),
         ) from None
-    ignored = dict(Counter(read.ignored) + beside)
-    return HeldOutRows([*read.rows.values()], [*read.rows]), ignored
+    ignored = dict(Counter(read_rows.ignored) + ignored_rows)
+    return HeldOutRows([*read_rows.rows.values()], [*read_rows.rows]), ignored
 
 
-def _synthetic(config: LlmConfig, data: SyntheticConfig, split: float | None) -> LoadedRows:
-    """Generated rows. Those that are held out follow from a seed of
-    their own: the training's would change them.
-    """
-    measured = held_out_rows.size(data.rows, split)
-    rows = _generated(config, data.rows - measured, config.seed)
+def _load_synthetic(config: LlmConfig, data: SyntheticConfig, split: float | None) -> LoadedRows:
+    """Generate rows. Held-out rows have a fixed seed: the run's seed does not change them."""
+    held_out_count = held_out_rows.size(data.rows, split)
+    rows = _generate_rows(config, data.rows - held_out_count, config.seed)
     if split is None:
         return LoadedRows(rows, wanted=data.rows)
-    own = _generated(config, measured, held_out_rows.DRAWN_BY)
-    return LoadedRows(rows, held_out=HeldOutRows(own, [*range(measured)]), wanted=data.rows)
+    held_out = _generate_rows(config, held_out_count, held_out_rows.HELD_OUT_SEED)
+    return LoadedRows(
+        rows, held_out=HeldOutRows(held_out, [*range(held_out_count)]), wanted=data.rows
+    )
 
 
-def _generated(config: LlmConfig, count: int, seed: int) -> list[Row]:
+def _generate_rows(config: LlmConfig, count: int, seed: int) -> list[Row]:
     assert config.template_name is not None
     reader = RowReader(config)
     rows = list[Row]()
     for row in templates.examples(config.template_name, count, seed):
         if reader.pairs:
-            asked: Message = {"role": "user", "content": row.prompt}
+            question: Message = {"role": "user", "content": row.prompt}
             answers = (
-                [asked, {"role": "assistant", "content": text}] for text in (row.right, row.wrong)
+                [question, {"role": "assistant", "content": text}]
+                for text in (row.right, row.wrong)
             )
             rows.append(reader.pair(pairs.Pair(*answers)))
         else:
@@ -230,8 +255,9 @@ def _generated(config: LlmConfig, count: int, seed: int) -> list[Row]:
 
 
 class ReadRows(NamedTuple):
-    """Rows in the form of the engine, by their places in the data set,
-    and what was left out (`LoadedRows`).
+    """Rows in the form of the engine, by their places in the data set.
+
+    The other fields are described in `LoadedRows`.
     """
 
     rows: dict[int, Row]
@@ -243,18 +269,19 @@ class ReadRows(NamedTuple):
     repeating: int
 
 
-def _read(
+def _convert_rows(
     config: LlmConfig,
     data: StoredTextConfig,
     rows: Mapping[int, Any],
     stored: StoredRows,
     to_test: bool = False,
 ) -> ReadRows:
-    """Rows, by their places in the data set, in the form of the engine,
-    and what was left out of them.
+    """Convert rows to the form of the engine, and count the rows that are left out.
 
     Args:
-        stored: all rows of the data set, of which `rows` are some.
+        rows: the rows to read, by their places in the data set.
+        stored: all rows of the data set.
+        to_test: the rows come from `dataset.test_files`.
     """
     reader = RowReader(config)
     reader.unread.update(stored.ignored)
@@ -262,28 +289,28 @@ def _read(
     broken = dict[int, ValueError]()
     for number, row in rows.items():
         try:
-            own = reader.read(row)
-            if own is not None:
-                converted[number] = own
+            converted_row = reader.read(row)
+            if converted_row is not None:
+                converted[number] = converted_row
         except ValueError as error:
             broken[number] = error
-    skips = isinstance(data, ChatConfig) and data.skip_broken
-    key, value = _key(data)
-    if broken and not (skips and converted):
+    skips_broken = isinstance(data, ChatConfig) and data.skip_broken
+    key, value = _data_key(data)
+    if broken and not (skips_broken and converted):
         first = min(broken)
         error = broken[first]
         file, number = stored.place(first)
         is_named = file is None or str(file) == (value_of(data.test_files) if to_test else value)
         where = f"row {number}" if is_named else f"row {number} of {file}"
         reason = error.message if isinstance(error, Refusal) else str(error)
-        # another key than that of the data has to change
-        changes = error.key if isinstance(error, Refusal) else None
+        # The refusal may ask to change another key than the one that names the data.
+        other_key = error.key if isinstance(error, Refusal) else None
         can_skip = converted and isinstance(data, ChatConfig)
         hint = ", which `dataset.skip_broken=true` leaves out" if can_skip else ""
         raise Refusal(
             "llm.broken-rows",
             f"{key}={value}: {where} {reason} ({len(broken)} of {len(rows)} rows are broken{hint})",
-            key=changes or key,
+            key=other_key or key,
             value=value,
             row=number,
             file=None if file is None else str(file),
@@ -298,8 +325,8 @@ def _read(
         remedy = names.override({column: None})
         raise Refusal(
             "llm.rows-unlearnt",
-            f"{key}={value}: none of its {len(rows)} rows is to be learnt, by {column}; give rows"
-            f" that are, or leave the column out, as `{remedy}`",
+            f"{key}={value}: {column} says of all {len(rows)} rows that they are not to be learnt;"
+            f" give rows to learn, or leave the column out, as `{remedy}`",
             key=key,
             value=value,
             column=column,
@@ -307,12 +334,12 @@ def _read(
         )
     for column, count in reader.unlearnt.items():
         reader.unread[f"rows that are not to be learnt ({column})"] += count
-    kept = converted
+    kept_rows = converted
     equal = None
     if reader.pairs:
-        kept = {number: row for number, row in converted.items() if not reader.is_equal(row)}
-        equal = len(converted) - len(kept)
-        if not kept:
+        kept_rows = {number: row for number, row in converted.items() if not reader.is_equal(row)}
+        equal = len(converted) - len(kept_rows)
+        if not kept_rows:
             raise Refusal(
                 "llm.pairs-equal",
                 f"{key}={value}: in each of the {equal} pairs both answers are the same; give pairs"
@@ -321,36 +348,34 @@ def _read(
                 value=value,
                 pairs=equal,
             )
-    # the record is in UTF-8
+    # Names of columns may hold surrogates, but the record is in UTF-8.
     ignored = {as_text(name): count for name, count in reader.unread.items()}
-    counted = len(broken) if skips else None
+    counted = len(broken) if skips_broken else None
     return ReadRows(
-        kept, counted, equal, ignored, reader.token_notes(), reader.by_place, reader.repeating
+        kept_rows, counted, equal, ignored, reader.token_notes(), reader.by_place, reader.repeating
     )
 
 
 def sample(config: LlmConfig, count: int) -> list[Row]:
-    """The first `count` rows of a data set of the hub, in torchtune's columns."""
+    """Return the first `count` rows of a data set of the hub, in torchtune's columns."""
     reader = RowReader(config)
-    rows = [reader.read(row) for row in hub.fetch(_stored(config), count)]
+    rows = [reader.read(row) for row in hub.fetch(_stored_config(config), count)]
     return [row for row in rows if row is not None]
 
 
 def texts(config: LlmConfig, rows: list[Row]) -> list[str]:
-    """The text of each row with what its template puts around it,
-    for the embedded tokenizer to be trained on.
-    """
+    """Return the texts of rows and of the template around them, to train the embedded tokenizer."""
     template = templates.chosen(config)
     pairs = templates.INSTRUCT_PAIRS if methods.chosen(config).pairs else ()
-    around = [*(template.around if template else ()), *pairs]
-    found = []
+    template_texts = [*(template.around if template else ()), *pairs]
+    all_texts = []
     for row in rows:
-        found.extend((*around, *strings(row)))
-    return found
+        all_texts.extend((*template_texts, *strings(row)))
+    return all_texts
 
 
 def strings(row: Row) -> list[str]:
-    """The texts of a row, those of a conversation's turns too."""
+    """Return the texts of a row, including the turns of a conversation."""
     parts: list[str] = []
     for value in row.values():
         parts += (
@@ -361,39 +386,52 @@ def strings(row: Row) -> list[str]:
     return parts
 
 
-def _stored(config: LlmConfig) -> StoredTextConfig:
+def _stored_config(config: LlmConfig) -> StoredTextConfig:
     assert isinstance(config.dataset, StoredTextConfig)
     return config.dataset
 
 
-def _key(data: StoredTextConfig) -> tuple[str, str]:
-    """The key that says where the rows are, and its value."""
+def _data_key(data: StoredTextConfig) -> tuple[str, str]:
+    """Return the key that says where the rows are, and its value."""
     return ("dataset", data.name) if data.data_files is None else (KEY, value_of(data.data_files))
 
 
-def _unread_of_whole(config: LlmConfig, data: StoredTextConfig) -> dict[str, int] | None:
-    """The columns that torchtune leaves of a whole data set of the hub, with its number of rows;
-    None where the set has to be read by rows, as a column has another name, or a meaning.
+def _unread_columns_of_set(config: LlmConfig, data: StoredTextConfig) -> dict[str, int] | None:
+    """Count the columns that torchtune ignores in a whole data set of the hub.
+
+    Returns None if the set must be read row by row, because the command renames a column, or a
+    column has a meaning that would be lost.
     """
     if data.columns:
         return None
     template = templates.chosen(config)
-    read = (
+    read_columns = (
         {"conversations"}
         if template is None or DATASETS[data.name].conversations
         else {*template.columns, "input"}
     )
-    place = hub.folder_of(str(data.source))
+    cache_folder = hub.folder_of(str(data.source))
     try:
-        information = json.loads((place / "dataset_info.json").read_text("utf-8")) if place else {}
-        found = information["features"]
+        information = (
+            json.loads((cache_folder / "dataset_info.json").read_text("utf-8"))
+            if cache_folder
+            else {}
+        )
+        features = information["features"]
         count = information["splits"]["train"]["num_examples"]
     except (OSError, ValueError, LookupError, TypeError):
-        return {}  # older caches say nothing
-    bears = names.BEARING if "conversations" not in read else (*names.BEARING, *names.CHOSEN)
-    bears = (*bears, *learnt_rows.LABELS, *learnt_rows.FLAGS, *learnt_rows.OPPOSITE_LABELS)
-    if any(name in bears for name in found) or any(
-        switch in json.dumps(found) for switch in roles.SWITCH_KEYS
+        return {}  # Older caches hold no such description.
+    columns_with_meaning = (
+        names.BEARING if "conversations" not in read_columns else (*names.BEARING, *names.CHOSEN)
+    )
+    columns_with_meaning = (
+        *columns_with_meaning,
+        *learnt_rows.LABELS,
+        *learnt_rows.FLAGS,
+        *learnt_rows.OPPOSITE_LABELS,
+    )
+    if any(name in columns_with_meaning for name in features) or any(
+        switch in json.dumps(features) for switch in roles.SWITCH_KEYS
     ):
         return None
-    return {name: count for name in found if name not in read}
+    return {name: count for name in features if name not in read_columns}

@@ -1,6 +1,4 @@
-"""The rows of CSV and TSV: read to the letter,
-as a stray quote swallows the lines up to the next one.
-"""
+"""Read the rows of CSV and TSV strictly: a stray quote would swallow lines up to the next one."""
 
 import csv
 import io
@@ -20,40 +18,48 @@ class CellLine(NamedTuple):
 
 
 def read_csv(content: bytes) -> tuple[list[Any], dict[str, int]]:
-    """The rows of CSV, by the delimiter that it names or that its header has most often,
-    and nothing ignored.
+    """Return the rows of CSV, and nothing ignored.
+
+    The file may name its delimiter. Otherwise it is the one that the header has most often.
     """
-    found = separated_text(content)
-    if found.delimiter == "\t":
-        return _tabbed(found.text, found.lines_before), {}
-    return _rows(_quoted(found.text, found.delimiter, found.lines_before), found.delimiter), {}
+    separated = separated_text(content)
+    if separated.delimiter == "\t":
+        return _rows_of_tabs(separated.text, separated.lines_before), {}
+    return _rows_by_header(
+        _split_quoted(separated.text, separated.delimiter, separated.lines_before),
+        separated.delimiter,
+    ), {}
 
 
 def read_tsv(content: bytes) -> tuple[list[Any], dict[str, int]]:
-    """The rows of TSV, and nothing that is ignored. Its quotes are those of CSV, or plain letters.
+    """Return the rows of TSV, and nothing ignored. Its quotes may be CSV's, or plain letters.
 
     Raises:
-        Refusal: the file can be read in both ways, which give different rows.
+        Refusal: the file can be read in both ways, with different rows.
     """
-    return _tabbed(decoded(content), 0), {}
+    return _rows_of_tabs(decoded(content), 0), {}
 
 
-def _tabbed(text: str, lines_before: int) -> list[dict[str, str | None]]:
-    plain = _plain(text, lines_before)
+def _rows_of_tabs(text: str, lines_before: int) -> list[dict[str, str | None]]:
+    plain_lines = _split_at_tabs(text, lines_before)
     try:
-        quoted = _quoted(text, "\t", lines_before)
+        quoted_lines = _split_quoted(text, "\t", lines_before)
     except Refusal:
-        if not _is_even(plain):
+        if not _has_equal_lengths(plain_lines):
             raise
-        return _rows(plain, "\t")
-    across = next((row for row in quoted if any("\n" in cell for cell in row.cells)), None)
-    if across is not None and _is_even(plain):
-        raise _open_quote(across.line, "a quoted cell holds lines that are rows by themselves")
-    return _rows(quoted, "\t")
+        return _rows_by_header(plain_lines, "\t")
+    row_across_lines = next(
+        (row for row in quoted_lines if any("\n" in cell for cell in row.cells)), None
+    )
+    if row_across_lines is not None and _has_equal_lengths(plain_lines):
+        raise _open_quote_refusal(
+            row_across_lines.line, "a quoted cell holds lines that are rows by themselves"
+        )
+    return _rows_by_header(quoted_lines, "\t")
 
 
-def _plain(text: str, lines_before: int) -> list[CellLine]:
-    """Lines whose quotes are letters."""
+def _split_at_tabs(text: str, lines_before: int) -> list[CellLine]:
+    """Split lines at tabs. Quotes are plain letters."""
     lines = text.replace("\r\n", "\n").split("\n")
     return [
         CellLine(number, line.split("\t"))
@@ -62,12 +68,12 @@ def _plain(text: str, lines_before: int) -> list[CellLine]:
     ]
 
 
-def _is_even(rows: Sequence[CellLine]) -> bool:
+def _has_equal_lengths(rows: Sequence[CellLine]) -> bool:
     return len({len(row.cells) for row in rows}) == 1
 
 
-def _quoted(text: str, delimiter: str, lines_before: int) -> list[CellLine]:
-    csv.field_size_limit(sys.maxsize)  # of 128 KiB: a conversation may be longer
+def _split_quoted(text: str, delimiter: str, lines_before: int) -> list[CellLine]:
+    csv.field_size_limit(sys.maxsize)  # A conversation may be longer than the default of 128 KiB.
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     rows = list[CellLine]()
     while True:
@@ -75,14 +81,14 @@ def _quoted(text: str, delimiter: str, lines_before: int) -> list[CellLine]:
         try:
             cells = next(reader, None)
         except csv.Error as error:
-            raise _open_quote(line, str(error)) from None
+            raise _open_quote_refusal(line, str(error)) from None
         if cells is None:
             return rows
         if cells:
             rows.append(CellLine(line, cells))
 
 
-def _open_quote(line: int, reason: str) -> Refusal:
+def _open_quote_refusal(line: int, reason: str) -> Refusal:
     return Refusal(
         "llm.csv-quotes",
         f"the row of line {line} has a quote that does not end its cell ({reason}); "
@@ -92,14 +98,15 @@ def _open_quote(line: int, reason: str) -> Refusal:
     )
 
 
-def _rows(found: Sequence[CellLine], delimiter: str) -> list[dict[str, str | None]]:
-    """The rows by the names of the header. Columns without a
-    name and with nothing in them are left out.
+def _rows_by_header(lines: Sequence[CellLine], delimiter: str) -> list[dict[str, str | None]]:
+    """Return the rows by the names of the header.
+
+    Columns without a name are left out if they are empty.
     """
-    if not found:
+    if not lines:
         return []
-    names = found[0].cells
-    for number, row in enumerate(found[1:], start=1):
+    names = lines[0].cells
+    for number, row in enumerate(lines[1:], start=1):
         if len(row.cells) > len(names):
             raise Refusal(
                 "llm.csv-cells",
@@ -108,25 +115,26 @@ def _rows(found: Sequence[CellLine], delimiter: str) -> list[dict[str, str | Non
                 row=number,
                 line=row.line,
             )
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if "" in twice:
-        unnamed = [place for place, name in enumerate(names) if not name]
-        if not any(_has_cells(row, unnamed) for row in found[1:]):
-            twice.remove("")
-    if twice:
+    repeated_names = sorted({name for name in names if names.count(name) > 1})
+    if "" in repeated_names:
+        unnamed_places = [place for place, name in enumerate(names) if not name]
+        if not any(_has_cells(row, unnamed_places) for row in lines[1:]):
+            repeated_names.remove("")
+    if repeated_names:
         raise Refusal(
             "llm.csv-header",
-            f"line {found[0].line}: the header has the column {twice[0]!r} twice; name each once",
-            line=found[0].line,
-            column=twice[0],
+            f"line {lines[0].line}: the header has the column {repeated_names[0]!r} twice; name"
+            " each once",
+            line=lines[0].line,
+            column=repeated_names[0],
         )
     rows = list[dict[str, str | None]]()
-    for row in found[1:]:
+    for row in lines[1:]:
         cells = [*row.cells, *[None] * (len(names) - len(row.cells))]
         rows.append(dict(zip(names, cells, strict=True)))
     return rows
 
 
 def _has_cells(row: CellLine, places: Sequence[int]) -> bool:
-    """Whether one of a row's cells at these places is filled."""
+    """Tell whether one of a row's cells at these places is filled."""
     return any(row.cells[place] for place in places if place < len(row.cells))

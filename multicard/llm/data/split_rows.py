@@ -1,6 +1,4 @@
-"""Rows whose column says of which split they are: those called test are not trained on,
-as with images.
-"""
+"""Split rows by a column that names their split. As with images, test rows are not trained on."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,15 +8,18 @@ from multicard.records import part_names
 from multicard.records.part_columns import SPLITS, named_parts
 from multicard.records.part_names import PartKind
 
-NO_PART = "no split"  # of rows whose column holds nothing
+NO_PART = "no split"  # The rows' column holds nothing.
 
 
 class SplitRows(NamedTuple):
     """Rows by their splits.
 
-    column: that says it. train: the numbers of rows to train on. test: of those of the split to
-    test on, `part`.
-    others: how many rows each other split has.
+    Fields:
+        column: the column that names the split.
+        train: the numbers of the rows to train on.
+        test: the numbers of the rows in `part`.
+        part: the name of the split to test on.
+        others: the number of rows in each other split.
     """
 
     column: str
@@ -28,57 +29,69 @@ class SplitRows(NamedTuple):
     others: Counter[str]
 
     def unread(self, tests: bool) -> dict[str, int]:
-        """The record's `ignored`: rows that are neither trained nor tested on.
+        """Return the record's `ignored`: counts of rows that are neither trained nor tested on.
 
         Args:
-            tests: those of `part` are tested on.
+            tests: the rows of `part` are tested on.
         """
-        found = Counter(self.others)
+        counts = Counter(self.others)
         if not tests:
-            found[self.part] += len(self.test)
-        return {f"rows of {part} ({self.column})": count for part, count in found.items()}
+            counts[self.part] += len(self.test)
+        return {f"rows of {part} ({self.column})": count for part, count in counts.items()}
 
 
 def split_rows(rows: Sequence[Any], named: Mapping[str, str | None]) -> SplitRows | None:
-    """Rows by their splits; None where no column names some to train on and others to test on.
+    """Split rows; None if no column names some rows to train on and others to test on.
 
     Args:
-        named: `dataset.columns`, of which `split` names another column, or none.
+        named: `dataset.columns`, whose `split` may name another column, or None to ignore splits.
     """
     if "split" in named and named["split"] is None:
         return None
     if not all(isinstance(row, dict) for row in rows):
         return None
-    wanted = [named["split"]] if "split" in named else _called(rows)
-    columns = {name: [_text(row.get(name)) for row in rows] for name in wanted if name is not None}
-    lowered = {name.strip().lower(): name for name in columns}
-    known = {name: columns[lowered[name]] for name in SPLITS if name in lowered} or columns
-    column, parts = named_parts(known, is_named="split" in named)
+    candidates = [named["split"]] if "split" in named else _split_columns(rows)
+    columns = {
+        name: [_text(row.get(name)) for row in rows] for name in candidates if name is not None
+    }
+    names_by_lower = {name.strip().lower(): name for name in columns}
+    split_columns = {
+        name: columns[names_by_lower[name]] for name in SPLITS if name in names_by_lower
+    } or columns
+    column, parts = named_parts(split_columns, is_named="split" in named)
     if parts is None:
         return None
-    kinds = {part: name.kind for part in {*parts} if (name := part_names.parsed(part)) is not None}
+    kinds = dict[str, PartKind]()
+    for part in {*parts}:
+        name = part_names.parsed(part)
+        if name is not None:
+            kinds[part] = name.kind
     tests = [part for part in kinds if kinds[part] is not PartKind.train]
     if not tests or len(tests) == len(kinds):
         return None
-    part = min(tests, key=_order)
-    train = [number for number, own in enumerate(parts) if kinds.get(own) is PartKind.train]
-    test = [number for number, own in enumerate(parts) if own == part]
+    tested_part = min(tests, key=_order)
+    train = [
+        number for number, row_part in enumerate(parts) if kinds.get(row_part) is PartKind.train
+    ]
+    test = [number for number, row_part in enumerate(parts) if row_part == tested_part]
     others = Counter(
-        own or NO_PART for own in parts if own != part and kinds.get(own) is not PartKind.train
+        row_part or NO_PART
+        for row_part in parts
+        if row_part != tested_part and kinds.get(row_part) is not PartKind.train
     )
-    return SplitRows(lowered.get(column, column), train, test, part, others)
+    return SplitRows(names_by_lower.get(column, column), train, test, tested_part, others)
 
 
-def _called(rows: Sequence[Any]) -> list[str]:
+def _split_columns(rows: Sequence[Any]) -> list[str]:
     names = []
     for row in rows:
         names.extend(row)
-    found = dict.fromkeys(names)
-    return [name for name in found if name.strip().lower() in SPLITS]
+    distinct = dict.fromkeys(names)
+    return [name for name in distinct if name.strip().lower() in SPLITS]
 
 
 def _order(part: str) -> tuple[int, int, str]:
-    """Of several splits to test on, the one that comes first is taken."""
+    """Return the key that sorts splits to test on. The first of several is used."""
     name = part_names.parsed(part)
     assert name is not None
     return *name.order, part

@@ -1,9 +1,8 @@
-"""Synthetic rows: a stand-in for the 500-row extracts of 2505.22905,
-so that anybody can measure without a download.
+"""Synthetic rows in place of the 500-row extracts of 2505.22905, to measure without a download.
 
-Each template has a task whose answer follows from the prompt, so that the loss can fall. 500 rows
-have the extracts' sizes (section 5.4.3 of the paper), to 1 % in tokens and to 5 % in bytes,
-for every seed:
+In each template's task the answer follows from the prompt, so the loss can fall. For every seed,
+500 rows have the sizes of the extracts (section 5.4.3 of the paper), to 1 % in tokens and to 5 % in
+bytes:
 
 | template  | tokens | bytes   |
 |-----------|--------|---------|
@@ -11,14 +10,14 @@ for every seed:
 | summarize | 83,544 | 341,000 |
 | grammar   | 28,683 | 135,000 |
 
-Tokens are those that the model is given, as the record counts them: with the template's text and
-the special tokens. The paper names neither its tokenizer nor whether the template counts. The
-counts hold for Llama 3's tokenizer, the model's own, and for the embedded one, which learns nearly
-every word of these rows as one token too. Bytes are those of `inputs/rows.jsonl`.
+Tokens are counted as in the record: all that the model is given, with the template's text and the
+special tokens. The paper names neither its tokenizer nor whether the template counts. The counts
+hold for Llama 3's tokenizer and for the embedded one. The embedded one learns nearly every word of
+these rows as one token too. Bytes are counted in `inputs/rows.jsonl`.
 
-Sizes of rows are dealt from a deck of 20, so that seeds differ in words and not in amount, and most
-words are one token of Llama 3's. Words are long, those of `instruct` above all: its extract has 6.3
-bytes a token, where real rows of Alpaca have 4.4.
+Sizes of rows are dealt from a deck of 20, so that seeds change the words and not their number. Most
+words are one token of Llama 3's. They are long, above all in `instruct`: its extract has 6.3 bytes
+per token, while real rows of Alpaca have 4.4.
 """
 
 from collections.abc import Callable, Iterator
@@ -61,7 +60,7 @@ THINGS = _words(
     " presentation investigation application experiment recommendation documentary dictionary"
     " questionnaire"
 )
-VERBS = tuple(  # third person singular, plain form, past
+VERBS = tuple(  # Third person singular, plain form, past.
     (f"{verb}s", verb, "understood" if verb == "understand" else f"{verb.removesuffix('e')}ed")
     for verb in _words(
         "demonstrate investigate recommend understand distribute celebrate introduce discover"
@@ -89,8 +88,9 @@ WORDS = tuple(sorted({*NOUNS, *THINGS, *PLACES, *ADJECTIVES}))
 
 
 class Example(NamedTuple):
-    """A row: the columns that its template reads, and for preference pairs its prompt,
-    a right and a wrong answer.
+    """A row: the columns that its template reads, its prompt, and a right and a wrong answer.
+
+    Preference pairs have both answers.
     """
 
     columns: dict[str, str]
@@ -103,13 +103,13 @@ Row = Callable[[Random], Example]
 
 
 def deal(deck: tuple[Row, ...], random: Random) -> Iterator[Example]:
-    """Rows without end, each of the deck's kinds once before any comes again."""
+    """Yield rows without end. Each kind of the deck comes once before any comes again."""
     while True:
         for row in random.sample(deck, len(deck)):
             yield row(random)
 
 
-# ---- grammar: sentences with an error made by rule, and the sentences themselves
+# ---- grammar: sentences with errors that follow rules, and the correct sentences
 
 
 def _grammar(random: Random, sentences: int, adjective: bool) -> Example:
@@ -119,8 +119,9 @@ def _grammar(random: Random, sentences: int, adjective: bool) -> Example:
 
 
 def _sentence(random: Random, adjective: bool) -> tuple[str, str]:
-    """A sentence with one or two errors, and the right one.
-    Its subject has an `adjective`, or none.
+    """Return a sentence with one or two errors, and the correct one.
+
+    The subject may have an `adjective`.
     """
     when, tense = random.choice(TIMES)
     preposition, place = random.choice(WHERE)
@@ -134,13 +135,13 @@ def _sentence(random: Random, adjective: bool) -> tuple[str, str]:
     right = ["The", subject, verb, "the", thing, preposition, place, when]
     wrong = list(right)
     for error in random.sample(range(4), random.choice((1, 1, 2))):
-        if error == 0:  # agreement or tense
+        if error == 0:  # Agreement or tense.
             wrong[2] = third if tense == "past" or plural else plain
-        elif error == 1:  # article
+        elif error == 1:  # Article.
             wrong[3] = random.choice(("a the", "an", "those"))
-        elif error == 2:  # preposition
+        elif error == 2:  # Preposition.
             wrong[5] = random.choice([other for other, _ in WHERE if other != preposition])
-        else:  # adjective after its noun
+        else:  # Adjective after its noun.
             wrong[4] = " ".join(reversed(thing.split()))
     return " ".join(wrong) + " .", " ".join(right) + " ."
 
@@ -154,7 +155,7 @@ GRAMMAR = (
 )
 
 
-# ---- summarize: a dialogue in which two people settle what, where and when
+# ---- summarize: dialogues in which two people agree on a plan, a place and a time
 
 
 FILLERS = (
@@ -218,7 +219,7 @@ SUMMARIZE = tuple(
 
 
 def _task(instruction: str, right: str, wrong: str, text: str = "") -> Example:
-    """A task on `text`, its input, or on what the instruction says itself."""
+    """Return a task on `text`, its input, or on the instruction's own words."""
     prompt = f"{instruction}\n\n### Input:\n{text}" if text else instruction
     return Example(
         {"instruction": instruction, "input": text, "output": right}, prompt, right, wrong

@@ -1,6 +1,4 @@
-"""The prompt templates: the columns that each reads,
-and the text that torchtune puts around a prompt.
-"""
+"""The prompt templates: the columns that each reads, and the text that torchtune adds."""
 
 from dataclasses import dataclass
 from itertools import islice
@@ -17,13 +15,13 @@ class Template:
     """How rows become prompts.
 
     Fields:
-        builder: torchtune's data set of such rows, under `torchtune.datasets`.
-        columns: those that a row must have.
-        around: the text that torchtune puts around a prompt, for the embedded tokenizer to be
-            trained on.
-        prompt_template: torchtune's `prompt_template` for rows with one answer; None where the
-            builder has its own.
-        pair_template: the same for pairs, whose builder has none.
+        builder: torchtune's data set for such rows, in `torchtune.datasets`.
+        columns: the columns that a row must have.
+        around: the text that torchtune puts around a prompt. The embedded tokenizer is trained on
+            it too.
+        prompt_template: torchtune's `prompt_template` for rows with one answer; None if the
+            builder has a template of its own.
+        pair_template: the same for pairs, whose builder has no template.
         deck: the kinds of synthetic rows.
     """
 
@@ -35,8 +33,8 @@ class Template:
     deck: tuple[synthetic.Row, ...]
 
 
-# torchtune has Alpaca's template inside its data set alone: for
-# pairs it is written as a prompt's beginning and end
+# torchtune only has Alpaca's template within a data set. For pairs it is written as the beginning
+# and the end of a prompt.
 INSTRUCT_PAIRS = [
     (
         "Below is an instruction that describes a task. Write a response that appropriately"
@@ -50,7 +48,7 @@ SUMMARIZE = "torchtune.data.SummarizeTemplate"
 TEMPLATES: dict[str, Template] = {
     "instruct": Template(
         builder="alpaca_cleaned_dataset",
-        columns=("instruction", "output"),  # `input` may be absent or empty
+        columns=("instruction", "output"),  # `input` may be absent or empty.
         around=(
             (
                 "Below is an instruction that describes a task, paired with an input that provides"
@@ -84,13 +82,13 @@ TEMPLATES: dict[str, Template] = {
 
 
 def chosen(config: LlmConfig) -> Template | None:
-    """The template in force; None for rows that are conversations."""
+    """Return the run's template; None for rows that are conversations."""
     name = config.template_name
     return None if name is None else TEMPLATES[name]
 
 
 def check(config: LlmConfig) -> None:
-    """Refuse (ValueError) a template that does not fit the data set."""
+    """Refuse a template that does not fit the data set."""
     data = config.dataset.name
     name = config.template_name
     facts = DATASETS[data]
@@ -101,7 +99,7 @@ def check(config: LlmConfig) -> None:
         fitting.append("instruct")
     if name not in fitting:
         remedy = "leave it out"
-        others = [f"`template={each}`" for each in dict.fromkeys(fitting) if each is not None]
+        others = [f"`template={option}`" for option in dict.fromkeys(fitting) if option is not None]
         if others:
             remedy += f", or use {' or '.join(others)}"
         raise Refusal(
@@ -115,5 +113,5 @@ def check(config: LlmConfig) -> None:
 
 
 def examples(name: str, count: int, seed: int) -> list[synthetic.Example]:
-    """`count` synthetic rows for a template."""
+    """Return `count` synthetic rows for a template."""
     return list(islice(synthetic.deal(TEMPLATES[name].deck, Random(f"{name} {seed}")), count))

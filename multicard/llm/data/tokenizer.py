@@ -1,8 +1,7 @@
-"""The tokenizers: one trained on the run's own text, Llama 3's and Qwen 2.5's,
-and those of folders.
+"""The tokenizers: one trained on the run's text, Llama 3's, Qwen 2.5's, and a model folder's.
 
-The first two are files in tiktoken's form (a line a token: base64 and rank),
-which torchtune's Llama3Tokenizer reads.
+The embedded tokenizer and Llama 3's are files in tiktoken's form, which torchtune's Llama3Tokenizer
+reads. Each line holds a token in base64 and its rank.
 """
 
 import base64
@@ -21,14 +20,14 @@ from multicard.messages import Refusal
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-# How Llama 3 splits text before it merges bytes (llama-models, tokenizer.py);
-# torchtune has the same
+# Llama 3 splits text in this way before it merges bytes (llama-models, tokenizer.py). torchtune
+# has the same pattern.
 PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
 )
-# The special tokens that torchtune's Llama3Tokenizer asks for by name
+# torchtune's Llama3Tokenizer asks for these special tokens by name.
 SPECIAL = tuple(
     f"<|{name}|>"
     for name in (
@@ -44,10 +43,10 @@ SPECIAL = tuple(
         "image",
     )
 )
-# a message's header, which rows need not contain
+# Rows need not contain the header of a message.
 ROLES = ("user\n\n", "assistant\n\n", "system\n\n")
-FILE = "tokenizer.json"  # of a folder in Hugging Face's form
-# All of it that says which tokens a text has: tokens of their own, and which of all have a role
+FILE = "tokenizer.json"  # In a folder in Hugging Face's form.
+# These files decide which tokens a text has: they add tokens, and give some of them a role.
 FILES = (
     "config.json",
     FILE,
@@ -55,26 +54,26 @@ FILES = (
     "special_tokens_map.json",
     "added_tokens.json",
 )
-# what each tokenizer can write; one built for other tokens asks for some that are not there
+# Every tokenizer can encode this text. Some broken ones lack tokens for it, and raise.
 PROBE = "A text, 1 é."
 LLAMA3_RANKS = 128_000
-LLAMA3_VOCABULARY = 128_256  # with the special tokens that text uses
+LLAMA3_VOCABULARY = 128_256  # Includes the special tokens that text uses.
 QWEN25_TOKENS = 151_643
-QWEN25_VOCABULARY = 151_665  # with the special tokens
+QWEN25_VOCABULARY = 151_665  # Includes the special tokens.
 
 
 def train(texts: Iterable[str], vocab_size: int) -> list[bytes]:
-    """A byte-level BPE (Sennrich et al., 2016) of at most `vocab_size` tokens,
-    the 256 bytes among them, by rank.
+    """Train a byte-level BPE (Sennrich et al., 2016), and return its tokens by rank.
 
-    The same texts give the same tokens: pairs are merged by count, equal counts by rank.
+    It has at most `vocab_size` tokens, including the 256 bytes. The same texts give the same
+    tokens: pairs are merged by count, and pairs with equal counts by rank.
     """
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
     split = pre_tokenizers.Split(Regex(PATTERN), behavior="isolated")
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    # of chat templates
+    # Chat templates write special tokens, which are not merged with text.
     special = pre_tokenizers.Split(Regex("|".join(map(re.escape, SPECIAL))), behavior="removed")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([special, split, to_bytes])  # pyright: ignore[reportAttributeAccessIssue]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -88,8 +87,9 @@ def train(texts: Iterable[str], vocab_size: int) -> list[bytes]:
 
 
 def byte_level_alphabet() -> dict[str, int]:
-    """The byte behind each character of GPT-2's byte-level alphabet,
-    in which `tokenizers` writes merges.
+    """Return the byte for each character of GPT-2's byte-level alphabet.
+
+    `tokenizers` writes merges in this alphabet.
     """
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
@@ -105,17 +105,17 @@ def tiktoken_lines(tokens: list[bytes]) -> str:
 
 
 def special_tokens(ranks: int) -> dict[str, list[dict[str, object]]]:
-    """Ids for the special tokens right after `ranks` others,
-    as the `added_tokens` of a tokenizer.json.
-    """
+    """Return the `added_tokens` of a tokenizer.json: the special tokens, after `ranks` others."""
     return {
         "added_tokens": [{"id": ranks + i, "content": token} for i, token in enumerate(SPECIAL)]
     }
 
 
 def vocabulary(config: GroupOption, ranks: int) -> int:
-    """Tokens of the tokenizer, special ones included;
-    `ranks` are the embedded tokenizer's other ones.
+    """Return the number of tokens of a tokenizer, including special ones.
+
+    Args:
+        ranks: the number of the embedded tokenizer's other tokens.
     """
     if isinstance(config, Llama3TokenizerConfig):
         return LLAMA3_VOCABULARY
@@ -123,8 +123,10 @@ def vocabulary(config: GroupOption, ranks: int) -> int:
 
 
 def component(config: GroupOption, inputs: Path) -> dict[str, Any]:
-    """torchtune's builder of the tokenizer and its files;
-    those of the embedded one are in `inputs`.
+    """Return torchtune's configuration of the tokenizer: its builder and its files.
+
+    Args:
+        inputs: the folder with the files of the embedded tokenizer.
     """
     if isinstance(config, Qwen25TokenizerConfig):
         builder = "torchtune.models.qwen2_5.qwen2_5_tokenizer"
@@ -142,10 +144,12 @@ def component(config: GroupOption, inputs: Path) -> dict[str, Any]:
 
 class FolderTokenizer:
     """The tokenizer of a folder in Hugging Face's form.
-    Rows are padded with a number that is no token.
+
+    Rows are padded with -1, which is not a token.
 
     Args:
-        max_seq_len: to which rows are cut, in tokens.
+        path: the folder.
+        max_seq_len: the number of tokens to which rows are truncated.
     """
 
     pad_id = -1
@@ -155,19 +159,19 @@ class FolderTokenizer:
         self.max_seq_len = max_seq_len
 
     def encode(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """The tokens of a text in which special tokens are written, and the characters of each,
-        from and to.
+        """Return the tokens of a text, and the characters of each, as (from, to).
+
+        The text itself holds the special tokens; none are added.
         """
         encoded = self._tokenizer.encode(text, add_special_tokens=False)
         return encoded.ids, encoded.offsets
 
 
 def of_folder(path: str) -> "PreTrainedTokenizerFast":
-    """A folder's tokenizer as transformers makes it of all its files, which is read once.
+    """Return a folder's tokenizer as transformers builds it from all of its files. It is cached.
 
-    Some tokens stand in tokenizer_config.json or special_tokens_map.json alone. Texts are neither
-    cut nor padded,
-    whatever tokenizer.json says: transformers does neither unless it is asked to.
+    Some tokens are only in tokenizer_config.json or special_tokens_map.json. Texts are neither
+    truncated nor padded, even if tokenizer.json asks for it: transformers ignores it there too.
     """
     folder = Path(_expand(path))
     files = []
@@ -185,39 +189,43 @@ def _read_folder(
 ) -> "PreTrainedTokenizerFast":
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    own = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    # one in Python, which does not say where tokens are in a text
-    if not isinstance(own, PreTrainedTokenizerFast):
-        own = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
-    own.backend_tokenizer.no_truncation()
-    own.backend_tokenizer.no_padding()
-    return own
-
-
-def vocabulary_of(own: "PreTrainedTokenizerFast") -> int:
-    """How many rows of an embedding the tokens of texts need, whose numbers may have gaps.
-
-    A token for padding alone counts for nothing: files declare it beyond the model's vocabulary,
-    and no text has it.
-    """
-    roles = [token for role, token in own.special_tokens_map.items() if role != "pad_token"]
-    numbers = (
-        number
-        for token, number in own.get_vocab().items()
-        if token != own.pad_token or token in roles
+    tokenizer = AutoTokenizer.from_pretrained(
+        folder, local_files_only=True, trust_remote_code=False
     )
-    return 1 + max(numbers)
+    # A tokenizer in Python does not say where tokens are in a text.
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+    tokenizer.backend_tokenizer.no_truncation()
+    tokenizer.backend_tokenizer.no_padding()
+    return tokenizer
 
 
-def special_of(own: "PreTrainedTokenizerFast") -> list[str]:
-    """The special tokens of a tokenizer, as text writes them."""
-    added = [token.content for token in own.added_tokens_decoder.values() if token.special]
-    return [*dict.fromkeys([*added, *own.special_tokens_map.values()])]
+def vocabulary_of(tokenizer: "PreTrainedTokenizerFast") -> int:
+    """Return how many rows of an embedding the tokens of texts need. Their ids may have gaps.
+
+    A token that only pads does not count. No text has it, and files declare it beyond the model's
+    vocabulary.
+    """
+    roles = [token for role, token in tokenizer.special_tokens_map.items() if role != "pad_token"]
+    token_ids = (
+        number
+        for token, number in tokenizer.get_vocab().items()
+        if token != tokenizer.pad_token or token in roles
+    )
+    return 1 + max(token_ids)
+
+
+def special_of(tokenizer: "PreTrainedTokenizerFast") -> list[str]:
+    """Return the special tokens of a tokenizer, as text writes them."""
+    added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+    return [*dict.fromkeys([*added, *tokenizer.special_tokens_map.values()])]
 
 
 def check_folder(model: HfConfig) -> "PreTrainedTokenizerFast":
-    """The tokenizer of a model's folder. Refuses (ValueError) one that is missing, broken,
-    or another model's.
+    """Return the tokenizer of a model's folder.
+
+    Raises:
+        Refusal: it is missing, broken, or belongs to another model.
     """
     key = "model.path"
     remedy = "save the model's own there (AutoTokenizer.from_pretrained(...).save_pretrained)"
@@ -229,10 +237,10 @@ def check_folder(model: HfConfig) -> "PreTrainedTokenizerFast":
             value=model.path,
         )
     try:
-        own = of_folder(str(model.path))
-        own.backend_tokenizer.encode(PROBE, add_special_tokens=False)
-        tokens = vocabulary_of(own)
-    except Exception as error:  # of tokenizers, which has no class of its own for it
+        tokenizer = of_folder(str(model.path))
+        tokenizer.backend_tokenizer.encode(PROBE, add_special_tokens=False)
+        tokens = vocabulary_of(tokenizer)
+    except Exception as error:  # `tokenizers` raises bare exceptions.
         raise Refusal(
             "llm.folder-tokenizer-unread",
             f"{key}={model.path}: its tokenizer cannot be read ({error}); {remedy}",
@@ -250,46 +258,47 @@ def check_folder(model: HfConfig) -> "PreTrainedTokenizerFast":
             tokens=tokens,
             vocab_size=model.vocab_size,
         )
-    return own
+    return tokenizer
 
 
 def check_files(config: GroupOption) -> None:
-    """Refuse (ValueError) files of a model's own tokenizer that are not there, or not whole."""
+    """Refuse files of a model's own tokenizer that are missing or incomplete."""
     if isinstance(config, Llama3TokenizerConfig):
-        _check(
+        _check_count(
             config.path,
             LLAMA3_RANKS,
             "Llama 3's tokenizer.model",
             lambda content: len(content.splitlines()),
         )
     elif isinstance(config, Qwen25TokenizerConfig):
-        _check(
+        _check_count(
             config.path,
             QWEN25_TOKENS,
             "Qwen 2.5's vocab.json",
             lambda content: len(json.loads(content)),
         )
-        _file("merges_file", config.merges_file, "Qwen 2.5's merges.txt")
+        _existing_file("merges_file", config.merges_file, "Qwen 2.5's merges.txt")
 
 
-def _check(path: str | None, tokens: int, whose: str, count: Callable[[bytes], int]) -> None:
-    content = _file("path", path, whose).read_bytes()
+def _check_count(path: str | None, tokens: int, whose: str, count: Callable[[bytes], int]) -> None:
+    content = _existing_file("path", path, whose).read_bytes()
     try:
-        held = count(content)
-    except (TypeError, ValueError):  # no JSON
-        held = 0
-    if held != tokens:
+        held_tokens = count(content)
+    except (TypeError, ValueError):  # The file is not JSON.
+        held_tokens = 0
+    if held_tokens != tokens:
         raise Refusal(
             "llm.tokenizer-tokens",
-            f"tokenizer.path={path}: holds {held} tokens, not {tokens}; give the path of {whose}",
+            f"tokenizer.path={path}: holds {held_tokens} tokens, not {tokens};"
+            f" give the path of {whose}",
             key="tokenizer.path",
             value=path,
-            held=held,
+            held=held_tokens,
             tokens=tokens,
         )
 
 
-def _file(name: str, path: str | None, whose: str) -> Path:
+def _existing_file(name: str, path: str | None, whose: str) -> Path:
     file = Path(_expand(path))
     if not file.is_file():
         raise Refusal(

@@ -1,8 +1,8 @@
-"""Special tokens of turns, where a row's text has them already or lacks them.
+"""Count rows whose text has special tokens of turns already, or lacks their end.
 
-A prompt that was written by the template before is written again, with its tokens doubled. An
-answer that no token ends teaches a model not to stop. Both are counted,
-by the special tokens of the run's own tokenizer.
+If a prompt was written by the template before, it is written again, and its tokens are doubled. An
+answer that no token ends teaches a model not to stop. The special tokens come from the run's
+tokenizer.
 """
 
 from collections import Counter
@@ -17,10 +17,12 @@ PLAIN = ({"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}
 
 
 class TokenNotes(NamedTuple):
-    """Rows of which a person should know.
+    """Counts of rows that a user should know about.
 
-    within: in how many each token of a turn stands in a message's own text. rows: in how many any
-    does. unended: rows with an answer that is learnt without a special token that ends it.
+    Fields:
+        within: for each token of a turn, the rows with a message that contains it.
+        rows: the rows with a message that contains any of these tokens.
+        unended: the rows with a learnt answer that no special token ends.
     """
 
     within: Mapping[str, int]
@@ -29,32 +31,33 @@ class TokenNotes(NamedTuple):
 
 
 class TurnTokens:
-    """Counts, row by row, what `TokenNotes` has.
+    """Counts `TokenNotes`, row by row.
 
     Args:
-        special: all special tokens of the tokenizer, as texts have them.
-        render: the chat template. around: the tokens before and after a text without any.
+        special: the texts of all special tokens of the tokenizer.
+        render: writes messages with the chat template.
+        begin_and_end: returns the tokens before and after a text without special tokens.
     """
 
     def __init__(
         self,
         special: Sequence[str],
         render: Callable[..., str],
-        around: Callable[[], Sequence[str]],
+        begin_and_end: Callable[[], Sequence[str]],
     ) -> None:
-        self._every = tuple(token for token in special if token)
+        self._all_tokens = tuple(token for token in special if token)
         self._render = render
-        self._around = around
-        self._of_turns: SpecialTokens | None = None
-        self._within = Counter[str]()
+        self._begin_and_end = begin_and_end
+        self._turn_tokens: SpecialTokens | None = None
+        self._rows_by_token = Counter[str]()
         self._rows = 0
-        self._unended = 0
-        self._found = set[str]()
+        self._unended_rows = 0
+        self._tokens_in_row = set[str]()
         self._is_unended = False
 
     def begin_row(self) -> None:
-        """Forget what a row before had, which may have been broken."""
-        self._found = set()
+        """Start a row. Forgets the row before, which may have been broken."""
+        self._tokens_in_row = set()
         self._is_unended = False
 
     def note(
@@ -63,34 +66,37 @@ class TurnTokens:
         pieces: Sequence[Mapping[str, Any]],
         is_whole: bool,
     ) -> None:
-        """Look at a conversation, and the pieces that were written of it.
+        """Note the tokens of a conversation, and of the pieces in which it was written.
 
         Args:
-            is_whole: every token is learnt, so that pieces are no answers.
+            is_whole: every token is learnt, so the pieces are not answers.
         """
         for message in messages:
-            self._found |= {*self._turns.one.findall(str(message["content"]))}
+            self._tokens_in_row |= {
+                *self._tokens_of_turns.one_token.findall(str(message["content"]))
+            }
         learnt = [str(piece["content"]) for piece in pieces if piece["learnt"]]
         self._is_unended |= not is_whole and not all(
-            text.rstrip().endswith(self._every) for text in learnt
+            text.rstrip().endswith(self._all_tokens) for text in learnt
         )
 
     def end_row(self) -> None:
-        """Count what was found in a row, whose conversations may be several."""
-        self._within.update(self._found)
-        self._rows += bool(self._found)
-        self._unended += self._is_unended
+        """Count the tokens of a row, which may hold several conversations."""
+        self._rows_by_token.update(self._tokens_in_row)
+        self._rows += bool(self._tokens_in_row)
+        self._unended_rows += self._is_unended
 
     def notes(self) -> TokenNotes:
-        return TokenNotes(dict(self._within), self._rows, self._unended)
+        return TokenNotes(dict(self._rows_by_token), self._rows, self._unended_rows)
 
     @property
-    def _turns(self) -> SpecialTokens:
-        """The tokens that the template writes around turns, and those around a text: few, so that
-        the search in each message is short.
+    def _tokens_of_turns(self) -> SpecialTokens:
+        """The tokens that the template writes around turns, and around a text.
+
+        They are few, so that the search in each message is quick.
         """
-        if self._of_turns is None:
-            written = "".join(self._around())
+        if self._turn_tokens is None:
+            written = "".join(self._begin_and_end())
             for messages in (PLAIN, PLAIN[:1]):
                 try:
                     written += self._render(
@@ -104,5 +110,7 @@ class TurnTokens:
                     AttributeError,
                 ):
                     continue
-            self._of_turns = SpecialTokens(SpecialTokens(self._every).one.findall(written))
-        return self._of_turns
+            self._turn_tokens = SpecialTokens(
+                SpecialTokens(self._all_tokens).one_token.findall(written)
+            )
+        return self._turn_tokens

@@ -1,7 +1,6 @@
-"""The messages of conversations in public forms, in one form: role and content,
-and what templates read beside them.
+"""Bring the messages of public conversations into one form: role, content, and keys of templates.
 
-Each key of a message is read, passed on to whoever writes the message, or refused.
+Each key of a message is read, passed on to the code that writes the message, or refused.
 """
 
 import json
@@ -24,7 +23,7 @@ from multicard.llm.data.roles import (
     ROLE_KEYS,
     ROLES,
     SWITCHES,
-    lowered,
+    with_lower_keys,
 )
 from multicard.messages import Refusal
 
@@ -35,26 +34,29 @@ FORM = (
     ' "..."}]}'
 )
 
-# Of a part of a content; the last says how long a service keeps what it has read
+# Keys of a part of a content. `cache_control` says how long a service keeps what it has read.
 PART_KEYS = ("type", "text", "cache_control")
+FUNCTION_KEYS = ("name", "arguments", "parameters")
+FLAT_CALL_KEYS = ("id", "index")  # Keys of the call, where it has no `function`.
 
 
 def messages(turns: Any, by_place: bool = False, by_pairs: bool = False) -> list[Message] | None:
-    """The messages of a column; None if it holds no list of turns.
+    """Return the messages of a column; None if it holds no list of turns.
 
     Args:
-        turns: objects with a role and a content, or objects with a question and its answer; also as
-            JSON, of all together or of each; or one object with a list for each key.
-        by_place: the column's form has turns without names too: texts by turns. In any other column
-            a list of texts is several answers, or a column of several rows.
-        by_pairs: it has lists of a question and its answer too, as histories have.
+        turns: objects with a role and a content, or objects with a question and its answer. All of
+            them, or each, may be JSON. An object with a list for each key is read too.
+        by_place: the column may hold texts without roles, whose speakers alternate. In other
+            columns a list of texts means several answers, or the values of several rows.
+        by_pairs: the column may hold lists of a question and its answer, as histories do.
     """
     turns = json_texts.as_messages(turns)
     if isinstance(turns, str):
-        turns = json_texts.as_object(turns)  # of CSV, and of Parquet with text columns alone
+        # CSV, and Parquet with only text columns, hold messages as JSON.
+        turns = json_texts.as_object(turns)
     if isinstance(turns, dict):
-        turns = lowered(turns)
-        turns = _of_lists(turns) or turns
+        turns = with_lower_keys(turns)
+        turns = _split_lists(turns) or turns
     if isinstance(turns, dict) and ({*ROLE_KEYS} & turns.keys()):
         turns = [turns]
     if not isinstance(turns, list):
@@ -62,7 +64,7 @@ def messages(turns: Any, by_place: bool = False, by_pairs: bool = False) -> list
     if by_place and turns and all(isinstance(turn, str) for turn in turns):
         pairs = zip(turns, _alternating(len(turns)), strict=True)
         return [
-            _checked({"role": role, "content": text}, number)
+            _with_text_content({"role": role, "content": text}, number)
             for number, (text, role) in enumerate(pairs, start=1)
         ]
     if (
@@ -73,106 +75,110 @@ def messages(turns: Any, by_place: bool = False, by_pairs: bool = False) -> list
         turns = [{"input": question, "output": answer} for question, answer in turns]
     if not all(isinstance(turn, dict) for turn in turns):
         return None
-    found = list[Message]()
-    for number, turn in enumerate(map(lowered, turns), start=1):
+    converted = list[Message]()
+    for number, turn in enumerate(map(with_lower_keys, turns), start=1):
         exchange = None
         if not {*ROLE_KEYS} & turn.keys():
             exchange = next((names for names in EXCHANGES if {*names} <= turn.keys()), None)
         if exchange is None:
-            found.append(message(number, turn))
+            converted.append(message(number, turn))
         else:
-            found += _exchanged(turn, exchange, number)
-    return found
+            converted += _split_exchange(turn, exchange, number)
+    return converted
 
 
 def are_texts(turns: Any) -> bool:
-    """True of a list of texts that are no JSON of messages: none says whose it is."""
+    """Tell whether a value is a list of texts without speakers, which are not JSON of messages."""
     if isinstance(turns, str):
         turns = json_texts.as_object(turns)
     turns = json_texts.as_messages(turns)
     return isinstance(turns, list) and bool(turns) and all(isinstance(turn, str) for turn in turns)
 
 
-def _of_lists(held: Mapping[str, Any]) -> list[Message] | None:
-    """The turns of an object with a list for each key, as the type Sequence of older `datasets` has
-    them; None of any other. A turn lacks a key that holds nothing.
+def _split_lists(turn_lists: Mapping[str, Any]) -> list[Message] | None:
+    """Split an object with a list for each key into its turns; None for any other object.
+
+    The type Sequence of older `datasets` stores turns like this. If a key holds nothing, the turns
+    lack it.
     """
-    lists = {key: values for key, values in held.items() if values is not None}
+    lists = {key: values for key, values in turn_lists.items() if values is not None}
     if not ({*ROLE_KEYS} & lists.keys()) or not all(
         isinstance(values, list) for values in lists.values()
     ):
         return None
     if len({len(values) for values in lists.values()}) != 1:
         return None
-    found = list[Message]()
+    turns = list[Message]()
     for values in zip(*lists.values(), strict=True):
-        found.append(
+        turns.append(
             {key: value for key, value in zip(lists, values, strict=True) if value is not None}
         )
-    return found
+    return turns
 
 
 def _alternating(count: int) -> list[str]:
     return (["user", "assistant"] * count)[:count]
 
 
-def _exchanged(turn: Mapping[str, Any], names: Sequence[str], number: int) -> list[Message]:
-    """The two messages of an object with a question and its answer."""
+def _split_exchange(turn: Mapping[str, Any], names: Sequence[str], number: int) -> list[Message]:
+    """Return the two messages of an object with a question and its answer."""
     others = {name: value for name, value in turn.items() if name not in names}
-    asked, answer = (
+    question, answer = (
         {"role": role, "content": turn[name]}
         for role, name in zip(("user", "assistant"), names, strict=True)
     )
     if is_filled(answer["content"]):
-        return [message(number, asked), message(number, answer | others)]
-    return [message(number, asked | others)]
+        return [message(number, question), message(number, answer | others)]
+    return [message(number, question | others)]
 
 
 def message(number: int, turn: Mapping[str, Any]) -> Message:
-    """A message with the keys and roles that templates read;
-    `weight` is 0 or 1 where a key says whether it is learnt.
+    """Return a message with the keys and roles that templates read.
 
-    Other keys that hold something are kept: see `settle`.
+    If a key says whether the message is learnt, `weight` is 0 or 1. Other keys with a value are
+    kept for `settle`.
     """
-    turn = lowered(turn)
+    turn = with_lower_keys(turn)
     columns = RowColumns(turn)
-    said = columns.get(*ROLE_KEYS)
+    stated_role = columns.get(*ROLE_KEYS)
     speaker = turn.get("from")
-    if ROLES.get(str(speaker).lower()) is not None:  # another name is a key that nobody reads
+    # If `from` does not name a known role, it is a key that is not read.
+    if ROLES.get(str(speaker).lower()) is not None:
         if is_filled(turn.get("role")) and ROLES[str(speaker).lower()] != ROLES.get(
-            str(said).lower()
+            str(stated_role).lower()
         ):
             raise _two_values(number, ROLE_KEYS)
         columns.pass_over("from")
-    given = [name for name in CONTENT_KEYS if turn.get(name) is not None]
-    filled = columns.there(CONTENT_KEYS) or given
-    content = turn[filled[0]] if filled else None
-    columns.pass_over(*filled[:1])
-    for name in filled[1:]:
+    present_keys = [name for name in CONTENT_KEYS if turn.get(name) is not None]
+    filled_keys = columns.filled(CONTENT_KEYS) or present_keys
+    content = turn[filled_keys[0]] if filled_keys else None
+    columns.pass_over(*filled_keys[:1])
+    for name in filled_keys[1:]:
         if turn[name] == content:
             columns.pass_over(name)
         elif name == "value" and isinstance(turn[name], str | list):
-            raise _two_values(number, CONTENT_KEYS[:2])  # a number is no text of the message
-    role = ROLES.get(str(said).lower())
+            # A number would not be a text of the message.
+            raise _two_values(number, CONTENT_KEYS[:2])
+    role = ROLES.get(str(stated_role).lower())
     if role is None:
-        stated = "no role" if said is None else f"role {said!r}"
+        stated = "no role" if stated_role is None else f"role {stated_role!r}"
         raise Refusal(
             "llm.chat-role",
             f"message {number} has {stated}; use one of {', '.join(ROLES)}",
             message=number,
-            role=said,
+            role=stated_role,
         )
     if role == "assistant":
         check_harmony(columns, number)
-    own: Message = {"role": role, "content": content}
-    own |= {name: turn[name] for name in columns.unread() if name not in SWITCHES}
-    if str(said).lower() in CALLS:
-        own |= {"content": "", "tool_calls": _calls(content, number)}
-    elif role == "assistant" and is_filled(own.get("function_call")):  # OpenAI's earlier form
-        own["tool_calls"] = [_call(own.pop("function_call"), number)]
-    if is_filled(own.get("tool_calls")):
-        own["tool_calls"] = _calls(own["tool_calls"], number)
-    return _checked(own | _weight(number, role, turn), number)
+    converted: Message = {"role": role, "content": content}
+    converted |= {name: turn[name] for name in columns.unread() if name not in SWITCHES}
+    if str(stated_role).lower() in CALLS:
+        converted |= {"content": "", "tool_calls": _calls_of(content, number)}
+    elif role == "assistant" and is_filled(converted.get("function_call")):  # OpenAI's older form
+        converted["tool_calls"] = [_call(converted.pop("function_call"), number)]
+    if is_filled(converted.get("tool_calls")):
+        converted["tool_calls"] = _calls_of(converted["tool_calls"], number)
+    return _with_text_content(converted | _weight(number, role, turn), number)
 
 
 def _two_values(number: int, keys: Sequence[str]) -> Refusal:
@@ -184,13 +190,13 @@ def _two_values(number: int, keys: Sequence[str]) -> Refusal:
     )
 
 
-def _checked(said: Message, number: int) -> Message:
-    """The message with its content as one text."""
-    role = said["role"]
-    content = said["content"]
+def _with_text_content(turn: Message, number: int) -> Message:
+    """Return the message with its content as one text."""
+    role = turn["role"]
+    content = turn["content"]
     if isinstance(content, list):  # OpenAI's parts
-        content = "".join(_text_of(part, number, role) for part in content)
-    if not said.get("tool_calls"):
+        content = "".join(_part_text(part, number, role) for part in content)
+    if not turn.get("tool_calls"):
         if not isinstance(content, str):
             raise Refusal(
                 "llm.chat-no-text",
@@ -206,11 +212,12 @@ def _checked(said: Message, number: int) -> Message:
                 " row out",
                 message=number,
             )
-    return said | {"content": "" if content is None else content}  # templates write None as a word
+    # Templates would write None as a word.
+    return turn | {"content": "" if content is None else content}
 
 
-def _text_of(part: Any, number: int, role: str) -> str:
-    """The text of a part of a content; parts that hold anything else are refused."""
+def _part_text(part: Any, number: int, role: str) -> str:
+    """Return the text of a part of a content, or refuse a part that holds anything else."""
     others = list[str]()
     if isinstance(part, dict) and part.get("type", "text") in ("text", "input_text", "output_text"):
         others = [
@@ -222,34 +229,33 @@ def _text_of(part: Any, number: int, role: str) -> str:
     stated = f"{kind} with {', '.join(others)}" if others else kind or str(part)[:40]
     raise Refusal(
         "llm.chat-part",
-        f"message {number} ({role}) has a part that is not text alone ({stated}); leave the"
-        " row out",
+        f"message {number} ({role}) has a part that is not only text ({stated}); leave the row out",
         message=number,
         role=role,
         part=kind,
     )
 
 
-def _calls(held: Any, number: int) -> list[dict[str, Any]]:
-    """Calls of a list, of one object, or of either as JSON."""
-    calls = held
-    if isinstance(held, str):
+def _calls_of(stored: Any, number: int) -> list[dict[str, Any]]:
+    """Return the calls in a list, in one object, or in the JSON of either."""
+    calls = stored
+    if isinstance(stored, str):
         try:
-            calls = json.loads(held)
+            calls = json.loads(stored)
         except (ValueError, RecursionError):
-            raise _no_call(held, number) from None
+            raise _bad_call(stored, number) from None
     if isinstance(calls, dict):
         calls = [calls]
     if not isinstance(calls, list):
-        raise _no_call(held, number)
+        raise _bad_call(stored, number)
     return [_call(call, number) for call in calls]
 
 
 def _call(content: Any, number: int) -> dict[str, Any]:
-    """A call of a function, with its arguments as an object, as templates read it.
+    """Return a call of a function in the form that templates read: its arguments are an object.
 
-    OpenAI's form has the name and the arguments under `function`, and the arguments as JSON;
-    others have them flat.
+    OpenAI's form has the name and the arguments under `function`, and the arguments as JSON.
+    Other forms have both keys in the call itself.
     """
     try:
         call = json.loads(content) if isinstance(content, str) else content
@@ -259,45 +265,41 @@ def _call(content: Any, number: int) -> dict[str, Any]:
         if isinstance(arguments, str) and arguments.strip():
             arguments = json.loads(arguments)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        raise _no_call(content, number) from None
+        raise _bad_call(content, number) from None
     if not is_filled(arguments):
         arguments = {}
     if not isinstance(name, str) or not isinstance(arguments, dict):
-        raise _no_call(content, number)
-    read = ("name", "arguments", "parameters")
-    beside = (
-        {}
-        if function is call
-        else {key: value for key, value in call.items() if key not in ("function", "type")}
-    )
-    of_function = {key: value for key, value in function.items() if key not in read}
+        raise _bad_call(content, number)
     if function is call:
-        beside = {key: value for key, value in of_function.items() if key in ("id", "index")}
-        of_function = {
-            key: value for key, value in of_function.items() if key not in ("id", "index", "type")
-        }
-    of_function = {key: value for key, value in of_function.items() if is_filled(value)}
+        call_fields = {key: value for key, value in call.items() if key in FLAT_CALL_KEYS}
+        read_keys = (*FUNCTION_KEYS, *FLAT_CALL_KEYS, "type")
+    else:
+        call_fields = {key: value for key, value in call.items() if key not in ("function", "type")}
+        read_keys = FUNCTION_KEYS
+    function_fields = {
+        key: value for key, value in function.items() if key not in read_keys and is_filled(value)
+    }
     return {
         "type": "function",
-        "function": {"name": name, "arguments": arguments} | of_function,
-    } | beside
+        "function": {"name": name, "arguments": arguments} | function_fields,
+    } | call_fields
 
 
-def _no_call(content: Any, number: int) -> Refusal:
+def _bad_call(content: Any, number: int) -> Refusal:
     return Refusal(
         "llm.row-call",
-        f"message {number} holds no call of a function ({str(content)[:40]!r}); "
+        f"message {number} does not hold a function call ({str(content)[:40]!r}); "
         'write {"name": "...", "arguments": {...}}',
         message=number,
         content=str(content)[:40],
     )
 
 
-# ---- what is learnt
+# ---- which messages are learnt
 
 
 def _weight(number: int, role: str, turn: Mapping[str, Any]) -> dict[str, int]:
-    """`weight` of a message that is not to be learnt, 0; nothing of others."""
+    """Return {"weight": 0 or 1} if a key says whether the message is learnt, else nothing."""
     for name in PARTLY_LEARNT:
         if is_filled(turn.get(name)):
             raise Refusal(
@@ -308,45 +310,48 @@ def _weight(number: int, role: str, turn: Mapping[str, Any]) -> dict[str, int]:
                 role=role,
                 switch=name,
             )
-    asked = dict[str, bool]()
+    learnt_by_key = dict[str, bool]()
     for name in SWITCHES:
         value = turn.get(name)
         if value is None:
             continue
-        stated = str(value).lower()
-        if stated not in (*ON, *OFF):
+        lower_value = str(value).lower()
+        if lower_value not in (*ON, *OFF):
             raise Refusal(
                 "llm.row-switch",
-                f"message {number} ({role}) has {name}={value!r}; only 0 and 1 can be heeded, or"
-                " false and true",
+                f"message {number} ({role}) has {name}={value!r}, but only 0 and 1, or false and"
+                " true, are understood",
                 message=number,
                 role=role,
                 switch=name,
                 value=str(value),
             )
-        asked[name] = (stated in ON) != (name in OPPOSITE)
-    if len({*asked.values()}) > 1:
+        learnt_by_key[name] = (lower_value in ON) != (name in OPPOSITE)
+    if len({*learnt_by_key.values()}) > 1:
         raise Refusal(
             "llm.row-switches",
             f"message {number} ({role}) says both that it is learnt and that it is not"
-            f" ({', '.join(asked)}); keep one",
+            f" ({', '.join(learnt_by_key)}); keep one",
             message=number,
             role=role,
-            switches=list(asked),
+            switches=list(learnt_by_key),
         )
-    return {"weight": int(True in asked.values())} if asked else {}
+    return {"weight": int(True in learnt_by_key.values())} if learnt_by_key else {}
 
 
-def check_learnt(said: Sequence[Message], everything: bool) -> None:
-    """Refuse (ValueError) keys that contradict what is learnt.
+def check_learnt(conversation: Sequence[Message], everything: bool) -> None:
+    """Refuse keys that contradict which messages are learnt.
 
     Args:
-        everything: every token is learnt; otherwise the assistant's turns, but those of weight 0.
+        everything: every token is learnt, rather than the assistant's turns of weight 1.
+
+    Raises:
+        Refusal: a message asks to be learnt and is not, or the reverse.
     """
-    answers = [each for each in said if each["role"] == "assistant"]
-    for number, each in enumerate(said, start=1):
-        role = each["role"]
-        weight = each.get("weight")
+    answers = [turn for turn in conversation if turn["role"] == "assistant"]
+    for number, turn in enumerate(conversation, start=1):
+        role = turn["role"]
+        weight = turn.get("weight")
         if everything and weight == 0:
             raise Refusal(
                 "llm.row-unlearnt",
@@ -359,57 +364,59 @@ def check_learnt(said: Sequence[Message], everything: bool) -> None:
         if not everything and weight == 1 and role != "assistant":
             raise Refusal(
                 "llm.row-learns-others",
-                f"message {number} ({role}) is to be learnt, but dataset.loss=answers learns the"
-                " assistant's alone; leave the key out, or use `dataset.loss=all` for every"
+                f"message {number} ({role}) is to be learnt, but dataset.loss=answers learns only"
+                " the assistant's messages; leave the key out, or use `dataset.loss=all` for every"
                 " message",
                 key="dataset.loss",
                 message=number,
                 role=role,
             )
-    if answers and all(each.get("weight") == 0 for each in answers):
+    if answers and all(turn.get("weight") == 0 for turn in answers):
         raise Refusal(
             "llm.row-nothing-learnt", "has no answer that is to be learnt; leave the row out"
         )
 
 
-# ---- what is written
+# ---- which keys are written
 
 
 def settle(
-    said: Sequence[Message], source: str | None, column: str, instead: str = ""
+    conversation: Sequence[Message], source: str | None, column: str, instead: str = ""
 ) -> tuple[list[Message], list[str]]:
-    """Messages with the keys alone that their writer knows, and those that it does not,
-    as "messages.id".
+    """Keep the keys of messages that the writer knows, and name the others, as "messages.id".
 
     Args:
-        source: of the chat template, which names the keys that it writes; None of torchtune's own
-            forms.
-        column: that held the messages. instead: what to use for keys that torchtune's form lacks.
+        source: the chat template's source, which names the keys that it writes; None for
+            torchtune's forms.
+        column: the column that held the messages.
+        instead: advice for keys that torchtune's form lacks.
 
     Raises:
         Refusal: a key bears text that would be lost.
     """
-    kept = list[Message]()
-    unread = list[str]()
-    for number, each in enumerate(said, start=1):
-        own: Message = {name: each[name] for name in ("role", "content", "weight") if name in each}
-        for name, value in each.items():
-            if name in own or not is_filled(value):
+    settled = list[Message]()
+    unread_keys = list[str]()
+    for number, turn in enumerate(conversation, start=1):
+        written: Message = {
+            name: turn[name] for name in ("role", "content", "weight") if name in turn
+        }
+        for name, value in turn.items():
+            if name in written or not is_filled(value):
                 continue
             if source is not None and re.search(rf"\b{re.escape(name)}\b", source):
-                own[name] = value
+                written[name] = value
             elif name in BEARING_KEYS:
                 raise unwritten(name, source, number, instead)
             else:
-                unread.append(f"{column}.{name}")
-        kept.append(own)
-    return kept, unread
+                unread_keys.append(f"{column}.{name}")
+        settled.append(written)
+    return settled, unread_keys
 
 
 def unwritten(
     column: str, source: str | None, number: int | None = None, instead: str = ""
 ) -> Refusal:
-    """The refusal of what a form defines and its writer drops."""
+    """Return the refusal of a column or key that the form defines and the writer drops."""
     place = "" if number is None else f"message {number} "
     other = instead if source is None else ", or give another template"
     writer = "torchtune's form" if source is None else "the chat template"
@@ -421,17 +428,20 @@ def unwritten(
     )
 
 
-def repeats(said: Sequence[Message]) -> bool:
-    """Tell whether the last message is an answer that begins
-    with the whole text of the message before it.
+def repeats_prompt(conversation: Sequence[Message]) -> bool:
+    """Tell whether the last answer begins with the whole text of the message before it.
 
-    So do rows whose answer was stored as a model continues a prompt: the prompt,
-    and the answer behind it.
+    Such rows were stored in the way that a model continues a prompt: first the prompt, then the
+    answer.
     """
-    if len(said) < 2 or said[-1]["role"] != "assistant" or said[-2]["role"] != "user":
+    if (
+        len(conversation) < 2
+        or conversation[-1]["role"] != "assistant"
+        or conversation[-2]["role"] != "user"
+    ):
         return False
-    asked = said[-2].get("content")
-    answered = said[-1].get("content")
-    if not isinstance(asked, str) or not isinstance(answered, str) or not asked.strip():
+    question = conversation[-2].get("content")
+    answer = conversation[-1].get("content")
+    if not isinstance(question, str) or not isinstance(answer, str) or not question.strip():
         return False
-    return answered.strip().startswith(asked.strip())
+    return answer.strip().startswith(question.strip())
