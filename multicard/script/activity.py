@@ -54,10 +54,10 @@ class Activity:
             self.go_on_training()
             self._clock.lap(self._work())
         elif self._clock.is_running:
-            self._clock.lap(self.gaps.work(self._work()))
+            self._clock.lap(self.gaps.work_label(self._work()))
             self.is_evaluating = True
             self._draws_with_gradients = with_gradients
-            self.gaps.draws_evaluation()
+            self.gaps.note_evaluation_batch()
             self.count_evaluation()
 
     def receive_batch(self, trains: bool) -> None:
@@ -81,12 +81,12 @@ class Activity:
         """
         if self.is_marked or self.is_evaluating:
             return
-        if self.gaps.sets_mode(module, trains, self._work()):
+        if self.gaps.set_mode(module, trains, self._work()):
             self._end_evaluation_without_loader()
 
     def go_on_training(self) -> None:
         """A pass over the training's data begins or goes on."""
-        if self.gaps.training_draws():
+        if self.gaps.note_training_batch():
             self._end_evaluation_without_loader()
 
     def count_evaluation(self) -> None:
@@ -98,7 +98,7 @@ class Activity:
         """The script begins a step that it marks."""
         self.end_open_evaluation()
         self._clock.lap(Lap.apart)
-        self.gaps.step_ended(resumed=True)
+        self.gaps.end_step(resumed=True)
         self.is_marked = True
         self.is_in_mark = True
 
@@ -125,12 +125,12 @@ class Activity:
             self.evaluations -= 1
             self._left_out.withdraw()
         is_after_mode = self.gaps.evaluations > 0
-        self.gaps.step_ended(resumed)
+        self.gaps.end_step(resumed)
         return is_after_mode
 
     def end_uncounted_step(self) -> None:
         """End a step of an optimizer that does not count, or not yet."""
-        self._clock.end_uncounted_step(self.gaps.part())
+        self._clock.end_uncounted_step(self.gaps.part_label())
 
     def _work(self) -> Lap:
         return Lap.apart if self.is_marked and not self.is_in_mark else Lap.work

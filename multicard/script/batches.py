@@ -121,7 +121,7 @@ class Draws:
         self._ended: list[BatchSource] = []  # Sources whose loader had no further batch.
         self.without_step: list[tuple[BatchSource, int]] = []
 
-    def begins(self, data: Any, index_sampler: Any) -> Pass:
+    def begin_pass(self, data: Any, index_sampler: Any) -> Pass:
         """Begin a pass of a loader.
 
         If its source equals one that was drawn from before, the pass gets that same object. Lists
@@ -139,7 +139,7 @@ class Draws:
         """Return True if a batch that may be trained on was handed out since the last step."""
         return bool(self._pending or self._new)
 
-    def begins_anew(self, source: BatchSource) -> bool:
+    def is_drawn_again(self, source: BatchSource) -> bool:
         """Return True if a source is drawn from again after a whole pass without a step.
 
         That pass seemed to train, but was an evaluation. Its batches belong to no step.
@@ -154,7 +154,7 @@ class Draws:
                 del drawn[place]
         return self._first_step or source in self._known
 
-    def asks(self, source: BatchSource) -> bool:
+    def ask_batch(self, source: BatchSource) -> bool:
         """Return True if a batch that is asked for is for training."""
         if not torch.is_grad_enabled() or not (source in self._known or self._first_step):
             return False
@@ -179,30 +179,30 @@ class Draws:
             if trains:
                 self._pending.append(batch)
         elif torch.is_grad_enabled():
-            self._leave_ended(data_pass.source)
+            self._drop_ended(data_pass.source)
             self._new.append(batch)
 
-    def _leave_ended(self, source: BatchSource) -> None:
+    def _drop_ended(self, source: BatchSource) -> None:
         """Drop new sources that ended before this one is drawn from: they are not of the step."""
         self._new = [
             each for each in self._new if each.source == source or each.source not in self._ended
         ]
 
-    def step_uncounted(self) -> None:
+    def note_uncounted_step(self) -> None:
         """Note a step of an optimizer that does not count: no pass up to here was an evaluation."""
         self._trained_on = len(self._pending) + len(self._new)
 
-    def ends(self, data_pass: Pass, handed_out: int) -> None:
+    def end_pass(self, data_pass: Pass, handed_out: int) -> None:
         """End a pass: its loader has no further batch, after so many."""
         with self._changing:
-            self._end(data_pass, handed_out)
+            self._end_pass(data_pass, handed_out)
 
-    def _end(self, data_pass: Pass, handed_out: int) -> None:
+    def _end_pass(self, data_pass: Pass, handed_out: int) -> None:
         source = data_pass.source
         if data_pass.ended is None:
             data_pass.ended = (self.backwards, self._handed_out)
         if source in self._known:
-            self._leave_ended(source)
+            self._drop_ended(source)
         self._ended.append(source)
         since_step = (
             sum(batch.source == source for batch in (*self._pending, *self._new)) - self._trained_on
@@ -210,7 +210,7 @@ class Draws:
         self.without_step += [(source, handed_out)] if 0 < handed_out <= since_step else []
         self.asked = self.asked and source not in self._known
 
-    def take(self, joined: Sequence[BatchSource] = ()) -> tuple[list[DrawnBatch], bool]:
+    def end_step(self, joined: Sequence[BatchSource] = ()) -> tuple[list[DrawnBatch], bool]:
         """End a step.
 
         Args:
@@ -221,30 +221,32 @@ class Draws:
             evaluated.
         """
         with self._changing:
-            return self._take(joined)
+            return self._end_step(joined)
 
-    def _take(self, joined: Sequence[BatchSource]) -> tuple[list[DrawnBatch], bool]:
+    def _end_step(self, joined: Sequence[BatchSource]) -> tuple[list[DrawnBatch], bool]:
         seemed_evaluated = (
-            bool(self._new) and (self._joins(joined) or self._moves()) and not self._first_step
+            bool(self._new)
+            and (self._join_sources(joined) or self._move_to_new_sources())
+            and not self._first_step
         )
         drawn = self._pending
         for batch in drawn:
             if not any(batch.data_pass.trains):
                 self._passes.append(batch.data_pass)
             batch.data_pass.trains[batch.number] = 1
-        self._ends.append(self._now())
+        self._ends.append(self._step_end())
         self._first_step = False
         self._clear()
         return drawn, seemed_evaluated
 
-    def _now(self) -> StepEnd:
+    def _step_end(self) -> StepEnd:
         return StepEnd(self.backwards, self._handed_out, self._cleared)
 
-    def may_end_step(self) -> None:
+    def note_possible_end(self) -> None:
         """Note where a step ends if the next step turns out to be two."""
-        self._part_end = self._now()
+        self._part_end = self._step_end()
 
-    def ends_step(self) -> None:
+    def add_noted_end(self) -> None:
         """Add the step that was noted last: the next step was two."""
         self._ends.append(self._part_end)
 
@@ -270,11 +272,11 @@ class Draws:
         """Return the number of batches since the last step that seem to be trained on."""
         return len(self._pending) + len(self._new)
 
-    def clears(self) -> None:
+    def clear_gradients(self) -> None:
         """Note that gradients are cleared: no later step has those computed up to here."""
         self._cleared = self.backwards
 
-    def _joins(self, sources: Sequence[BatchSource]) -> bool:
+    def _join_sources(self, sources: Sequence[BatchSource]) -> bool:
         """Let further sources join the training, since their batches reached a loss.
 
         Return whether the step has a batch of them.
@@ -289,7 +291,7 @@ class Draws:
         self._pending += joining
         return bool(joining)
 
-    def _moves(self) -> bool:
+    def _move_to_new_sources(self) -> bool:
         """Go on with the new sources if the step was of them, and return whether it was."""
         # A training without a loader goes on without one.
         if not self._first_step and not self._known:

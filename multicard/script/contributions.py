@@ -113,7 +113,7 @@ class Contributions:
                 return is_held_back
         return None
 
-    def receives(self, data_pass: Pass, trains: bool, batch: Any) -> None:
+    def receive_batch(self, data_pass: Pass, trains: bool, batch: Any) -> None:
         """Note a batch that was handed out, the last so far of its pass."""
         if data_pass.in_thread:
             return
@@ -125,7 +125,7 @@ class Contributions:
             is_new = False
             trains = True
         if not trains and not is_new:
-            self.operations.rest()
+            self.operations.pause()
             return
         self._new += is_new
         if self._window is None and (is_new or self._is_due) and not has_compiled():
@@ -137,9 +137,9 @@ class Contributions:
         self._window.handed.append(
             _HandedBatch(data_pass.source, data_pass.backwards[-1], self._window.steps)
         )
-        self.operations.marks(tensors_in(batch), len(self._window.handed) - 1)
+        self.operations.mark(tensors_in(batch), len(self._window.handed) - 1)
         if self._new > AHEAD:
-            self.operations.rest()
+            self.operations.pause()
         else:
             self.operations.watch()
 
@@ -151,7 +151,7 @@ class Contributions:
             return False
         return any(source.is_like(each) for each in self.joined)
 
-    def computes(self, losses: Any, call: int) -> None:
+    def begin_backward(self, losses: Any, call: int) -> None:
         """Note which batches reach the losses of a call of backward, by its number from 1."""
         self._new = 0
         if self._window is not None:
@@ -159,18 +159,18 @@ class Contributions:
                 handed = self._window.handed[number]
                 if handed.reached_by is None:
                     handed.reached_by = call
-        self.operations.rest()
+        self.operations.pause()
 
-    def computed(self) -> None:
+    def end_backward(self) -> None:
         """Go on watching: the gradients are computed."""
         if self._window is not None:
             self.operations.watch()
 
-    def rest(self) -> None:
+    def pause(self) -> None:
         """Watch nothing before the next batch, for instance while processes are forked."""
-        self.operations.rest()
+        self.operations.pause()
 
-    def step_ends(self, batches: int, known: Iterable[Any]) -> None:
+    def end_step(self, batches: int, known: Iterable[Any]) -> None:
         """End a step of so many batches.
 
         Args:
@@ -244,7 +244,7 @@ class Contributions:
         """Watch nothing until it is due again."""
         self.is_open = False
         self._window = None
-        self.operations.rest()
+        self.operations.pause()
         self.operations.clear()
 
 

@@ -34,21 +34,21 @@ class Gaps:
         """True if the time since the last lap seems to belong to no step."""
         return self.is_between or self._module is not None
 
-    def work(self, otherwise: Lap) -> Lap:
+    def work_label(self, otherwise: Lap) -> Lap:
         """Return the label of the time since the last lap."""
         if self._module is not None:
             return Lap.eval_mode
         return Lap.between if self.is_between else otherwise
 
-    def part(self) -> Lap:
+    def part_label(self) -> Lap:
         """Return the label of a step of an optimizer that does not count yet."""
         return Lap.resumed if self.seems_open else Lap.part
 
-    def draws_evaluation(self) -> None:
+    def note_evaluation_batch(self) -> None:
         """Note that a loader draws batches for an evaluation."""
         self._has_loader = self._module is not None
 
-    def training_draws(self) -> bool:
+    def note_training_batch(self) -> bool:
         """Note that a pass over the training's data begins or goes on.
 
         Return whether an evaluation without a loader has ended.
@@ -59,13 +59,13 @@ class Gaps:
             self.is_between = False
         return ended
 
-    def sets_mode(self, module: Any, trains: bool, otherwise: Lap) -> bool:
+    def set_mode(self, module: Any, trains: bool, otherwise: Lap) -> bool:
         """Note that a module is set to training or to evaluation.
 
         Return whether an evaluation without a loader has ended.
         """
         if not trains and self._module is None:
-            self._end_lap(self.work(otherwise))
+            self._end_lap(self.work_label(otherwise))
             self._module = weakref.ref(module)
             self._has_loader = False
         elif trains and self._module is not None and self._module() is module:
@@ -81,7 +81,7 @@ class Gaps:
         self.evaluations += alone
         return alone
 
-    def step_ended(self, resumed: bool) -> None:
+    def end_step(self, resumed: bool) -> None:
         """Let a step end: what seemed to belong to no step belongs to this one."""
         self._module = None
         self.evaluations = 0

@@ -35,8 +35,8 @@ def installed(recorder: Recorder) -> Iterator[None]:
     """Report this process's training to the recorder. Processes that it forks report nothing."""
     steps = Steps(recorder)
     handles = [
-        register_optimizer_step_pre_hook(steps.begins),
-        register_optimizer_step_post_hook(steps.ends),
+        register_optimizer_step_pre_hook(steps.begin_step),
+        register_optimizer_step_post_hook(steps.end_step),
     ]
     marks.listen(recorder)
     os.register_at_fork(after_in_child=recorder.leave)
@@ -65,13 +65,13 @@ def _passes(recorder: Recorder) -> Replacements:
     begin_again = _BaseDataLoaderIter._reset
 
     def measured_begin(batches: Any, loader: Any) -> None:
-        recorder.begins_pass(loader)
+        recorder.begin_pass(loader)
         begin(batches, loader)
 
     def measured_begin_again(batches: Any, loader: Any, first_iter: bool = False) -> None:
         batches.__dict__.pop("multicard_pass", None)
         if not first_iter:
-            recorder.begins_pass(loader)
+            recorder.begin_pass(loader)
         begin_again(batches, loader, first_iter)
 
     return {
@@ -101,7 +101,7 @@ def _batches(recorder: Recorder) -> Replacements:
             return next_batch(batches)
         data_pass = getattr(batches, "multicard_pass", None)
         if data_pass is None:
-            data_pass = batches.multicard_pass = recorder.draws.begins(
+            data_pass = batches.multicard_pass = recorder.draws.begin_pass(
                 batches._dataset, batches._index_sampler
             )
             batches.multicard_collated = counted_by(batches)
@@ -111,19 +111,19 @@ def _batches(recorder: Recorder) -> Replacements:
             ):
                 data_pass.workers = batches._num_workers
         if recorder.threads.is_elsewhere():
-            recorder.threads.reads_elsewhere(data_pass, recorder.progress.steps)
-        trains = recorder.asks(data_pass)
+            recorder.threads.note_read(data_pass, recorder.progress.steps)
+        trains = recorder.ask_batch(data_pass)
         try:
             batch = next_batch(batches)
         except StopIteration:
-            recorder.exhausted(data_pass, trains, batches._num_yielded)
+            recorder.end_pass(data_pass, trains, batches._num_yielded)
             raise
         size = getattr(batches, "multicard_drawn", {}).pop(batches._num_yielded - 1, None)
         if size is None:
             collated = batches.multicard_collated
             count = None if collated is None else collated.count
             size = samples_collated(batch, data_pass.source.batch_size, count)
-        recorder.receives(data_pass, trains, batch, size)
+        recorder.receive_batch(data_pass, trains, batch, size)
         return batch
 
     return {
@@ -140,15 +140,15 @@ def _backward(recorder: Recorder) -> Replacements:
 
     def computing(compute: Any, losses: Any, arguments: Any, keywords: Any) -> Any:
         if not recorder.draws.backwards:
-            recorder.trains_here()
-        recorder.contributions.computes(losses, recorder.draws.backwards + 1)
+            recorder.train_in_this_thread()
+        recorder.contributions.begin_backward(losses, recorder.draws.backwards + 1)
         recorder.draws.backwards += 1
         is_within[0] = True
         try:
             return compute(*arguments, **keywords)
         finally:
             is_within[0] = False
-            recorder.contributions.computed()
+            recorder.contributions.end_backward()
 
     def measured_backward(*arguments: Any, **keywords: Any) -> Any:
         if is_within[0]:  # A checkpoint computes its part within another call.
@@ -182,12 +182,12 @@ def _clearing(recorder: Recorder, steps: Steps) -> Replacements:
 
     def measured_clear(optimizer: Optimizer, *arguments: Any, **keywords: Any) -> Any:
         if steps.counts(optimizer):
-            recorder.draws.clears()
+            recorder.draws.clear_gradients()
         return clear(optimizer, *arguments, **keywords)
 
     def measured_clear_module(module: torch.nn.Module, *arguments: Any, **keywords: Any) -> Any:
         if steps.trains(module):
-            recorder.draws.clears()
+            recorder.draws.clear_gradients()
         return clear_module(module, *arguments, **keywords)
 
     return {
@@ -204,7 +204,7 @@ def _left_files(recorder: Recorder) -> Replacements:
 
     @functools.wraps(read)
     def measured_read(*arguments: Any, **keywords: Any) -> Any:
-        recorder.left_files.reads(arguments[0] if arguments else keywords.get("f"))
+        recorder.left_files.note_read(arguments[0] if arguments else keywords.get("f"))
         return read(*arguments, **keywords)
 
     @functools.wraps(make_optimizer)
@@ -215,7 +215,7 @@ def _left_files(recorder: Recorder) -> Replacements:
     @functools.wraps(load_state)
     def measured_load_state(optimizer: Optimizer, *arguments: Any, **keywords: Any) -> Any:
         if not recorder.progress.steps:
-            recorder.left_files.loads_state()
+            recorder.left_files.note_loaded_state()
         return load_state(optimizer, *arguments, **keywords)
 
     return {
@@ -264,7 +264,7 @@ def _modes(recorder: Recorder) -> Replacements:
             return set_mode(module, mode)
         is_within[0] = True
         try:
-            recorder.sets_mode(module, mode)
+            recorder.set_mode(module, mode)
             return set_mode(module, mode)
         finally:
             is_within[0] = False
@@ -282,7 +282,7 @@ def _scaler(steps: Steps) -> Replacements:
         before = steps.calls
         result = scaled_step(scaler, optimizer, *arguments, **keywords)
         if steps.calls == before:
-            steps.skipped(optimizer)
+            steps.skip_step(optimizer)
         return result
 
     return {(GradScaler, "step"): measured_step}

@@ -30,7 +30,7 @@ class LeftFiles:
         self._loads_state = False
         self.makes_optimizer = False
 
-    def reads(self, file: Any) -> None:
+    def note_read(self, file: Any) -> None:
         """Note that torch.load is about to read a file, which may be open."""
         place = file if isinstance(file, str | os.PathLike) else getattr(file, "name", None)
         if not isinstance(place, str | os.PathLike):
@@ -39,7 +39,7 @@ class LeftFiles:
         if self._is_older(path):
             self._read[path] = None
 
-    def loads_state(self) -> None:
+    def note_loaded_state(self) -> None:
         """Note that an optimizer loads its state before the first step."""
         self._loads_state |= bool(self._read)
 

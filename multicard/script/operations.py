@@ -43,7 +43,7 @@ class Operations(TorchDispatchMode):
         self._is_on = False
         self._state: object = None  # The state of torch when the mode was put on.
 
-    def trains_here(self) -> None:
+    def use_this_thread(self) -> None:
         """Watch this thread, since it trains."""
         if not self._is_on:
             self._thread = threading.get_ident()
@@ -52,7 +52,7 @@ class Operations(TorchDispatchMode):
         self._is_wanted = True
         self._put_on()
 
-    def rest(self) -> None:
+    def pause(self) -> None:
         self._is_wanted = False
         self._take_off()
 
@@ -100,7 +100,7 @@ class Operations(TorchDispatchMode):
         self._batches = WeakTensorKeyDictionary()
         self._constants = WeakTensorKeyDictionary()
 
-    def marks(self, tensors: Iterable[Tensor], number: int) -> None:
+    def mark(self, tensors: Iterable[Tensor], number: int) -> None:
         """Note that these tensors belong to a batch."""
         for tensor in tensors:
             self._batches[tensor] = self._batches.get(tensor, NO_BATCHES) | {number}

@@ -36,15 +36,15 @@ class Steps:
         self._first_in_row = 0  # Steps in a row of the first one, without further batches.
         self._within: list[int] = []
 
-    def begins(self, optimizer: Optimizer, *_: Any) -> None:
+    def begin_step(self, optimizer: Optimizer, *_: Any) -> None:
         """Note that a step of any optimizer begins."""
         if id(optimizer) in self._within:  # An exception ended its last step.
             self._within.clear()
         self._within.append(id(optimizer))
         if not self.calls:
-            self.recorder.steps_now()
+            self.recorder.begin_optimizer_step()
 
-    def ends(self, optimizer: Optimizer, *_: Any) -> None:
+    def end_step(self, optimizer: Optimizer, *_: Any) -> None:
         """Note that a step of any optimizer has ended."""
         self.calls += 1
         if id(optimizer) in self._within:
@@ -52,11 +52,11 @@ class Steps:
         if not self._within and self._is_counted(optimizer):
             self.recorder.end_counted_step()
 
-    def skipped(self, optimizer: Optimizer) -> None:
+    def skip_step(self, optimizer: Optimizer) -> None:
         """Count a step that a GradScaler skipped: its batches were trained on all the same."""
         if not self._within and self._is_counted(optimizer):
             self.recorder.optimizers.skipped += 1
-            self.recorder.steps_now()
+            self.recorder.begin_optimizer_step()
             self.recorder.end_counted_step()
 
     def counts(self, optimizer: Optimizer) -> bool:
@@ -86,32 +86,32 @@ class Steps:
             return True
         late = self._passed[id(optimizer)] == TAKES_OVER
         if self._first() is None or late:
-            self._takes_over(optimizer, 1 + TAKES_OVER if late else 1)
+            self._take_over(optimizer, 1 + TAKES_OVER if late else 1)
             return True
         if has_batch:
-            self._takes_turn(optimizer)
+            self._take_turn(optimizer)
             return True
         # It is a phase on its own since its last step.
         if self._first_in_row > 1 and self._in_row == 2:
-            self.recorder.count_part()
-            self._takes_over(optimizer, 1)
+            self.recorder.count_last_step()
+            self._take_over(optimizer, 1)
             self._first_in_row = 2
             return True
         self._passed[id(optimizer)] += 1
-        self.recorder.ends_uncounted(
+        self.recorder.end_uncounted_step(
             optimizer, may_count=self._first_in_row > 1 and self._in_row == 1
         )
         return False
 
-    def _takes_over(self, optimizer: Optimizer, together: int) -> None:
+    def _take_over(self, optimizer: Optimizer, together: int) -> None:
         self._first = weakref.ref(optimizer)
         self._first_in_row = 0
         self._passed.clear()
-        self.recorder.counts_steps_of(optimizer, together)
+        self.recorder.count_steps_of(optimizer, together)
 
-    def _takes_turn(self, optimizer: Optimizer) -> None:
+    def _take_turn(self, optimizer: Optimizer) -> None:
         """Count the next step of the first optimizer as well."""
         if self._in_row > 1:
-            self._takes_over(optimizer, 1)
+            self._take_over(optimizer, 1)
         else:
             self.recorder.optimizers.add(optimizer)

@@ -39,13 +39,13 @@ class ModelInputs:
     def __init__(self) -> None:
         self._drawn = Counter[int]()  # Samples, by how many numbers each has.
         self._given = Counter[int]()
-        self._found = list[TrainedPart]()
+        self._parts = list[TrainedPart]()
         self._hooks = list[Any]()
         self._thread = 0
         self._level = 0  # How deep the module that is called lies within others.
         self._counted_at = 0  # The level of the call whose inputs are counted, or 0.
 
-    def receives(self, batch: Any, count: int | None) -> None:
+    def receive_batch(self, batch: Any, count: int | None) -> None:
         """Note a batch of so many samples that was handed out for the training."""
         if not self._hooks or not count:
             return
@@ -53,7 +53,7 @@ class ModelInputs:
         for numbers in {_numbers_a_sample(tensor) for tensor in tensors}:
             self._drawn[numbers] += count
 
-    def step_ends(self, steps: int) -> None:
+    def end_step(self, steps: int) -> None:
         """Note that so many steps have ended."""
         if self._hooks:
             self._conclude()
@@ -73,17 +73,17 @@ class ModelInputs:
         """What was drawn and given in the first step on a part of the samples; None if most steps
         trained on all samples.
         """
-        return self._found[0] if len(self._found) >= ENOUGH else None
+        return self._parts[0] if len(self._parts) >= ENOUGH else None
 
     def _begin(self) -> None:
         self._thread = threading.get_ident()
         self._level = self._counted_at = 0
         self._hooks = [
-            register_module_forward_pre_hook(self._enters),
-            register_module_forward_hook(self._leaves, always_call=True),
+            register_module_forward_pre_hook(self._enter_module),
+            register_module_forward_hook(self._leave_module, always_call=True),
         ]
 
-    def _enters(self, module: Any, inputs: Any) -> None:
+    def _enter_module(self, module: Any, inputs: Any) -> None:
         if threading.get_ident() != self._thread:
             return
         self._level += 1
@@ -92,9 +92,9 @@ class ModelInputs:
         tensors = [*tensors_in(inputs)]
         if tensors:  # Otherwise they are keyword arguments, and inner modules show them.
             self._counted_at = self._level
-            self._counts_inputs(tensors)
+            self._count_inputs(tensors)
 
-    def _counts_inputs(self, tensors: Iterable[Tensor]) -> None:
+    def _count_inputs(self, tensors: Iterable[Tensor]) -> None:
         most = Counter[int]()  # A call may take several tensors of the same samples.
         for tensor in tensors:
             if _samples(tensor):
@@ -102,7 +102,7 @@ class ModelInputs:
                 most[numbers] = max(most[numbers], _samples(tensor))
         self._given += most
 
-    def _leaves(self, module: Any, inputs: Any, result: Any) -> None:
+    def _leave_module(self, module: Any, inputs: Any, result: Any) -> None:
         if threading.get_ident() != self._thread or not self._level:
             return
         if self._level == self._counted_at:
@@ -117,7 +117,7 @@ class ModelInputs:
         largest = max(self._drawn, default=0)
         part = TrainedPart(self._drawn[largest], self._given[largest])
         if 0 < part.given < part.drawn:
-            self._found.append(part)
+            self._parts.append(part)
         self._drawn.clear()
         self._given.clear()
         self._level = self._counted_at = 0

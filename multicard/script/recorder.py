@@ -95,15 +95,15 @@ class Recorder:
 
     # ---- what hooks report
 
-    def trains_here(self) -> None:
+    def train_in_this_thread(self) -> None:
         """The first gradients are computed, in this thread."""
-        if self.threads.trains_here():
+        if self.threads.train_in_this_thread():
             self.left_out.leave_out_unseen_start()  # How long it waited for data is not known.
-            self.contributions.operations.trains_here()
+            self.contributions.operations.use_this_thread()
 
-    def begins_pass(self, loader: Any) -> None:
+    def begin_pass(self, loader: Any) -> None:
         """A loader is about to begin a pass: its workers start."""
-        self.contributions.rest()
+        self.contributions.pause()
         if self.threads.is_elsewhere() or self.is_over or not self.clock.is_running:
             return
         activity = self.activity
@@ -112,10 +112,10 @@ class Recorder:
         if self.draws.is_known(BatchSource(loader.dataset, loader._index_sampler)):
             activity.go_on_training()
 
-    def asks(self, data_pass: Pass) -> bool:
+    def ask_batch(self, data_pass: Pass) -> bool:
         """A batch is asked for. Return True if it is for training."""
-        trains = self.draws.asks(data_pass.source)
-        if self.draws.without_step and self.draws.begins_anew(data_pass.source):
+        trains = self.draws.ask_batch(data_pass.source)
+        if self.draws.without_step and self.draws.is_drawn_again(data_pass.source):
             self.activity.count_evaluation()
         if trains and not self.clock.is_running:
             self._start()
@@ -123,7 +123,7 @@ class Recorder:
             self.activity.ask_batch(trains)
         return trains
 
-    def receives(self, data_pass: Pass, trains: bool, batch: Any, size: int | None) -> None:
+    def receive_batch(self, data_pass: Pass, trains: bool, batch: Any, size: int | None) -> None:
         """A batch of so many samples was handed out; None: nobody knows how many."""
         if self.is_over:
             return
@@ -134,24 +134,24 @@ class Recorder:
         elif trains and self.window.recording:
             self.window.ranges.close()
         self.draws.add(data_pass, trains, size)
-        self.contributions.receives(data_pass, trains, batch)
+        self.contributions.receive_batch(data_pass, trains, batch)
         if trains and not data_pass.in_thread:
-            self.inputs.receives(batch, size)
+            self.inputs.receive_batch(batch, size)
 
-    def exhausted(self, data_pass: Pass, trains: bool, handed_out: int) -> None:
+    def end_pass(self, data_pass: Pass, trains: bool, handed_out: int) -> None:
         """A loader has no further batch, after so many."""
         if self.is_over:
             return
-        self.draws.ends(data_pass, handed_out)
+        self.draws.end_pass(data_pass, handed_out)
         if not data_pass.in_thread:
             self.activity.end_pass(trains, self.progress.steps)
 
-    def sets_mode(self, module: Any, trains: bool) -> None:
+    def set_mode(self, module: Any, trains: bool) -> None:
         """A module is set to training or to evaluation."""
         if self.progress.steps > 0:
             self.activity.set_mode(module, trains)
 
-    def steps_now(self) -> None:
+    def begin_optimizer_step(self) -> None:
         """An optimizer begins a step. If neither a batch nor a mark came before, the clock starts
         here.
         """
@@ -159,33 +159,33 @@ class Recorder:
             self._start()
             self.left_out.leave_out_unseen_start()
 
-    def counts_steps_of(self, optimizer: torch.optim.Optimizer, together: int) -> None:
+    def count_steps_of(self, optimizer: torch.optim.Optimizer, together: int) -> None:
         """The steps of another optimizer count from now on; the first has so many in it."""
         self.optimizers.add(optimizer, together)
         if together > 1:
             self.left_out.leave_out_next()
-        self.together.parameters.counts(optimizer)
+        self.together.parameters.hold(optimizer)
 
     def end_counted_step(self) -> None:
         """The optimizer that counts has ended a step, or a GradScaler skipped it."""
-        self.together.parameters.stepped()
+        self.together.parameters.note_step()
         if not self.activity.is_marked and not self.is_over:
             self._end_step(None, None)
 
-    def ends_uncounted(self, optimizer: torch.optim.Optimizer, may_count: bool) -> None:
+    def end_uncounted_step(self, optimizer: torch.optim.Optimizer, may_count: bool) -> None:
         """Another optimizer has ended a step, which does not count, or not yet."""
         self.optimizers.add_uncounted(optimizer)
-        self.draws.step_uncounted()
+        self.draws.note_uncounted_step()
         is_recorded = not self.activity.is_marked and not self.is_over
         if may_count and is_recorded and self.progress.steps:
             self.activity.end_uncounted_step()
-            self.draws.may_end_step()
+            self.draws.note_possible_end()
 
-    def count_part(self) -> None:
+    def count_last_step(self) -> None:
         """The last step that did not count was the first of a phase."""
         if self.activity.is_marked or self.is_over or not self.clock.count_last_step():
             return
-        self.draws.ends_step()
+        self.draws.add_noted_end()
         self.amounts.add_unmarked()
         self.progress.steps += 1
 
@@ -234,13 +234,13 @@ class Recorder:
         """
         self.activity.end_open_evaluation()
         is_watched = self.contributions.is_open
-        self.contributions.step_ends(self.draws.handed_out(), self.draws.known)
-        drawn, resumed = self.draws.take(self.contributions.joined)
+        self.contributions.end_step(self.draws.handed_out(), self.draws.known)
+        drawn, resumed = self.draws.end_step(self.contributions.joined)
         is_after_mode = self.activity.end_step(resumed)
         number = self.progress.steps
         self.left_out.end_step(number, is_watched, is_after_mode)
         self.figures.end_step(number, loss)
-        self.inputs.step_ends(number + 1)
+        self.inputs.end_step(number + 1)
         self.together.end_step(number + 1)
         if number == 0:
             self.clock.use_device(self.report.rank.device)
@@ -294,7 +294,7 @@ class Recorder:
             self.clock.times.evaluate_s += float(times[:, 2].sum())
         unseen = [
             data_pass
-            for data_pass in self.threads.evaluated()
+            for data_pass in self.threads.untrained_passes()
             if not self.left_out.is_after_mode(data_pass.begun_at)
         ]
         self.activity.evaluations += len(unseen)

@@ -78,7 +78,8 @@ def _of_stream(
     if ahead < 0 or lead.min() < 0:
         return None
     if ahead or is_between:
-        is_cut_short = is_stopped or passes[-1].ended is None  # or batches were skipped
+        # In a run that went on to its end, batches must have been skipped.
+        is_cut_short = is_stopped or passes[-1].ended is None
         if not is_cut_short or not _reads_as_far(lead, ahead, _are_of_one_size(passes)):
             return None
     trained_by = np.arange(count) * each + 1

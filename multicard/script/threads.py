@@ -25,7 +25,7 @@ class Threads:
         """Return True in another thread than the one that trains."""
         return get_ident() != self._training
 
-    def trains_here(self) -> bool:
+    def train_in_this_thread(self) -> bool:
         """Take this thread for the one that trains, since it computes the first gradients.
 
         What it drew before is the training's, too. Return whether it was taken for another thread.
@@ -39,14 +39,14 @@ class Threads:
         self._passes = []
         return True
 
-    def reads_elsewhere(self, data_pass: Pass, steps: int) -> None:
+    def note_read(self, data_pass: Pass, steps: int) -> None:
         """Note that another thread draws a batch of this pass, after so many steps."""
         if not data_pass.in_thread:
             data_pass.in_thread = True
             data_pass.begun_at = steps
             self._passes.append(data_pass)
 
-    def evaluated(self) -> list[Pass]:
+    def untrained_passes(self) -> list[Pass]:
         """Return the passes that nobody trained on."""
         return [data_pass for data_pass in self._passes if not any(data_pass.trains)]
 

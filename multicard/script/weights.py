@@ -55,7 +55,7 @@ class TrainedParameters:
         self._process = os.getpid()
         self._averages = False
 
-    def counts(self, optimizer: Any) -> None:
+    def hold(self, optimizer: Any) -> None:
         """Hold the parameters of this optimizer: its steps count from now on."""
         self.made = None
         self._parameters = []
@@ -63,9 +63,9 @@ class TrainedParameters:
         with suppress(Exception):  # Wrappers have parameter groups of other kinds.
             self._parameters = trained_parameters(optimizer)
         self._averages = averages_models()
-        self.stepped()
+        self.note_step()
 
-    def stepped(self) -> None:
+    def note_step(self) -> None:
         """Note that a step of the optimizer has ended."""
         self._versions = _versions(self._parameters)
 
