@@ -128,8 +128,10 @@ class Draws:
         find an object without a comparison, and passes of one source are recognized by it.
         """
         source = BatchSource(data, index_sampler)
-        before = (*self._known, *(each.source for each in self._new))
-        return Pass(next((each for each in before if each == source), source))
+        for known_source in (*self._known, *(batch.source for batch in self._new)):
+            if known_source == source:
+                return Pass(known_source)
+        return Pass(source)
 
     def is_known(self, source: BatchSource) -> bool:
         """Return True for a source that training draws from."""
@@ -139,18 +141,23 @@ class Draws:
         """Return True if a batch that may be trained on was handed out since the last step."""
         return bool(self._pending or self._new)
 
-    def is_drawn_again(self, source: BatchSource) -> bool:
-        """Return True if a source is drawn from again after a whole pass without a step.
+    def drop_evaluated_pass(self, source: BatchSource) -> bool:
+        """Drop the batches of a whole pass without a step, since its source is drawn from again.
 
-        That pass seemed to train, but was an evaluation. Its batches belong to no step.
+        That pass seemed to train, but was an evaluation. Its batches belong to no step. Return
+        whether it counts as an evaluation.
         """
-        count = next((count for ended, count in self.without_step if ended == source), 0)
+        count = 0
+        for ended_source, batches in self.without_step:
+            if ended_source == source:
+                count = batches
+                break
         if not count:
             return False
-        self.without_step = [each for each in self.without_step if each[0] != source]
+        self.without_step = [ended for ended in self.without_step if ended[0] != source]
         for drawn in (self._pending, self._new):
-            of_source = [place for place, batch in enumerate(drawn) if batch.source == source]
-            for place in of_source[: -count - 1 : -1]:
+            places = [place for place, batch in enumerate(drawn) if batch.source == source]
+            for place in reversed(places[-count:]):
                 del drawn[place]
         return self._first_step or source in self._known
 
@@ -185,7 +192,9 @@ class Draws:
     def _drop_ended(self, source: BatchSource) -> None:
         """Drop new sources that ended before this one is drawn from: they are not of the step."""
         self._new = [
-            each for each in self._new if each.source == source or each.source not in self._ended
+            batch
+            for batch in self._new
+            if batch.source == source or batch.source not in self._ended
         ]
 
     def note_uncounted_step(self) -> None:
@@ -207,7 +216,8 @@ class Draws:
         since_step = (
             sum(batch.source == source for batch in (*self._pending, *self._new)) - self._trained_on
         )
-        self.without_step += [(source, handed_out)] if 0 < handed_out <= since_step else []
+        if 0 < handed_out <= since_step:
+            self.without_step.append((source, handed_out))
         self.asked = self.asked and source not in self._known
 
     def end_step(self, joined: Sequence[BatchSource] = ()) -> tuple[list[DrawnBatch], bool]:
@@ -295,14 +305,14 @@ class Draws:
         """Go on with the new sources if the step was of them, and return whether it was."""
         # A training without a loader goes on without one.
         if not self._first_step and not self._known:
-            self._new = [each for each in self._new if each.source not in self._ended]
+            self._new = [batch for batch in self._new if batch.source not in self._ended]
         if self._new and self._tries_again():
-            self._known += [each.source for each in self._new]
+            self._known += [batch.source for batch in self._new]
             self._pending += self._new
             return True
         if not self._new or (self.asked and not self._first_step):
             return False
-        self._known = [each.source for each in self._new]
+        self._known = [batch.source for batch in self._new]
         self.ever = True
         self._pending += self._new
         return True

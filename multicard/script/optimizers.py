@@ -68,8 +68,10 @@ class Steps:
         optimizer = self._first()
         if optimizer is None:
             return not self.calls
-        first = next(iter(optimizer.param_groups[0]["params"]), None)
-        return any(parameter is first for parameter in module.parameters())
+        parameters = optimizer.param_groups[0]["params"]
+        if not parameters:
+            return False
+        return any(parameter is parameters[0] for parameter in module.parameters())
 
     def _is_counted(self, optimizer: Optimizer) -> bool:
         is_next = self._last() is optimizer

@@ -115,7 +115,7 @@ class Recorder:
     def ask_batch(self, data_pass: Pass) -> bool:
         """A batch is asked for. Return True if it is for training."""
         trains = self.draws.ask_batch(data_pass.source)
-        if self.draws.without_step and self.draws.is_drawn_again(data_pass.source):
+        if self.draws.without_step and self.draws.drop_evaluated_pass(data_pass.source):
             self.activity.count_evaluation()
         if trains and not self.clock.is_running:
             self._start()

@@ -106,5 +106,5 @@ def digests_at_the_end(network: torch.nn.Module, data_seed: int) -> Weights | No
         torch.randn(4, 8, generator=torch.Generator().manual_seed(data_seed))
     ).square().sum().backward()
     optimizer.step()
-    held.counts(optimizer)
+    held.hold(optimizer)
     return held.digests()
