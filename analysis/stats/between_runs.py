@@ -79,7 +79,7 @@ class Machines:
         """
         lines = []
         for (kind, hardware), run in {(run["kind"], run["hardware"]): run for run in runs}.items():
-            usual = self.noise(run).usual
+            usual = self.noise(run).unrepeated_spread
             before = self.prior_sd(run)
             machine = clean(str(hardware))
             sd = usual.variance**0.5

@@ -342,7 +342,7 @@ def probe_end(reports: Sequence[RankReport], table: Any) -> ProbeEnd | None:
     seconds = formulas.step_times_s(epoch, rank, step, step_s)
     per_epoch = int(step.max()) + 1
     counts = np.arange(len(seconds)) % per_epoch > 0  # without the first of each epoch
-    counts &= ~formulas.stalled(seconds, per_epoch)
+    counts &= ~formulas.flag_stalled_steps(seconds, per_epoch)
     counts[probe.left_out] = False  # of a race: what followed its pauses
     mean = series.mean_step(seconds[counts] if counts.any() else seconds)
     return ProbeEnd(probe.ended_by, steps_per_epoch=probe.steps_per_epoch, **asdict(mean))

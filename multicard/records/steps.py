@@ -46,7 +46,7 @@ class Counted:
         self._table = table
         self.steps_s = formulas.step_times_s(epoch, self._rank, step, step_s)
         self.warmup = _warmup(record, len(self.steps_s))
-        self.stalls = formulas.stalled(self.steps_s, per_epoch)
+        self.stalls = formulas.flag_stalled_steps(self.steps_s, per_epoch)
         self._number = epoch.astype(int) * per_epoch + step
         self._per_epoch = per_epoch
         self.measured = ~(self.warmup | self.stalls)[self._number]
@@ -55,7 +55,7 @@ class Counted:
         found = msgspec.convert(
             formulas.statistics(self.steps_s, self.warmup, self.stalls), Statistics
         )
-        found.slow_steps = formulas.slow(
+        found.slow_steps = formulas.find_slow_steps(
             self.steps_s, ~(self.warmup | self.stalls), self._per_epoch, self._tokens()
         )
         return found

@@ -238,7 +238,7 @@ def _judge(record: ScriptRecord, table: dict[str, np.ndarray]) -> None:
     last_tenth = losses[-max(1, len(numbers) // 10) :]
     record.loss = Loss(*(_finite(value) for value in (losses[0], losses[-1], last_tenth.mean())))
     record.epochs[0].train_loss = _finite(losses.mean())
-    record.non_finite_losses, first = formulas.not_finite(known, np.isfinite(known["loss"]))
+    record.non_finite_losses, first = formulas.count_non_finite(known, np.isfinite(known["loss"]))
     record.divergence = None if first is None else Divergence(*first)
 
 

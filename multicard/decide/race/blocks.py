@@ -64,11 +64,11 @@ def own_noise(blocks: Sequence[Block]) -> dict[int, float]:
         return {}
     freedom = np.array([degrees[cell] for cell in cells])
     ratios = np.array([squares[cell] for cell in cells]) / freedom
-    prior_freedom, level = noise.fitted(ratios, freedom)
+    prior_freedom, level = noise.fit_prior(ratios, freedom)
     if math.isinf(prior_freedom):
         return {}
     moderated = (prior_freedom * level + freedom * ratios) / (prior_freedom + freedom)
-    factors = moderated / max(level, noise.TINY)
+    factors = moderated / max(level, noise.LEAST_VARIANCE)
     return {cell: float(factor) for cell, factor in zip(cells, factors, strict=True) if factor > 1}
 
 
