@@ -90,7 +90,7 @@ class Answer:
         """
         compared = [*self.best.counted, *(self.against.counted if self.against else ())]
         said = [
-            limits.general(limit).partition(":")[0]
+            limits.general_sentence(limit).partition(":")[0]
             for limit in limits.in_order(grouping.limits_of(compared))
         ]
         if self.against not in (None, self.best):

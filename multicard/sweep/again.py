@@ -47,7 +47,7 @@ class RunsOfSetting:
         return [
             limit
             for limit in _limits(cell)
-            if limits.passes(limit.code) or any(limit.code not in codes for codes in others)
+            if limits.is_external(limit.code) or any(limit.code not in codes for codes in others)
         ]
 
 

@@ -268,14 +268,14 @@ def judge(job: str, state: State, folder: Path) -> tuple[str, Failure]:
 
 def _why_stuck(names: str, reason: str) -> Message:
     """The message on jobs that do not begin by themselves, by SLURM's reason."""
-    if slurm.NEVER_BEGINS.match(reason):
+    if slurm.NEVER_STARTS.match(reason):
         return Message(
             "job.never-begins",
             f"job {names} never begins ({reason}); to give it up: `scancel {names}`",
             job=names,
             reason=reason,
         )
-    if slurm.NODES_AWAY.match(reason):
+    if slurm.NODES_UNAVAILABLE.match(reason):
         return Message(
             "job.nodes-away",
             f"job {names} waits for nodes that are down, drained or reserved ({reason}); `sinfo -R`"

@@ -14,7 +14,7 @@ from multicard.observe.profiles.capture import Window
 from multicard.ranks.process import max_over_ranks
 from multicard.records.rank_files import VisionReport
 from multicard.run.rank_report import RankReportWriter
-from multicard.vision.data.batch import Batch, Input, Making, sent_ahead
+from multicard.vision.data.batch import Batch, Input, PendingBatch, copy_ahead
 from multicard.vision.data.loaders import LOADERS
 from multicard.vision.data.splits import Remaining
 from multicard.vision.loop import COUNTS, Loop
@@ -169,4 +169,4 @@ def resend_from_host(loaded_batches: list[Batch], device: torch.device) -> Itera
         for batch in loaded_batches
     ]
     on_host = [Batch(*pair, *batch[2:4]) for pair, batch in zip(parts, loaded_batches, strict=True)]
-    return sent_ahead((Making(batch) for batch in cycle(on_host)), device)
+    return copy_ahead((PendingBatch(batch) for batch in cycle(on_host)), device)

@@ -365,7 +365,7 @@ def test_a_refusal_has_no_letters_that_cannot_be_printed(
 def test_a_folder_that_was_there_before_or_holds_a_record_stays(tmp_path: Path):
     (tmp_path / "there").mkdir()
     for name in ("there", "measured", "made/empty"):
-        hydra_config._make(tmp_path / name, "hydra.sweep.dir", "x")
+        hydra_config._create_folder(tmp_path / name, "hydra.sweep.dir", "x")
     (tmp_path / "measured" / "cell").mkdir()
     (tmp_path / "made" / "empty" / "multirun.yaml").write_text("")
     hydra_config.remove_unused()

@@ -220,7 +220,7 @@ def _limited(race: LiveRace, winner: int, finals: Sequence[Cell]) -> list[Messag
             found = limits.forbidding(
                 limits.of(cell.result.record), Forbids.rate, Forbids.speed_up, Forbids.verdict
             )
-            counted.update(limits.general(limit) for limit in found)
+            counted.update(limits.general_sentence(limit) for limit in found)
     return [_limit_line(says, number, len(runs)) for says, number in counted.items()]
 
 
