@@ -1,4 +1,4 @@
-"""How many evaluations follow one another without a step between them."""
+"""Count evaluations that follow one another without a training step between them."""
 
 from multicard.script.passes import Pass
 
@@ -6,38 +6,46 @@ from multicard.script.passes import Pass
 class EvaluationPasses:
     """The passes since the last step that seem to be evaluations.
 
-    A pass that is left before its end, as by a limit of batches, is over where the next one begins.
-    Passes that are drawn from by turns, as by `zip`, are one evaluation.
+    A limit of batches leaves a pass before its end. The pass is then over when the next one begins.
+    Passes that take turns, as with `zip`, are one evaluation.
 
     Attributes:
-        count: evaluations among them.
+        count: number of evaluations.
     """
 
     def __init__(self) -> None:
         self.count = 0
-        self._passes = list[Pass]()
-        self._joined = list[Pass]()
+        self._separate_passes = list[Pass]()
+        self._joined_passes = list[Pass]()
 
-    def begins(self, one: Pass) -> None:
-        """A pass is drawn from, and no evaluation seemed to go on."""
-        self._passes = [one]
-        self._joined = []
+    def begin(self, data_pass: Pass) -> None:
+        """A batch of a pass is asked for while no evaluation seems to go on."""
+        self._separate_passes = [data_pass]
+        self._joined_passes = []
         self.count = 1
 
-    def draws(self, one: Pass) -> int:
-        """A pass is drawn from while one seems to go on. Returns how many evaluations there are
-        more, or fewer, than it seemed.
+    def draw(self, data_pass: Pass) -> int:
+        """A batch of a pass is asked for during an evaluation.
+
+        Returns:
+            How many more evaluations there are than it seemed. It is negative if passes that were
+            counted one by one turn out to take turns.
         """
-        before = self.count
-        if _is_among(one, self._passes):
-            place = next(at for at, each in enumerate(self._passes) if each is one)
-            self._joined += self._passes[place + 1 :]
-            del self._passes[place + 1 :]
-        elif not _is_among(one, self._joined):
-            self._passes.append(one)
-        self.count = len(self._passes)
-        return self.count - before
+        count_before = self.count
+        index = _index_of(data_pass, self._separate_passes)
+        if index is not None:
+            # An earlier pass goes on, so the passes after it take turns with it.
+            self._joined_passes += self._separate_passes[index + 1 :]
+            del self._separate_passes[index + 1 :]
+        elif _index_of(data_pass, self._joined_passes) is None:
+            self._separate_passes.append(data_pass)
+        self.count = len(self._separate_passes)
+        return self.count - count_before
 
 
-def _is_among(one: Pass, passes: list[Pass]) -> bool:
-    return any(each is one for each in passes)
+def _index_of(data_pass: Pass, passes: list[Pass]) -> int | None:
+    """Return the place of this very pass. Equal passes may be different ones."""
+    for index, other in enumerate(passes):
+        if other is data_pass:
+            return index
+    return None

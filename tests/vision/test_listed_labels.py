@@ -35,9 +35,9 @@ def read(path: Path, **options: Any) -> list[str]:
 def test_a_list_of_one_is_its_label(column: str, tmp_path: Path):
     path = written(tmp_path, [[number % 3] for number in range(COUNT)], column)
     named = {"label": column} if column == "tags" else {}
-    assert read(path, named=named) == ["0", "1", "2"] * 2
+    assert read(path, column_names=named) == ["0", "1", "2"] * 2
     # the column that is trained on, of a table to test on
-    assert read(path, named=named, to_test=column) == ["0", "1", "2"] * 2
+    assert read(path, column_names=named, trained_label=column) == ["0", "1", "2"] * 2
 
 
 def test_the_declared_names_of_a_list_are_those_of_its_classes(tmp_path: Path):

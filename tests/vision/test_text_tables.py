@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from multicard.vision.data import image_tables, text_tables
-from multicard.vision.data.stored_images import Encoded
+from multicard.vision.data.stored_images import EncodedImage
 from tests.helpers.messages import refused
 
 pytestmark = pytest.mark.core
@@ -25,7 +25,7 @@ def table(folder: Path, name: str, text: str) -> Path:
     return folder / name
 
 
-def samples(path: Path) -> tuple[list[Encoded], list[str]]:
+def samples(path: Path) -> tuple[list[EncodedImage], list[str]]:
     (part,) = image_tables.table_parts([path]).parts
     read = part.read()
     return read.images, read.labels

@@ -17,7 +17,7 @@ OTHER = unicodedata.normalize("NFD", "café")
 
 
 def test_accents_are_no_difference_between_classes():
-    assert class_names.alike([ONE, "dog", OTHER, "cafe"]) == [[ONE, OTHER]]
+    assert class_names.group_similar_names([ONE, "dog", OTHER, "cafe"]) == [[ONE, OTHER]]
 
 
 def test_parts_whose_classes_are_written_in_two_ways_are_refused_with_both(tmp_path: Path):
