@@ -1,12 +1,14 @@
-"""`gpus=auto`, `batch_size=auto` and `max_seq_len=auto`: a value for each cell,
-chosen before its folder is named.
+"""Choose the value of `gpus=auto`, `batch_size=auto` or `max_seq_len=auto` for each cell.
 
-The number of GPUs, or CPU ranks, is that of the least predicted time, or all there are where none
-is predicted. The other two are the largest that fit: the memory of powers of two is predicted, then
-that of sizes between the largest that fits and the next; a short probe confirms the choice, or
-lowers it. The command line writes `gpus=auto` as `gpus=1 auto=gpus`, and a single run as a sweep of
-one cell. Cells keep `auto` beside the value that replaces the one here, so that a later command
-takes it again.
+The value is chosen before the cell's folder is named. The number of GPUs, or of CPU ranks, is the
+one with the least predicted time, or all there are if no time is predicted.
+
+The other two are the largest values that fit. First the memory of powers of two is predicted, then
+the memory of sizes between the largest that fits and the next. A short probe confirms the choice or
+lowers it.
+
+The command line writes `gpus=auto` as `gpus=1 auto=gpus`, and turns a single run into a sweep of
+one cell. Cells keep `auto` next to the chosen value, so that a later command reuses the value.
 """
 
 from collections.abc import Sequence
@@ -38,13 +40,13 @@ from multicard.sweep.command import Command
 from multicard.sweep.compositions import task_of
 from multicard.sweep.task import run
 
-REPEATS = ("seed=", "repetition=")  # begin words in which cells of one value may differ
-LEAST = {Auto.gpus: 1, Auto.batch_size: 1, Auto.max_seq_len: 128}  # the first value that is tried
-MOST = 1 << 12  # of rows whose number is not known
-ENDLESS = 1 << 17  # tokens, of a model whose positions have no end
-TRIES = 3  # probes: where memory runs out, of the two next smaller sizes too
-PROBE_S = 5.0  # of training
-RANK_BYTES = 600_000_000  # of a CPU rank beside its tensors
+REPEATS = ("seed=", "repetition=")  # Cells of one value may differ in words that begin with these.
+LEAST = {Auto.gpus: 1, Auto.batch_size: 1, Auto.max_seq_len: 128}  # The first value that is tried.
+MOST = 1 << 12  # The largest size if the number of rows is not known.
+ENDLESS = 1 << 17  # The longest sequence, in tokens, of a model with unlimited positions.
+TRIES = 3  # Probes of a search: if memory runs out, the two next smaller sizes are tried.
+PROBE_S = 5.0  # Seconds of training of a probe.
+RANK_BYTES = 600_000_000  # Memory of a CPU rank in addition to its tensors.
 REMEDIES = {
     Auto.gpus: "give the numbers, as `gpus=1,2`",
     Auto.batch_size: "give the size, as `batch_size=32`",
@@ -54,9 +56,14 @@ REMEDIES = {
 
 @dataclass
 class Search:
-    """The search for the value of cells that differ in their seed or repetition alone, at these
-    places of the sweep.
-    found: values that will do, with the reason; the largest is taken.
+    """The search for the value of cells that differ only in their seed or repetition.
+
+    Attributes:
+        places: places of these cells in the sweep.
+        found: values that will do, with the reason. The largest is taken.
+        notes: further reasons, from probes.
+        problem: why no value was found.
+        too_large: True if even the least value does not fit, by prediction.
     """
 
     command: Command
@@ -64,8 +71,8 @@ class Search:
     places: list[int] = field(default_factory=list)
     found: dict[int, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    problem: str = Message("auto.not-predicted", "nothing is predicted of it")
-    too_large: bool = False  # even the least, by prediction
+    problem: str = Message("auto.not-predicted", "nothing is predicted for it")
+    too_large: bool = False
 
     @property
     def key(self) -> Auto:
@@ -80,7 +87,7 @@ class Search:
         return Path(str(self.composed.hydra.sweep.dir))
 
     def cell(self, value: int, seed: int | None = None, probes: bool = False) -> Cell | RefusedCell:
-        """The cell with a value, or its probe."""
+        """Return the cell with a value, or the probe of that cell."""
         cfg = task_of(self.composed)
         word = f"{self.key}={value}"
         cfg[self.key] = value
@@ -98,9 +105,7 @@ class Search:
         )
 
     def take_measured(self, runs: Sequence[RecordedRun]) -> None:
-        """Take the value of an earlier command's run, with any seed,
-        or of the probe that confirmed it.
-        """
+        """Reuse the value of an earlier command's run, with any seed, or of its probe."""
         seen = {(run.record.config[self.key], run.record.config.get("seed")) for run in runs}
         cells = [cell for value, seed in seen if isinstance(cell := self.cell(value, seed), Cell)]
         own = {cell.config.identity(): cell.cfg[self.key] for cell in cells}
@@ -111,7 +116,7 @@ class Search:
         self.found = dict.fromkeys(alike[:1], Message("auto.measured-before", "measured so before"))
 
     def on_each_number(self) -> list[Cell]:
-        """The cells on the numbers of GPUs that can work."""
+        """Return the cells on the numbers of GPUs that can work."""
         found = list[Cell]()
         machine = shares.machine()
         on_cpu = not machine.gpus or self.composed.device is Device.cpu
@@ -124,8 +129,10 @@ class Search:
         return found
 
     def of_next_sizes(self) -> list[Cell]:
-        """The cells of powers of two up to the most that makes sense; once some fit, of sizes above
-        the largest and below the next.
+        """Return the cells with the next sizes to predict.
+
+        At first these are powers of two up to the largest useful size. Once some fit, they are
+        sizes above the largest that fits and below the next power.
         """
         least = LEAST[self.key]
         most = self._most()
@@ -138,8 +145,10 @@ class Search:
         ]
 
     def _most(self) -> int:
-        """A rank's samples; tokens of the longest row,
-        or of packed ones a sequence's part of a step; 0: not known.
+        """Return the largest useful size, or 0 if it is not known.
+
+        For a batch, it is the number of a rank's samples. For a sequence, it is the tokens of the
+        longest row, or, if rows are packed, the tokens that each sequence of a step can have.
         """
         limit = self._longest() if self.key is Auto.max_seq_len else 1
         one = self.cell(limit)
@@ -163,8 +172,9 @@ class Search:
         return min(limit, max(unit, tokens // unit * unit))
 
     def _longest(self) -> int:
-        """Tokens of the model's longest sequence: of a
-        folder's it is known once its cell is typed.
+        """Return the longest sequence of the model, in tokens.
+
+        If the model is in a folder, it is known once its cell is typed.
         """
         least = self.cell(LEAST[self.key])
         known = (
@@ -175,7 +185,7 @@ class Search:
         return known or ENDLESS
 
     def took(self, probe: Cell) -> bool:
-        """Take what the value's probe has shown. False where memory ran out."""
+        """Note the result of the value's probe. Return False if it ran out of memory."""
         assert probe.result is not None
         status = probe.result.status
         seen = probe.result.record.probe
@@ -194,8 +204,10 @@ class Search:
 
 
 def refuse(config: Any, on_slurm: bool, packs: bool) -> None:
-    """Refuse `auto` where it has no meaning, with the remedy. With `packs` cells are processes on
-    this machine, beside each other unless they want all of it.
+    """Refuse `auto` if it has no meaning, with the remedy.
+
+    With `packs`, cells are processes on this machine. They run beside each other unless they want
+    all of it.
     """
     key = config.auto
     folders = [
@@ -222,24 +234,24 @@ def _refuse_gpus(config: Any, on_slurm: bool, beside: bool) -> None:
     remedy = REMEDIES[Auto.gpus]
     if beside and config.max_jobs != 1:
         sentence = (
-            "gpus=auto: cells that run beside each other are a plan's jobs; "
+            "gpus=auto: cells that run beside each other are jobs of a plan; "
             f"use `{typed('-m multicard')} plan JOBS.yaml`, or {remedy}"
         )
         raise Refusal("auto.gpus-beside", sentence, key="gpus")
     if on_slurm:
         raise Refusal(
             "auto.gpus-of-slurm",
-            f"gpus=auto: chooses for this machine, not for SLURM's; {remedy}",
+            f"gpus=auto: chooses for this machine, not for SLURM's nodes; {remedy}",
             key="gpus",
         )
     if is_elsewhere(config):
-        sentence = f"gpus=auto: chooses for this machine, not for that of predict.gpu; {remedy}"
+        sentence = f"gpus=auto: chooses for this machine, not for predict.gpu; {remedy}"
         raise Refusal("auto.gpus-elsewhere", sentence, key="gpus")
     if config.race.figure is not None:
-        sentence = f"gpus=auto: chooses by predictions, and a race by what cells measure; {remedy}"
+        sentence = f"gpus=auto: chooses by predictions, but a race chooses by measuring; {remedy}"
         raise Refusal("auto.gpus-of-race", sentence, key="gpus")
     if config.probe.enabled:
-        sentence = f"gpus=auto: chooses by predictions, for which probes are made; {remedy}"
+        sentence = f"gpus=auto: chooses by predictions, which need the probes first; {remedy}"
         raise Refusal("auto.gpus-of-probe", sentence, key="gpus")
 
 
@@ -284,8 +296,10 @@ def resolve(
     job_overrides: Sequence[Sequence[str]],
     on_slurm: bool,
 ) -> list[list[str]]:
-    """The overrides of each cell with its value. Nothing confirms a size for a command that starts
-    nothing here. Refuses a cell of whose memory nothing is known.
+    """Return the overrides of each cell with its value.
+
+    A command that starts nothing here does not confirm sizes by probes. A cell whose memory cannot
+    be predicted at all is refused.
     """
     key = config.auto
     searches = dict[tuple[str, ...], Search]()
@@ -314,7 +328,8 @@ def resolve(
         told = (
             search.found or key is Auto.gpus or isinstance(search.cell(search.value), RefusedCell)
         )
-        told = told or (search.too_large and key is Auto.batch_size)  # `fit` decides
+        # If even the least batch is too large, `fit` decides what happens.
+        told = told or (search.too_large and key is Auto.batch_size)
         if not told:
             sentence = f"{label} {key}=auto: no size can be chosen ({why}); {REMEDIES[key]}"
             raise Refusal("auto.unknown", sentence, key=key, cells=label, reasons=why)
@@ -326,7 +341,7 @@ def resolve(
         sentence = f"to choose by times, probe first: type the same with `{words}`"
         say(Message("auto.probe-first", sentence, key="gpus", gpus=numbers))
     replaced = {key, "auto", "hydra.mode"}
-    command.forget(*replaced)  # each cell has its own value
+    command.forget(*replaced)  # Each cell has a value of its own.
     values = {}
     for search in searches.values():
         values |= dict.fromkeys(search.places, search.value)
@@ -338,13 +353,14 @@ def resolve(
 
 
 def counts(most: int) -> tuple[int, ...]:
-    """1, 2, 4 and so on, and `most`."""
+    """Return 1, 2, 4 and so on up to `most`, and `most`."""
     return tuple(sorted({*(1 << power for power in range(most.bit_length())), most}))
 
 
 def _earlier(sweep: Path, key: Auto) -> list[RecordedRun]:
-    """Finished runs of a sweep whose value counts: of GPUs any, of sizes that which was found;
-    probes come last.
+    """Return finished runs of a sweep whose value can be reused, with probes last.
+
+    For GPUs, any run counts. For sizes, only runs whose size was chosen count.
     """
     runs = [
         run
@@ -361,9 +377,7 @@ def _earlier(sweep: Path, key: Auto) -> list[RecordedRun]:
 
 
 def _by_time(searches: Sequence[Search]) -> set[int]:
-    """Choose numbers of GPUs by predicted times.
-    Returns those of cells of which none is predicted.
-    """
+    """Choose numbers of GPUs by predicted times. Return the numbers without any prediction."""
     tried = list[tuple[Search, Cell]]()
     for search in searches:
         tried.extend((search, cell) for cell in search.on_each_number())
@@ -372,7 +386,7 @@ def _by_time(searches: Sequence[Search]) -> set[int]:
     for search in searches:
         own = [answer for (other, _), answer in zip(tried, answers, strict=True) if other is search]
         fitting = [answer for answer in own if answer.prediction.fits != "no"] or own
-        # a roofline is no measurement: it chooses nothing
+        # A roofline is not a measurement, so it must not choose.
         timed = [each for each in fitting if each.basis.is_measured]
         seconds = {
             each.config.gpus: each.prediction.total_s.value
@@ -389,7 +403,9 @@ def _by_time(searches: Sequence[Search]) -> set[int]:
             search.found[gpus] = Message("auto.least-time", sentence, seconds=seconds)
         elif own:
             most = max(each.config.gpus for each in fitting)
-            search.found[most] = Message("auto.no-time", "no time is predicted, so all there are")
+            search.found[most] = Message(
+                "auto.no-time", "no time is predicted, so it takes all there are"
+            )
             unknown |= {each.config.gpus for each in own}
         else:
             search.problem = Message("auto.no-number", "no number can work")
@@ -398,7 +414,7 @@ def _by_time(searches: Sequence[Search]) -> set[int]:
 
 def _by_memory(searches: Sequence[Search], probes: bool) -> None:
     """Find the largest sizes that fit by prediction, and confirm them by probes."""
-    for _ in range(2):  # powers of two, then what lies between
+    for _ in range(2):  # First powers of two, then sizes between two of them.
         tried = list[tuple[Search, Cell]]()
         for search in searches:
             tried.extend((search, cell) for cell in search.of_next_sizes())
@@ -412,7 +428,8 @@ def _by_memory(searches: Sequence[Search], probes: bool) -> None:
             none = not answer.prediction.memory_bytes
             if fits:
                 search.found[size] = Message("auto.fits", f"predicted {needs}", needs=needs)
-            elif not search.found and size <= max(2, LEAST[search.key]):  # BatchNorm may not take 1
+            # BatchNorm may not accept a batch of 1, so a failure at 2 counts too.
+            elif not search.found and size <= max(2, LEAST[search.key]):
                 search.too_large = not none
                 search.problem = needs if none else _too_large(size, needs)
         searches = [search for search in searches if search.found]
@@ -432,8 +449,9 @@ def _too_large(size: int, needs: str) -> Message:
 
 
 def _verdict(answer: Estimate) -> tuple[bool, str]:
-    """Whether all of a run's interval fits, and its memory in words;
-    CPU ranks share what the machine has left.
+    """Return whether all of a run's interval fits, and a text about its memory.
+
+    CPU ranks share the memory that the machine has left.
     """
     prediction = answer.prediction
     has = answer.target.memory_bytes

@@ -1,4 +1,4 @@
-"""The cells of a sweep: composed once, then measured before, refused, or left to measure."""
+"""Compose the cells of a sweep, and sort them: measured before, refused, or left to measure."""
 
 import shlex
 import sys
@@ -28,8 +28,8 @@ from multicard.sweep.command import Command
 from multicard.sweep.compositions import Compositions
 from multicard.sweep.order import Turn
 
-REPETITION = "repetition="  # begins the word of a repetition
-NAMED_CELLS = 10  # the most cells that are listed one by one
+REPETITION = "repetition="  # The override of a repetition begins with this.
+NAMED_CELLS = 10  # At most this many cells are listed one by one.
 
 
 @dataclass(kw_only=True)
@@ -37,13 +37,14 @@ class CellPlace:
     """A cell's place in its sweep.
 
     Args:
-        number: in the typed order of the sweep, from 1, which tables keep.
+        number: from 1, in the typed order of the sweep, which tables keep.
         label: its turn among the cells that are measured ("[2/6] "); empty for a single run.
-        setting: its values of the swept keys, as wide as those of the other cells
+        setting: its values of the swept keys, padded to the width of the other cells
             ("layout=nchw gpus=1  rep 2").
-        overrides: those of which a cell of a sweep is composed.
-        is_as_before: it leaves out what became the default after its sweep had begun (`as_before`).
-        composed: Hydra's configuration with its own part; `cfg` is the run's part, resolved.
+        overrides: the words from which a cell of a sweep is composed.
+        is_as_before: True if it leaves out what became the default after its sweep had begun
+            (`as_before`).
+        composed: the configuration with Hydra's own part. `cfg` is the run's part, resolved.
     """
 
     number: int = 1
@@ -59,7 +60,7 @@ class CellPlace:
 
     @property
     def title(self) -> str:
-        """What a line about the cell begins with; empty for a single run."""
+        """The beginning of a line about the cell; empty for a single run."""
         return f"{self.label}{self.setting}   " if self.setting else self.label
 
 
@@ -70,8 +71,9 @@ class Cell(CellPlace):
     config: RunConfig
 
     def as_record(self, device: str = "") -> AnyRecord:
-        """The part of its record that is known before it is measured,
-        on a device or the configuration's.
+        """Return the part of its record that is known before it is measured.
+
+        `device` is the device to assume, if not the configuration's.
         """
         axes = self.workload.axes(self.cfg, device or str(self.cfg.device))
         config = plain(self.config)
@@ -80,31 +82,31 @@ class Cell(CellPlace):
         )
 
     def refused(self, reason: str, is_mistake: bool = True) -> "RefusedCell":
-        """The cell as one that is not measured."""
+        """Return the cell as one that is not measured, for this reason."""
         shared = {name: getattr(self, name) for name in CellPlace.__dataclass_fields__}
         return RefusedCell(**shared, reason=reason, is_mistake=is_mistake)
 
 
 @dataclass(kw_only=True)
 class RefusedCell(CellPlace):
-    """A cell that is not measured, for a reason with the key and the remedy. The command exits with
-    1 for a mistake; a cell that does not fit, and that a race leaves out, is none.
+    """A cell that is not measured, for a reason with the key and the remedy.
+
+    If `is_mistake`, the command exits with 1. A cell that a race leaves out because it does not fit
+    is not a mistake.
     """
 
     reason: str
     is_mistake: bool = True
 
     def record(self, keep: bool = True) -> None:
-        """Say the reason, and with `keep` write it as a record, as a sweep does,
-        where that replaces no measurement.
-        """
+        """Print the reason. With `keep`, also write it as a record, unless a run left one."""
         begun = outcome.begin(self.workload, self.cfg, self.folder)
         self.result = outcome.refuse(begun, self.reason, keep, self.title)
 
 
 @dataclass
 class Sweep:
-    """The cells of a command, or of one batch of it. A cell is in one of both lists."""
+    """The cells of a command, or of one batch of it. Each cell is in one of the two lists."""
 
     command: Command
     cells: list[Cell] = field(default_factory=list)
@@ -112,7 +114,7 @@ class Sweep:
 
     @classmethod
     def of(cls, command: Command, cells: Iterable[Cell | RefusedCell]) -> "Sweep":
-        """The sweep of cells of both kinds."""
+        """Return the sweep of these cells, sorted into its two lists."""
         every = [*cells]
         return cls(
             command,
@@ -131,7 +133,7 @@ class Sweep:
         return sorted([*self.cells, *self.refused], key=lambda cell: cell.number)
 
     def refuse(self, cell: Cell, reason: str, is_mistake: bool = True) -> None:
-        """Take a cell out of those that are measured."""
+        """Move a cell from the cells that are measured to the refused ones."""
         self.cells.remove(cell)
         self.refused.append(cell.refused(reason, is_mistake))
 
@@ -142,13 +144,13 @@ class Sweep:
                 cell.record()
 
     def finish(self) -> None:
-        """Hand the runs to the command, which shows them in the order in which they were typed."""
+        """Hand the runs to the command, which shows them in typed order."""
         self.command.take(
             {cell.number: cell.result for cell in self.every if cell.result is not None}
         )
 
     def say_start(self) -> None:
-        """Say how many cells are to be measured, and what is alike in all of them."""
+        """Print how many cells are to be measured, and what all of them have in common."""
         described = [cell.workload.describe(cell.config) for cell in self.left]
         alike = ", ".join(
             part for part in described[0] if all(part in parts for parts in described)
@@ -160,13 +162,13 @@ class Sweep:
         self.say_order()
 
     def say_notices(self) -> None:
-        """Say what a person should know of the cells that are left, each thing once in a sweep."""
+        """Print the notices of the cells that are left, each notice once in a sweep."""
         for cell in self.left:
             for notice in unsaid(cell.workload, cell.config, cell.folder.parent):
                 say(f"  {notice}")
 
     def say_order(self) -> None:
-        """Say, once in a command, that the cells that are left are shuffled."""
+        """Print, once in a command, that the cells that are left are shuffled."""
         left = self.left
         line = order.said([cell.overrides for cell in left], left[0].config.order) if left else None
         if line is not None and not self.command.has_said_order:
@@ -174,16 +176,14 @@ class Sweep:
             self.command.has_said_order = True
 
     def say_as_before(self) -> None:
-        """Say, once in a command, that cells are measured as those were that have a record."""
+        """Print, once in a command, that cells are measured as the sweep began (`as_before`)."""
         like_others = [cell for cell in self.cells if cell.is_as_before]
         if like_others and not self.command.has_said_as_before:
             say(as_before.said(like_others[0].folder.parent))
             self.command.has_said_as_before = True
 
     def say_left(self, ended: str = "interrupted") -> None:
-        """Say why a sweep ended early, how many cells it has left,
-        and the command that measures them.
-        """
+        """Print why a sweep ended early, how many cells are left, and the command to resume it."""
         left = sum(
             cell.result is None or cell.result.status == "interrupted" for cell in self.every
         )
@@ -201,9 +201,10 @@ class Sweep:
         self.command.abandoned = True
 
     def resume_command(self) -> str:
-        """The command line of this sweep, with the name of its folder where it has none."""
+        """Return the command line of this sweep, with the name of its folder if it has none."""
         words = list(sys.orig_argv)
-        if Path(words[1]).name == "multicard":  # the installed command, which an interpreter runs
+        # The installed command is a script, so the first word is its interpreter.
+        if Path(words[1]).name == "multicard":
             words[:2] = shlex.split(console_script(words[1]))
         if not any(word.startswith(("name=", "hydra.sweep.dir=")) for word in words):
             words.append(f"name={self.every[0].folder.parent.name}")
@@ -216,15 +217,17 @@ def compose(
     sweep_config: DictConfig,
     turns: Sequence[Turn],
 ) -> Sweep:
-    """Compose every cell from its overrides, once, and find its folder.
-    Cells that measure the same are one.
+    """Compose every cell from its overrides, and find its folder.
+
+    Cells that measure the same are merged into one.
     """
     placed: dict[tuple[Path, str], Cell | RefusedCell] = {}
     turn_of: dict[tuple[Path, str], int] = {}
     alike: list[str] = []
     total = len(turns)
     shrunk = {f"{key}={value}" for key, value in sweep_config.hydra.experiment.smoke.items()}
-    unnamed = shrunk if sweep_config.scale == Scale.smoke else set()  # not part of a folder's name
+    # These words are not part of a folder's name.
+    unnamed = shrunk if sweep_config.scale == Scale.smoke else set()
     compositions = Compositions(context.config_loader, sweep_config)
     for at, turn in enumerate(turns, 1):
         composed, cfg = compositions.of(turn.words)
@@ -271,8 +274,9 @@ def compose(
 
 
 def settings_apart(settings: Sequence[Sequence[str]]) -> list[str]:
-    """The words by which settings differ, in columns; none of a single one. The repetition comes
-    last, and stands there where it is the same for all too.
+    """Return the words by which settings differ, padded into columns; empty for a single setting.
+
+    The repetition comes last. It is shown even if it is the same for all settings.
     """
     shared = set.intersection(*map(set, settings)) if settings else set[str]()
     rows = [
@@ -295,8 +299,9 @@ def cell_of(
     number: int = 1,
     label: str = "",
 ) -> Cell | RefusedCell:
-    """The cell of a composed configuration, in a folder of the sweep's
-    that is named by some words of the overrides.
+    """Return the cell of a composed configuration, with a folder below the sweep's.
+
+    The folder is named by some words of the overrides.
     """
     place: dict[str, Any] = {
         "number": number,
@@ -319,8 +324,10 @@ def cell_of(
 
 
 def settle(sweep: Sweep) -> None:
-    """Take the records of cells that were measured before, and refuse cells whose folder holds the
-    record of another, or that were measured on other data than lies there now.
+    """Take the records of cells that were measured before.
+
+    A cell is refused if its folder holds the record of another cell, or if its data has changed
+    since it was measured.
     """
     sweep.say_as_before()
     fingerprints: dict[str, Any] = {}
@@ -340,7 +347,7 @@ def settle(sweep: Sweep) -> None:
         if changed is not None:
             sweep.refuse(cell, changed)
             continue
-        if not cell.cfg.predict.enabled:  # whose table shows it
+        if not cell.cfg.predict.enabled:  # The table of predictions shows measured cells itself.
             say(outcome.line(run, f"{cell.title}measured before: "))
             _say_not_kept(cell, run)
         outcome.release_finished(cell.folder)
@@ -348,14 +355,14 @@ def settle(sweep: Sweep) -> None:
 
 
 def _say_not_kept(cell: Cell, run: RecordedRun) -> None:
-    """That a cell was measured without keeping what it trained, which its command asks for now."""
+    """Say that the earlier run did not keep what it trained, if the command now asks for that."""
     asked = str(getattr(cell.config, "save", "none"))
     saved = getattr(run.record, "saved", None)
     if asked == "none" or (saved is not None and saved.folder is not None):
         return
     message = Message(
         "save.not-kept",
-        f"save={asked}: was measured without; add `rerun=true` to train it again and keep the"
+        f"save={asked}: was measured without it; add `rerun=true` to train it again and keep the"
         f" {asked}",
         key="save",
         cell=cell.folder.name,
@@ -364,9 +371,10 @@ def _say_not_kept(cell: Cell, run: RecordedRun) -> None:
 
 
 def check(sweep: Sweep, left: Sequence[Cell], on_slurm: bool = False) -> None:
-    """Refuse those of some cells that do not pass the checks that a run makes before it starts; for
-    SLURM without those that only the job's nodes can make, as of the data: these are taken to have
-    the GPUs that the job asks for.
+    """Refuse cells that do not pass the checks that a run makes before it starts.
+
+    For SLURM, checks that only the job's nodes can make, such as of the data, are left out. The
+    nodes are assumed to have the GPUs that the job asks for.
     """
     for cell in [*left]:
         config = cell.config
@@ -383,8 +391,12 @@ def check(sweep: Sweep, left: Sequence[Cell], on_slurm: bool = False) -> None:
 def dry_run(
     sweep: Sweep, groups: Sequence[tuple[str, list[Cell]]], how: str, queued: int = 0
 ) -> None:
-    """Print the cells that would be measured and how, in groups with what their jobs ask for, and
-    the number of the others; `queued` are cells whose jobs are in the queue already.
+    """Print which cells would be measured and how, and the number of the others.
+
+    Args:
+        groups: cells with a text that says what their jobs ask for.
+        how: how they would be measured.
+        queued: the number of cells whose jobs are in the queue already.
     """
     number = sum(len(members) for _, members in groups)
     plan = (
@@ -425,16 +437,15 @@ def dry_run(
 
 
 def _in_a_dry_run(cell: Cell) -> str:
-    """The settings of the cell that others do not have, else what it does,
-    and the identity that its folder has.
-    """
+    """Return the line of a cell: its setting, or what it does, and the identity in its folder."""
     setting = cell.setting.lstrip() or ", ".join(cell.workload.describe(cell.config))
     return f"{setting}  {cell.config.identity()}"
 
 
 def say_refused(sweep: Sweep) -> None:
-    """Say why cells would be refused, once for those of the same reason; the command then exits
-    with 1, as the sweep would.
+    """Print why cells would be refused, each reason once.
+
+    The command then exits with 1, as the sweep would.
     """
     refused = sorted(
         (cell for cell in sweep.refused if cell.is_mistake), key=lambda cell: cell.number

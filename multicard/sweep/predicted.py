@@ -1,5 +1,7 @@
-"""Estimates before a start: `predict=true` shows those of a sweep's cells, or of a single run, and
-starts nothing; `fit=warn|refuse|off` is about cells that the GPU's memory will not hold.
+"""Predict cells before they start, for `predict=true` and `fit=warn|refuse|off`.
+
+`predict=true` shows the predictions of a sweep's cells, or of a single run, and starts nothing.
+`fit` handles cells that the GPU's memory will not hold.
 """
 
 from collections.abc import Sequence
@@ -19,17 +21,18 @@ from multicard.sweep import cells, prediction_table, slurm_submit
 from multicard.sweep.cells import NAMED_CELLS, Cell, Sweep
 from multicard.sweep.prediction_table import PredictionRow
 
-SLURM_NODES = {  # by device
+SLURM_NODES = {  # Messages by device.
     "cuda": Message(
         "predict.slurm-gpus",
         "SLURM's nodes are not known here; name their GPU, as `predict.gpu=h100-80gb`",
         key="predict.gpu",
     ),
     "cpu": Message(
-        "predict.slurm-cpus", "SLURM's nodes are taken to have this machine's processor"
+        "predict.slurm-cpus", "SLURM's nodes are assumed to have this machine's processor"
     ),
 }
-# by workload; in training every GPU holds the whole model, so that more of them do not help
+# Remedies by workload. In vision training, every GPU holds the whole model, so more GPUs do not
+# help.
 REMEDIES = {
     "vision": "use a smaller batch_size or dataset.image_size",
     "llm": "use a smaller batch_size, `method=lora`, `method=qlora`, or more GPUs",
@@ -39,9 +42,10 @@ Predicted = tuple[Cell, Estimate]
 
 
 def show(sweep: Sweep, on_slurm: bool = False) -> None:
-    """Print estimates of the cells, those measured before too, and which of them are refused; of
-    jobs of SLURM without what only their own nodes can answer. Refuses a predict.gpu that is no
-    known GPU.
+    """Print predictions of the cells, including cells measured before, and the refused cells.
+
+    For jobs of SLURM, predictions leave out whatever only their nodes can answer. A predict.gpu
+    that is not a known GPU is refused.
     """
     left = sweep.left
     cells.check(sweep, left, on_slurm or any(is_elsewhere(cell.cfg) for cell in left))
@@ -69,23 +73,23 @@ def show(sweep: Sweep, on_slurm: bool = False) -> None:
 
 
 def _crowd(cell: Cell, target: TargetMachine, on_slurm: bool) -> str:
-    """The reason for which more CPU ranks than cores are not predicted; empty for others."""
+    """Return why more CPU ranks than cores are not predicted, or "" if there are enough cores."""
     config = cell.config
     cores = resources(config).cpus if on_slurm else environment.cores()
     if target.device_type != "cpu" or config.gpus <= cores:
         return ""
     crowd = (
-        f"{config.gpus} CPU ranks would take turns on {count(cores, 'core')}, whose time no run"
-        " tells"
+        f"{config.gpus} CPU ranks would take turns on {count(cores, 'core')}, and no run shows how"
+        " long that takes"
     )
     sentence = f"gpus={config.gpus}: {crowd}; use `gpus={cores}` or fewer"
     return Message("predict.crowd", sentence, key="gpus", value=config.gpus, cores=cores)
 
 
 def _show(predicted: Sequence[Predicted]) -> None:
-    # of `experiment=all` one for each experiment
+    # With `experiment=all`, each experiment is a section.
     sections: dict[str, dict[str, list[Predicted]]] = {}
-    for cell, answer in predicted:  # repetitions of a cell are together
+    for cell, answer in predicted:  # Repetitions of a cell share a row.
         experiment = str(cell.composed.hydra.runtime.choices.get("experiment") or "")
         sections.setdefault(experiment, {}).setdefault(cell.config.identity(), []).append(
             (cell, answer)
@@ -107,7 +111,7 @@ def _show(predicted: Sequence[Predicted]) -> None:
 
 
 def _rows(groups: Sequence[Sequence[Predicted]]) -> list[PredictionRow]:
-    """A row a cell, with the axes of the final table."""
+    """Return one row for each cell, with the axes of the final table."""
     records = [cell.as_record(answer.target.device_type) for (cell, answer), *_ in groups]
     axes = comparable.varied(records, groups[0][0][0].workload.record.always)
     shown = [{axis: comparable.cell(record, axis) for axis in axes} for record in records]
@@ -122,19 +126,20 @@ def _rows(groups: Sequence[Sequence[Predicted]]) -> list[PredictionRow]:
 
 
 def check_fit(sweep: Sweep, on_slurm: bool = False) -> None:
-    """Name the cells to be measured that will not fit, and those that may not, each in a line; with
-    fit=refuse those that will not are refused instead, and a race leaves them out.
+    """Print a line on the cells that will not fit, and a line on the cells that may not fit.
+
+    With fit=refuse, cells that will not fit are refused instead. A race leaves such cells out.
 
     Args:
-        on_slurm: they run on other nodes, whose GPU is known by `predict.gpu` or `predict.memory`
-            alone; those in the queue already stay there.
+        on_slurm: the cells run on other nodes, whose GPU is only known from `predict.gpu` or
+            `predict.memory`. Cells that are in the queue stay there.
 
     Raises:
         ValueError: predict.gpu names no known GPU, or SLURM does not answer.
     """
     left = sweep.left
     for name in {cell.cfg.predict.gpu for cell in left} - {None}:
-        named(name)  # a wrong name is refused even where nothing needs the GPU
+        named(name)  # A wrong name is refused even if nothing needs the GPU.
     asked = [
         cell for cell in left if _needs_check(cell) and (not on_slurm or is_elsewhere(cell.cfg))
     ]
@@ -144,7 +149,7 @@ def check_fit(sweep: Sweep, on_slurm: bool = False) -> None:
     estimated = _fitted(asked, on_slurm)
     sweep.command.foreseen_s += clock_s() - began_s
     remedy = REMEDIES[sweep.command.workload.name]
-    # by verdict and cell, once for all repetitions
+    # By verdict and cell, so that all repetitions of a cell are named once.
     unfit: dict[str, dict[str, str]] = {"no": {}, "tight": {}}
     for cell, found in estimated:
         fits = found.prediction.fits
@@ -187,7 +192,7 @@ def _unfit_cell(cell: Cell, found: Estimate) -> Message:
 
 
 def _fitted(asked: list[Cell], on_slurm: bool) -> list[tuple[Cell, Estimate]]:
-    """The estimates for GPUs; none where they fail."""
+    """Return the predictions for GPUs, or none if predicting fails."""
     queued = slurm_submit.queued_jobs(asked) if on_slurm else {}
     asked = [cell for cell in asked if cell.number not in queued]
     configs = [cell.config for cell in asked]
@@ -201,9 +206,7 @@ def _fitted(asked: list[Cell], on_slurm: bool) -> list[tuple[Cell, Estimate]]:
 
 
 def _needs_check(cell: Cell) -> bool:
-    """False for cells that only try the code, and for those that
-    were measured as often as `repeat` says already.
-    """
+    """Return False for cells that only try the code, or were repeated often enough already."""
     cfg = cell.cfg
     first = LEAST_AUTO if cfg.repeat == AUTO else repeats(cfg.repeat)
     again = cfg.repeat != "1" and cfg.repetition > first
@@ -212,7 +215,7 @@ def _needs_check(cell: Cell) -> bool:
 
 
 def _needs(found: Estimate) -> str:
-    """The memory that a cell needs, and that of the GPU."""
+    """Describe the memory that a cell needs, and the memory of the GPU."""
     gpu = found.target.gpu or "the GPU"
     prediction = found.prediction
     memory = prediction.memory_bytes

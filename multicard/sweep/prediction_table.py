@@ -1,4 +1,4 @@
-"""The printed table of `predict=true`: a row a cell, the bases of the estimates, and their sum."""
+"""Print the table of `predict=true`: one row a cell, the bases of the estimates, and their sum."""
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,17 +15,17 @@ from multicard.records import text_table
 from multicard.records.figures import BYTES, JOULES, MONEY, Scale, Unit, seconds
 from multicard.records.schema_parts import PredictedInterval, Prediction
 
-WIDTH = 120  # of notes
-NAMED = 3  # reasons or cells that are listed of a kind
-# an interval that reaches further, as a share of the value, is shown by its ends beside it
+WIDTH = 120  # Width of the notes below the table.
+NAMED = 3  # At most this many reasons or cells of a kind are listed.
+# An interval that reaches further than this share of the value is shown by its ends.
 WIDE = 0.5
 NEEDED = "needed memory"
 AS_BUSY = "if others stay as busy"
 _TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 DURATION = Unit("s", seconds, tuple(Scale(name, size, size) for name, size in _TIMES.items()))
-# the heading of the needed memory of CPU ranks, whose processes take more
+# The heading of the needed memory of CPU ranks. Their processes take more than this.
 TENSORS = "memory of tensors"
-QUANTITIES = {  # by heading: the key of the prediction
+QUANTITIES = {  # The key of the prediction and its unit, by heading.
     "peak memory": ("allocated_bytes", BYTES),
     NEEDED: ("memory_bytes", BYTES),
     "step": ("step_s", DURATION),
@@ -36,8 +36,12 @@ QUANTITIES = {  # by heading: the key of the prediction
 
 @dataclass(frozen=True)
 class PredictionRow:
-    """A cell with its repetitions: shown values of its axes by heading, runs in the sweep,
-    those not measured yet.
+    """A cell with its repetitions.
+
+    Attributes:
+        axes: shown values of its axes, by heading.
+        runs: number of its runs in the sweep.
+        left: number of its runs that are not measured yet.
     """
 
     axes: Mapping[str, str]
@@ -51,8 +55,9 @@ class PredictionRow:
 
 
 def table(rows: Sequence[PredictionRow], width: int | None) -> list[str]:
-    """The rows as lines of `width` cells (None: any);
-    columns in which no cell has a value are left out.
+    """Return the rows as lines of at most `width` characters (None: any).
+
+    Columns in which no cell has a value are left out.
     """
     found = [row.estimate.prediction for row in rows]
     figures = {
@@ -76,8 +81,10 @@ def table(rows: Sequence[PredictionRow], width: int | None) -> list[str]:
 
 
 def column(values: Sequence[PredictedInterval | None], unit: Unit) -> list[str]:
-    """Figures in one scale, each with its interval: "12.3 s ±8%", "10..15 s" where it is lopsided,
-    and "12 s (6..25)" where it is wide.
+    """Return figures in one scale, each with its interval.
+
+    The forms are "12.3 s ±8%", "10..15 s" for a lopsided interval, and "12 s (6..25)" for a wide
+    one.
     """
     known = [value.value for value in values if value is not None]
     scale = unit.scale(statistics.median(known)) if known else unit.scales[0]
@@ -104,8 +111,9 @@ def _basis(prediction: Prediction) -> str:
 
 
 def _as_busy(prediction: Prediction) -> str:
-    """The ends of the total if others stay as busy, or of the step where no total is known;
-    else empty.
+    """Return the ends of the total if other programs stay as busy, or "" if that is not known.
+
+    If no total is known, the step's ends are returned.
     """
     told = prediction.as_busy
     if told is None:
@@ -122,13 +130,13 @@ def _digits(value: float, scale: Scale) -> str:
 
 
 def notes(rows: Sequence[PredictionRow]) -> list[str]:
-    """Lines on the bases of the figures, and on cells that will not fit or are unknown."""
+    """Return lines on the bases of the figures, and on cells that will not fit or are unknown."""
     found = [row.estimate.prediction for row in rows]
     lines = []
     if any(each.fits for each in found):
         sentence = (
-            "fits: yes if the needed memory's whole interval is below the GPU's memory, no if it is"
-            " all above"
+            "fits: yes if the whole interval of the needed memory is below the GPU's memory, no if"
+            " it is all above"
         )
         lines.append(Message("predict.fits", sentence))
     for basis in Basis:
@@ -162,7 +170,7 @@ def notes(rows: Sequence[PredictionRow]) -> list[str]:
 
 
 def _abouts(basis: Basis, found: Sequence[Prediction]) -> list[str]:
-    """What the times on a basis rest on; of several different rooflines one line."""
+    """Return what the times on a basis rest on. Several different rooflines share one line."""
     abouts = [each.about for each in found if each.basis == basis]
     if basis is Basis.roofline and len({*abouts}) > 1:
         sentence = (
@@ -178,19 +186,17 @@ def _names(rows: Sequence[PredictionRow]) -> str:
 
 
 def listed(words: Iterable[str], most: int = NAMED) -> str:
-    """The first different words that are not empty, in their order,
-    and the number of the others.
-    """
+    """List the first distinct words that are not empty, and the number of the others."""
     return text_table.first_few(list(dict.fromkeys(filter(None, words))), most, "; ")
 
 
 def sums(rows: Sequence[PredictionRow], on_gpus: bool) -> Message:
-    """The time of runs that are not measured yet: one after the other, of all their GPUs,
-    and their energy.
+    """Return a line on the time and energy of the runs that are not measured yet.
 
-    Runs that will not fit do not count. Ends of intervals are added up: the cause of one error may
-    make all estimates wrong in the same direction. Where the time of some runs is unknown,
-    the sum is a least value without an interval.
+    The time is given one after the other, and as GPU time. Runs that will not fit do not count.
+    Ends of intervals are added up, because the cause of one error may make all estimates wrong in
+    the same direction. If the time of some runs is unknown, the sum is a lower bound without an
+    interval.
     """
     unfit = sum(row.left for row in rows if row.estimate.prediction.fits == "no")
     left = [row for row in rows if row.left and row.estimate.prediction.fits != "no"]
@@ -227,8 +233,9 @@ def sums(rows: Sequence[PredictionRow], on_gpus: bool) -> Message:
 
 
 def _sums(rows: Sequence[PredictionRow], on_gpus: bool) -> dict[str, PredictedInterval]:
-    """Seconds one after the other, of all GPUs, energy and price of the runs that are left,
-    where they are known.
+    """Return sums over the runs that are left, as far as they are known.
+
+    These are the seconds one after the other, GPU seconds, energy and price.
     """
     found = {"seconds": _sum("total_s", [(row, row.left) for row in rows])}
     if on_gpus:
@@ -246,7 +253,7 @@ def _sums(rows: Sequence[PredictionRow], on_gpus: bool) -> dict[str, PredictedIn
 
 
 def _sum(key: str, times: Iterable[tuple[PredictionRow, float]]) -> PredictedInterval:
-    """A predicted quantity of several runs, each so many times."""
+    """Sum a predicted quantity over several runs, each multiplied by its number."""
     low = value = high = 0.0
     for row, number in times:
         each: PredictedInterval = getattr(row.estimate.prediction, key)
@@ -262,9 +269,9 @@ def _total_as_busy(row: PredictionRow) -> PredictedInterval | None:
 
 
 def _sum_as_busy(rows: Sequence[PredictionRow]) -> PredictedInterval:
-    """Seconds of all runs, one after the other, if other programs stay as busy.
+    """Return the seconds of all runs, one after the other, if other programs stay as busy.
 
-    Runs without such an estimate count with their own prediction.
+    Runs without such an estimate count with their usual prediction.
     """
     low = value = high = 0.0
     for row in rows:
@@ -277,12 +284,12 @@ def _sum_as_busy(rows: Sequence[PredictionRow]) -> PredictedInterval:
 
 
 def _ends(total: PredictedInterval, is_part: bool) -> list[float]:
-    """The value, low and high; the low end alone of runs that are a part of those asked for."""
+    """Return the value, low and high; only the low end if the total covers only some runs."""
     return [total.low] if is_part else [total.value, total.low, total.high]
 
 
 def _in_words(found: Mapping[str, PredictedInterval], is_part: bool) -> str:
-    """Sums as text: "5.2 h (4.8 to 5.6) one after the other, 10.4 h (9.6 to 11.2) of GPUs"."""
+    """Return sums as text: "5.2 h (4.8 to 5.6) one after the other, 10.4 h (9.6 to 11) of GPUs"."""
     least = "at least " if is_part else ""
     words = [f"{least}{_with_ends(found['seconds'], DURATION, is_part)} one after the other"]
     if "gpu_seconds" in found:

@@ -1,9 +1,9 @@
-"""The options of sbatch for a job: what its configuration asks for, merged with what a site adds.
+"""Merge the options of sbatch that a job's configuration asks for with the options of a site.
 
 A site's options may be spelled in any way that people write them: `gpus-per-node`, `gpus_per_node`,
-`--gres`, `N`, an unambiguous beginning of a name, or a name of submitit's. sbatch takes the last of
-two that contradict each other without a word, so each is read here first: what a key of multicard
-sets is merged where both say the same, and refused by name where they do not.
+`--gres`, `N`, an unambiguous prefix of a name, or a name of submitit's. If two options contradict
+each other, sbatch silently takes the last. So each option is read here first. If a key of
+multicard sets the same thing, equal values are merged, and different values are refused.
 """
 
 import re
@@ -20,7 +20,7 @@ ADDITIONAL = "hydra.launcher.additional_parameters"
 GPU_TYPE = re.compile(r"[A-Za-z0-9][\w.+-]*")
 GRES_OF_GPUS = re.compile(r"(?:gres[/:])?gpu(?:[:=](?P<gpus>.+))?")
 
-# Options with which the command could not follow its jobs: why, and what to write in their place
+# With these options, the command could not follow its jobs. The value says why, and what to write.
 NEVER = {
     "array": (
         "the cells are the array; `hydra.launcher.array_parallelism=N` sets how many run at a time"
@@ -47,11 +47,11 @@ NEVER |= dict.fromkeys(
     ("help", "parsable", "quiet", "usage", "version", "wait", "wrap"),
     "the command reads what sbatch answers, and submits a job of its own; leave it out",
 )
-# Keys of the launcher that are no options of sbatch
+# Keys of the launcher that are not options of sbatch.
 OWN_KEYS = ("_target_", "mode", "on_slurm", "packs", "gpu_type", "additional_parameters")
 OWN_KEYS += ("setup", "teardown", "array_parallelism", "signal_delay_s")
 
-# as text: Hydra reads `yes` and quoted words so
+# These arrive as text, because Hydra reads `yes` and quoted words as strings.
 TRUTHS = ("true", "false", "yes", "no", "on", "off")
 
 Flags = dict[str, Any]
@@ -62,9 +62,9 @@ class Given:
     """An option as a site gives it.
 
     Args:
-        key: of the configuration, as it is typed.
-        typed: its name, as it is typed.
-        value: of the option; never None.
+        key: the key of the configuration, as it is typed.
+        typed: the name of the option, as it is typed.
+        value: the value of the option; never None.
     """
 
     key: str
@@ -78,8 +78,9 @@ class Given:
 
 
 def given(options: Mapping[str, Any]) -> dict[str, Given]:
-    """The site's options by sbatch's names: those of additional_parameters, and of the launcher's
-    keys. null leaves an option out.
+    """Return the site's options by sbatch's names, from additional_parameters and launcher keys.
+
+    A value of null leaves an option out.
     """
     found = dict[str, Given]()
     additional = options.get("additional_parameters") or {}
@@ -91,7 +92,7 @@ def given(options: Mapping[str, Any]) -> dict[str, Given]:
             continue
         one = Given(key, typed, value)
         name = sbatch.name_of(typed)
-        # in additional_parameters, as no source of its own has them
+        # A key of the launcher is only valid outside of additional_parameters.
         if typed.replace("-", "_") in OWN_KEYS:
             own = typed.replace("-", "_")
             raise Refusal(
@@ -128,7 +129,7 @@ def given(options: Mapping[str, Any]) -> dict[str, Given]:
 
 
 def _check_text(one: Given) -> None:
-    """Refuse what would not be one line of the job's script."""
+    """Refuse an option that would not be one line of the job's script."""
     text = f"{one.typed}{one.value}"
     if isinstance(one.value, dict) or not text.isprintable() or re.search(r"[\s=]", one.typed):
         raise Refusal(
@@ -141,12 +142,13 @@ def _check_text(one: Given) -> None:
 
 
 def flags(request: Resources, options: Mapping[str, Any]) -> Flags:
-    """All options of sbatch that submitit does not set for each job,
-    by their long names: True is a flag.
+    """Return all options of sbatch that submitit does not set for each job, by their long names.
+
+    A flag has the value True.
 
     Raises:
-        Refusal: an option contradicts the job's request,
-            or would keep the command from following its jobs.
+        Refusal: an option contradicts the job's request, or would keep the command from following
+            its jobs.
     """
     left = given(options)
     for name, why in NEVER.items():
@@ -165,7 +167,7 @@ def flags(request: Resources, options: Mapping[str, Any]) -> Flags:
     made |= _exclusive(left, request)
     made |= _requeue(left)
     if request.nodes > 1:
-        # the controllers end the run when a node is lost, and one is left to record it
+        # If a node is lost, the controllers end the run, and one must remain to record it.
         made["no-kill"] = True
     for name, one in left.items():
         value = _written(name, one)
@@ -175,7 +177,7 @@ def flags(request: Resources, options: Mapping[str, Any]) -> Flags:
 
 
 def in_words(request: Resources, options: Mapping[str, Any]) -> str:
-    """What a job asks for: a line for the resources, and one for each option of the site."""
+    """Describe a job's request: a line for the resources, and one for each option of the site."""
     usual = flags(request, {}).items()
     site = {
         name: value for name, value in flags(request, options).items() if (name, value) not in usual
@@ -185,7 +187,7 @@ def in_words(request: Resources, options: Mapping[str, Any]) -> str:
 
 
 def _written(name: str, one: Given) -> Any:
-    """The value of an option as sbatch takes it: True is a flag; None leaves it out."""
+    """Return an option's value as sbatch takes it: True for a flag, None to leave it out."""
     value = one.value
     if isinstance(value, list):
         return ",".join(str(part) for part in value)
@@ -207,7 +209,7 @@ def _written(name: str, one: Given) -> Any:
         return value
     if name in sbatch.FLAGS or name in sbatch.FLAGS_OR_VALUES:
         return True if value else None
-    # of a site's own flag nobody knows what its opposite is called
+    # The opposite of a site's own flag is not known.
     if name in sbatch.OPTIONS or not value:
         raise Refusal(
             "slurm.needs-value",
@@ -221,7 +223,7 @@ def _written(name: str, one: Given) -> Any:
 
 
 def _requeue(left: dict[str, Given]) -> Flags:
-    """Whether SLURM may put the job back into the queue: yes, unless the site says no."""
+    """Return whether SLURM may put the job back into the queue: yes, unless the site forbids it."""
     wanted = True
     for name in ("requeue", "no-requeue"):
         if name in left:
@@ -234,18 +236,18 @@ def _requeue(left: dict[str, Given]) -> Flags:
 def _exclusive(left: dict[str, Given], request: Resources) -> Flags:
     one = left.pop("exclusive", None)
     if one is not None:
-        _written("exclusive", one)  # which refuses a word for true
+        _written("exclusive", one)  # This refuses a word that means true.
     if one is None or one.value is request.exclusive:
         return {"exclusive": True} if request.exclusive else {}
     if isinstance(one.value, bool) or request.exclusive:
         raise _contradiction(
             one, "exclusive", str(one.value).lower(), str(request.exclusive).lower()
         )
-    return {"exclusive": one.value}  # "user": other jobs of the same user may share the node
+    return {"exclusive": one.value}  # "user": other jobs of the same user may share the node.
 
 
 def _memory(left: dict[str, Given], request: Resources) -> Flags:
-    """The memory of a node, by memory_gb or by the site; of several forms SLURM takes one."""
+    """Return the memory of a node, by memory_gb or by the site. SLURM accepts only one form."""
     if request.memory_gb is None:
         one = left.get("mem")
         if one is not None and one.typed.replace("_", "-").lstrip("-") in sbatch.IN_GB:
@@ -266,14 +268,15 @@ def _memory(left: dict[str, Given], request: Resources) -> Flags:
 
 
 def _check_tasks(left: dict[str, Given], request: Resources) -> None:
-    """Take out what says the same as the request about nodes, tasks, cores and time;
-    refuse what says another.
+    """Remove options that agree with the request on nodes, tasks, cores and time.
+
+    Options that disagree are refused.
     """
     each = (
         request.cpus // request.gpus if request.gpus and request.cpus % request.gpus == 0 else None
     )
-    # sbatch's option, our key, what the request says, how the option is read,
-    # and how much of it a unit of our key is
+    # Each rule has sbatch's option, our key, the value of the request, the reader of the option,
+    # and the number of the option's units in one unit of our key.
     rules: list[tuple[str, str, Any, Callable[[str], Any], int]] = [
         ("nodes", "nodes", request.nodes, _number, 1),
         ("ntasks", "gpus", request.nodes, _number, request.nodes),
@@ -288,12 +291,12 @@ def _check_tasks(left: dict[str, Given], request: Resources) -> None:
             continue
         value = read(str(one.value))
         if value is None or value != own:
-            ours = value / unit if value and unit else None  # 0 is no value of our keys
+            ours = value / unit if value and unit else None  # Our keys do not accept 0.
             raise _contradiction(
                 one, key, "N" if ours is None or ours != int(ours) else str(int(ours)), own
             )
     least = left.get("time-min")
-    # the name of a key here, though sbatch has a --time-min
+    # time_min is a key here, although sbatch has an option --time-min.
     if least is not None and "_" in least.typed:
         raise _contradiction(least, "time_min", str(least.value), request.time_min)
 
@@ -303,7 +306,7 @@ def _number(text: str) -> int | None:
 
 
 def _contradiction(one: Given, key: str, value: Any, own: Any) -> Refusal:
-    """The refusal of an option that says another than the key that sets it."""
+    """Return the refusal of an option that contradicts the key that sets it."""
     about = {"ntasks": "a job is one task on each node, which starts a rank for each GPU"}
     about["ntasks-per-node"] = about["ntasks"]
     why = about.get(sbatch.name_of(one.typed), f"{key} sets it for each cell, here to {own}")
@@ -319,8 +322,10 @@ def _contradiction(one: Given, key: str, value: Any, own: Any) -> Refusal:
 
 
 def _gpu_flags(left: dict[str, Given], request: Resources, gpu_type: Any) -> Flags:
-    """The GPUs of a node, in the site's form: as `gres` where the site gives a gres of GPUs, else
-    as `gpus-per-node`. What a site gives may leave out the number, which is `gpus`, or the type.
+    """Return the options for the GPUs of a node, in the site's form.
+
+    If the site gives a gres of GPUs, the form is `gres`, otherwise `gpus-per-node`. The site may
+    leave out the number, which is `gpus`, or the type.
     """
     chosen = None if gpu_type is None else str(gpu_type)
     if chosen is not None and GPU_TYPE.fullmatch(chosen) is None:
@@ -368,8 +373,9 @@ def _gpu_flags(left: dict[str, Given], request: Resources, gpu_type: Any) -> Fla
 
 
 def _type_of(one: Given, text: str, own: int, request: Resources, chosen: str | None) -> str | None:
-    """The type of GPU that an option asks for, or the one that is chosen already;
-    its number must be the request's.
+    """Return the type of GPU that an option asks for, or the type chosen before.
+
+    The option's number must be the request's number.
     """
     kind, count = _type_and_count(one, text.strip())
     if request.gpus == count == 0:
@@ -395,7 +401,7 @@ def _type_of(one: Given, text: str, own: int, request: Resources, chosen: str | 
 
 
 def _several_types(one: Given, other: str | None = None) -> Refusal:
-    """The refusal of GPUs of more than one type, or of what is no type and number."""
+    """Return the refusal of several types of GPU, or of a text that is not a type and a number."""
     also = "" if other is None else f" {other} is asked for, too:"
     return Refusal(
         "slurm.several-types",
@@ -409,9 +415,9 @@ def _several_types(one: Given, other: str | None = None) -> Refusal:
 
 
 def _type_and_count(one: Given, text: str) -> tuple[str | None, int | None]:
-    """The type and the number of GPUs in "2", "h100" or "h100:2"; None for what is not said."""
+    """Return the type and number of GPUs in "2", "h100" or "h100:2"; None for a missing part."""
     parts = re.split("[:=]", text) if text else []
-    parts = parts[1:] if parts[:1] == ["gpu"] else parts  # as in a gres
+    parts = parts[1:] if parts[:1] == ["gpu"] else parts  # A gres begins with this word.
     if len(parts) > 2 or not all(GPU_TYPE.fullmatch(part) for part in parts):
         raise _several_types(one)
     count = int(parts.pop()) if parts and parts[-1].isdecimal() else None

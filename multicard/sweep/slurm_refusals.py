@@ -1,4 +1,4 @@
-"""What sbatch says when it does not submit a job: in one line, with the key and the remedy."""
+"""Turn the output of an sbatch that did not submit into one line with the key and the remedy."""
 
 import re
 from collections.abc import Mapping
@@ -10,15 +10,15 @@ from multicard.messages import Refusal
 
 SAID = re.compile(r"^sbatch: (?:error: |fatal: )?")
 BY_CONTROLLER = "Batch job submission failed: "
-# Answers after which the controller may have the job all the same: the request was sent,
-# and no answer came back
+# After such an output, the controller may have the job nevertheless: the request was sent, but no
+# answer came back.
 UNANSWERED = re.compile(
     r"timed out|zero bytes|connection (reset|closed)|broken pipe|communication|unexpected"
     r" message|insane|incomplete"
     r"|unknown reason",
     re.IGNORECASE,
 )
-# Lines that sbatch prints beside a refusal and that say nothing about it
+# Lines that sbatch prints with a refusal, although they say nothing about it.
 NOISE = re.compile(
     r"Try .sbatch --help. for more information|Slurm temporarily unable to accept job, sleeping"
 )
@@ -26,13 +26,13 @@ NOISE = re.compile(
 
 @dataclass(frozen=True)
 class SlurmReason:
-    """What SLURM's own reason for a refusal is about.
+    """A key that one of SLURM's reasons is about.
 
     Args:
-        pattern: of the reason.
-        key: that has to change.
-        option: of sbatch that the key sets.
-        remedy: how the possible values are found.
+        pattern: matches the reason.
+        key: the key that has to change.
+        option: the option of sbatch that the key sets.
+        remedy: how to find the possible values.
     """
 
     pattern: str
@@ -71,21 +71,22 @@ CAUSES = (
 )
 
 
-# sbatch found no controller to ask: nothing was submitted, and nothing was refused
+# If sbatch found no controller to ask, nothing was submitted and nothing was refused.
 UNREACHED = re.compile(
     r"unable to contact slurm controller|connection refused|connect failure", re.IGNORECASE
 )
 
 
 def lines(output: str) -> list[str]:
-    """What sbatch said, its own words and the site's, each line once and without its beginning."""
+    """Return the lines of sbatch and the site, each line once and without sbatch's prefix."""
     found = (SAID.sub("", line.strip()) for line in output.splitlines())
     return list(dict.fromkeys(line for line in found if line and not NOISE.search(line)))
 
 
 def own_reason(said: list[str]) -> str:
-    """SLURM's own reason among these lines, by which the key
-    is found: a site's words may name anything.
+    """Return SLURM's reason among these lines, which decides the key.
+
+    The site's lines do not decide it, because their words may name anything.
     """
     by_controller = [
         line.removeprefix(BY_CONTROLLER) for line in said if line.startswith(BY_CONTROLLER)
@@ -94,16 +95,16 @@ def own_reason(said: list[str]) -> str:
 
 
 def is_unanswered(output: str) -> bool:
-    """True where the job may be in the queue although sbatch failed."""
+    """Return True if the job may be in the queue although sbatch failed."""
     reason = own_reason(lines(output))
     return not reason or UNANSWERED.search(reason) is not None
 
 
 def explain(output: str, request: Resources, flags: Mapping[str, Any]) -> Refusal:
-    """A refusal of sbatch in one line, with all that it said.
+    """Explain a refusal of sbatch in one line that includes all of its output.
 
     Args:
-        output: all that sbatch printed as errors.
+        output: everything that sbatch printed to stderr.
         flags: the options with which the job was submitted.
     """
     said = lines(output)
@@ -175,8 +176,9 @@ def explain(output: str, request: Resources, flags: Mapping[str, Any]) -> Refusa
 
 
 def unanswered(output: str, name: str) -> Refusal:
-    """The refusal of cells whose jobs may, or may not,
-    be in the queue: the same command looks for them first.
+    """Return the refusal of cells whose jobs may or may not be in the queue.
+
+    The same command looks for these jobs before it submits any.
     """
     reason = "; ".join(lines(output)) or "without a word"
     return Refusal(
