@@ -53,7 +53,9 @@ def submit(out: Path, minutes: float, options: Sequence[str], words: Sequence[st
         check=False,
     )
     if done.returncode:
-        reason = "; ".join(slurm_refusals.lines(done.stderr)) or f"exit code {done.returncode}"
+        reason = (
+            "; ".join(slurm_refusals.output_lines(done.stderr)) or f"exit code {done.returncode}"
+        )
         said = f"--slurm: sbatch refuses: {reason}"
         raise Refusal("evidence.sbatch", said, key="--slurm", reason=reason, options=own)
     job = done.stdout.strip().partition(";")[0]

@@ -22,7 +22,7 @@ from multicard.records import limits
 from multicard.records.limits import Forbids
 from multicard.records.schema_parts import Limit
 from multicard.sweep.cells import REPETITION, Cell
-from multicard.sweep.order import Turn, in_turn
+from multicard.sweep.order import Turn, shuffled_turns
 
 
 @dataclass
@@ -93,19 +93,21 @@ class Again:
         for setting in self.settings.values():
             for cell in setting.owed:
                 setting.last += 1
-                own = [word for word in cell.overrides if not word.startswith(REPETITION)]
-                words.append((setting.last, [*own, f"{REPETITION}{setting.last}"]))
+                cell_words = [word for word in cell.overrides if not word.startswith(REPETITION)]
+                words.append((setting.last, [*cell_words, f"{REPETITION}{setting.last}"]))
         self._say_owed()
         for setting in self.settings.values():
             setting.owed = []
         self.rounds += 1
-        words.sort(key=lambda each: each[0])
-        turns = [Turn(number, own) for number, (_, own) in enumerate(words, self.taken + 1)]
-        return in_turn(turns, self.config.order)
+        words.sort(key=lambda entry: entry[0])
+        turns = [
+            Turn(number, cell_words) for number, (_, cell_words) in enumerate(words, self.taken + 1)
+        ]
+        return shuffled_turns(turns, self.config.order)
 
     def say_left(self) -> None:
         """Print which runs are disturbed however often they were measured."""
-        owed = self._owed()
+        owed = self._owed_runs()
         if not owed or not self.most:
             return
         names = [cell.folder.name for _, cell in owed]
@@ -121,11 +123,11 @@ class Again:
         say(message)
 
     def _say_owed(self) -> None:
-        owed = self._owed()
+        owed = self._owed_runs()
         if not owed:
             return
-        by = Counter(setting.disturbing(cell)[0].code for setting, cell in owed)
-        causes = ", ".join(f"{code} {number}" for code, number in by.items())
+        runs_by_cause = Counter(setting.disturbing(cell)[0].code for setting, cell in owed)
+        causes = ", ".join(f"{code} {number}" for code, number in runs_by_cause.items())
         were = "was" if len(owed) == 1 else "were"
         message = Message(
             "repeat.again",
@@ -135,15 +137,15 @@ class Again:
             key="repeat",
             runs=len(owed),
             of=self.measured,
-            by=dict(by),
+            by=dict(runs_by_cause),
         )
         say(message)
 
-    def _owed(self) -> Sequence[tuple[RunsOfSetting, Cell]]:
-        owed = []
+    def _owed_runs(self) -> Sequence[tuple[RunsOfSetting, Cell]]:
+        owed_runs = []
         for setting in self.settings.values():
-            owed.extend((setting, cell) for cell in setting.owed)
-        return owed
+            owed_runs.extend((setting, cell) for cell in setting.owed)
+        return owed_runs
 
 
 def _limits(cell: Cell) -> list[Limit]:

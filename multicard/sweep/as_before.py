@@ -60,10 +60,10 @@ def _is_without_split(record: Any) -> bool:
         or data.get("test_files") is not None
     ):
         return False
-    own = StoredTextConfig(
+    dataset = StoredTextConfig(
         name=str(data.get("name")), data_files=data.get("data_files"), split=None
     )
-    return own.is_of_ones_own
+    return dataset.is_of_ones_own
 
 
 def leave_split_out(*configs: Any) -> None:
@@ -72,7 +72,7 @@ def leave_split_out(*configs: Any) -> None:
         OmegaConf.update(config, "dataset.split", None)
 
 
-def said(sweep: Path) -> Message:
+def as_before_notice(sweep: Path) -> Message:
     return Message(
         "sweep.as-before",
         f"{sweep.name}: its records have no held-out rows, and its other cells are measured as they"

@@ -36,12 +36,12 @@ class Axes:
     def of_experiment(name: str, smoke: Mapping[str, Any]) -> "Axes":
         """Return the axes of a file of conf/experiment. Its `smoke` overrides the entry's."""
         hydra = OmegaConf.load(CONF / "experiment" / f"{name}.yaml").hydra
-        own = hydra.experiment
+        experiment = hydra.experiment
         return Axes(
             hydra.sweeper.params,
-            {**smoke, **own.get("smoke", {})},
-            own.get("exclude", ()),
-            own.get("parts", ()),
+            {**smoke, **experiment.get("smoke", {})},
+            experiment.get("exclude", ()),
+            experiment.get("parts", ()),
         )
 
     def cells(
@@ -62,19 +62,19 @@ class Axes:
             product(OverridesParser.create().parse_overrides([*axes, *words])), self.parts
         )
         for entry in self.exclude:
-            named = {f"{key}={value}" for key, value in entry.items()}
-            within = [overrides for overrides in cells if not named <= {*overrides}]
-            left_out = len(cells) - len(within)
+            excluded_words = {f"{key}={value}" for key, value in entry.items()}
+            remaining = [overrides for overrides in cells if not excluded_words <= {*overrides}]
+            left_out = len(cells) - len(remaining)
             if left_out > 0:
                 message = Message(
                     "cells.excluded",
                     f"{count(left_out, 'cell')} left out by the experiment:"
-                    f" {' '.join(sorted(named))}",
+                    f" {' '.join(sorted(excluded_words))}",
                     cells=left_out,
-                    values=sorted(named),
+                    values=sorted(excluded_words),
                 )
                 tell(message)
-            cells = within
+            cells = remaining
         return cells
 
 
@@ -119,8 +119,10 @@ def one_by_one(cells: Cells, parts: Sequence[str]) -> Cells:
         )
 
     def is_kept(overrides: list[str]) -> bool:
-        chosen = dict(override.split("=", 1) for override in overrides)
-        others = [part for part in values if chosen[part] != values[part][0]]
-        return len(others) <= 1 or all(chosen[part] == values[part][-1] for part in values)
+        value_of_part = dict(override.split("=", 1) for override in overrides)
+        changed_parts = [part for part in values if value_of_part[part] != values[part][0]]
+        return len(changed_parts) <= 1 or all(
+            value_of_part[part] == values[part][-1] for part in values
+        )
 
     return [overrides for overrides in cells if is_kept(overrides)]

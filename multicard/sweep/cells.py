@@ -115,11 +115,11 @@ class Sweep:
     @classmethod
     def of(cls, command: Command, cells: Iterable[Cell | RefusedCell]) -> "Sweep":
         """Return the sweep of these cells, sorted into its two lists."""
-        every = [*cells]
+        all_cells = [*cells]
         return cls(
             command,
-            [c for c in every if isinstance(c, Cell)],
-            [c for c in every if isinstance(c, RefusedCell)],
+            [cell for cell in all_cells if isinstance(cell, Cell)],
+            [cell for cell in all_cells if isinstance(cell, RefusedCell)],
         )
 
     @property
@@ -151,12 +151,12 @@ class Sweep:
 
     def say_start(self) -> None:
         """Print how many cells are to be measured, and what all of them have in common."""
-        described = [cell.workload.describe(cell.config) for cell in self.left]
-        alike = ", ".join(
-            part for part in described[0] if all(part in parts for parts in described)
+        descriptions = [cell.workload.describe(cell.config) for cell in self.left]
+        shared = ", ".join(
+            part for part in descriptions[0] if all(part in parts for parts in descriptions)
         )
-        cells = count(len(described), "cell")
-        line = f"{cells} of {alike} -> " if alike else f"{cells} -> "
+        cells = count(len(descriptions), "cell")
+        line = f"{cells} of {shared} -> " if shared else f"{cells} -> "
         say(Text(line).append(link(self.left[0].folder.parent)))
         self.say_notices()
         self.say_order()
@@ -169,31 +169,35 @@ class Sweep:
 
     def say_order(self) -> None:
         """Print, once in a command, that the cells that are left are shuffled."""
-        left = self.left
-        line = order.said([cell.overrides for cell in left], left[0].config.order) if left else None
+        remaining = self.left
+        line = (
+            order.shuffle_notice([cell.overrides for cell in remaining], remaining[0].config.order)
+            if remaining
+            else None
+        )
         if line is not None and not self.command.has_said_order:
             say(line)
             self.command.has_said_order = True
 
     def say_as_before(self) -> None:
         """Print, once in a command, that cells are measured as the sweep began (`as_before`)."""
-        like_others = [cell for cell in self.cells if cell.is_as_before]
-        if like_others and not self.command.has_said_as_before:
-            say(as_before.said(like_others[0].folder.parent))
+        cells_as_before = [cell for cell in self.cells if cell.is_as_before]
+        if cells_as_before and not self.command.has_said_as_before:
+            say(as_before.as_before_notice(cells_as_before[0].folder.parent))
             self.command.has_said_as_before = True
 
     def say_left(self, ended: str = "interrupted") -> None:
         """Print why a sweep ended early, how many cells are left, and the command to resume it."""
-        left = sum(
+        unmeasured = sum(
             cell.result is None or cell.result.status == "interrupted" for cell in self.every
         )
-        every = len(self.every)
+        total = len(self.every)
         message = Message(
             "sweep.left",
-            f"{ended}: {left} of {every} cells are left",
+            f"{ended}: {unmeasured} of {total} cells are left",
             ended=ended,
-            left=left,
-            cells=every,
+            left=unmeasured,
+            cells=total,
         )
         say(message, error=True)
         command = self.resume_command()
@@ -221,19 +225,19 @@ def compose(
 
     Cells that measure the same are merged into one.
     """
-    placed: dict[tuple[Path, str], Cell | RefusedCell] = {}
+    cells_by_setting: dict[tuple[Path, str], Cell | RefusedCell] = {}
     turn_of: dict[tuple[Path, str], int] = {}
-    alike: list[str] = []
+    duplicates: list[str] = []
     total = len(turns)
-    shrunk = {f"{key}={value}" for key, value in sweep_config.hydra.experiment.smoke.items()}
+    smoke_words = {f"{key}={value}" for key, value in sweep_config.hydra.experiment.smoke.items()}
     # These words are not part of a folder's name.
-    unnamed = shrunk if sweep_config.scale == Scale.smoke else set()
+    unnamed = smoke_words if sweep_config.scale == Scale.smoke else set()
     compositions = Compositions(context.config_loader, sweep_config)
-    for at, turn in enumerate(turns, 1):
+    for turn_number, turn in enumerate(turns, 1):
         composed, cfg = compositions.of(turn.words)
         composed.order = cfg.order = sweep_config.order
         words = [word for word in turn.words if word not in unnamed]
-        label = f"[{at}/{total}] "
+        label = f"[{turn_number}/{total}] "
         sweep = Path(str(composed.hydra.sweep.dir))
         cell = cell_of(command.workload, composed, cfg, sweep, words, turn.number, label)
         cell.overrides = turn.words
@@ -243,34 +247,36 @@ def compose(
                 cell.folder.parent,
                 f"{cell.config.identity()}-r{cfg.repetition}-{cfg.probe.enabled}",
             )
-        if setting in placed:
-            first = turn_of[setting]
-            sentence = f"measures the same as [{first}/{total}]: left out"
-            message = Message("cells.alike", sentence, cell=at, as_cell=first)
-            alike.append(f"{label}{message}")
+        if setting in cells_by_setting:
+            first_turn = turn_of[setting]
+            sentence = f"measures the same as [{first_turn}/{total}]: left out"
+            message = Message("cells.alike", sentence, cell=turn_number, as_cell=first_turn)
+            duplicates.append(f"{label}{message}")
             continue
         with open_dict(composed):
             composed.hydra.job.id = composed.hydra.job.num = turn.number - 1
             composed.hydra.sweep.subdir = cell.folder.name
-        placed[setting] = cell
-        turn_of[setting] = at
+        cells_by_setting[setting] = cell
+        turn_of[setting] = turn_number
     words_of = [
         [word for word in cell.overrides if not word.startswith("auto=")]
-        for cell in placed.values()
+        for cell in cells_by_setting.values()
     ]
-    for cell, apart in zip(placed.values(), settings_apart(words_of), strict=True):
-        cell.setting = " " * (len(f"[{total}/{total}] ") - len(cell.label)) + apart
-    if len(alike) > NAMED_CELLS:
+    for cell, padded_setting in zip(
+        cells_by_setting.values(), settings_apart(words_of), strict=True
+    ):
+        cell.setting = " " * (len(f"[{total}/{total}] ") - len(cell.label)) + padded_setting
+    if len(duplicates) > NAMED_CELLS:
         message = Message(
             "cells.many-alike",
-            f"{len(alike)} of {total} cells measure the same as others: left out",
-            alike=len(alike),
+            f"{len(duplicates)} of {total} cells measure the same as others: left out",
+            alike=len(duplicates),
             cells=total,
         )
-        alike = [message]
-    for line in alike:
+        duplicates = [message]
+    for line in duplicates:
         say(line)
-    return Sweep.of(command, placed.values())
+    return Sweep.of(command, cells_by_setting.values())
 
 
 def settings_apart(settings: Sequence[Sequence[str]]) -> list[str]:
@@ -303,7 +309,7 @@ def cell_of(
 
     The folder is named by some words of the overrides.
     """
-    place: dict[str, Any] = {
+    shared_fields: dict[str, Any] = {
         "number": number,
         "label": label,
         "workload": workload,
@@ -315,12 +321,14 @@ def cell_of(
         if as_before.trains_on_all_rows(config, sweep):
             as_before.leave_split_out(composed, cfg)
             config = prepare.typed(workload, cfg)
-            place["is_as_before"] = True
+            shared_fields["is_as_before"] = True
     except ValueError as error:
         name = run_folder.cell_name(run_folder.REFUSED, words, cfg.repetition, cfg.probe.enabled)
-        return RefusedCell(**place, folder=run_folder.find_cell(sweep, name), reason=str(error))
+        return RefusedCell(
+            **shared_fields, folder=run_folder.find_cell(sweep, name), reason=str(error)
+        )
     name = run_folder.cell_name(config.identity(), words, cfg.repetition, cfg.probe.enabled)
-    return Cell(**place, folder=run_folder.find_cell(sweep, name), config=config)
+    return Cell(**shared_fields, folder=run_folder.find_cell(sweep, name), config=config)
 
 
 def settle(sweep: Sweep) -> None:
@@ -349,28 +357,28 @@ def settle(sweep: Sweep) -> None:
             continue
         if not cell.cfg.predict.enabled:  # The table of predictions shows measured cells itself.
             say(outcome.line(run, f"{cell.title}measured before: "))
-            _say_not_kept(cell, run)
+            _say_model_not_kept(cell, run)
         outcome.release_finished(cell.folder)
         cell.result = run
 
 
-def _say_not_kept(cell: Cell, run: RecordedRun) -> None:
+def _say_model_not_kept(cell: Cell, run: RecordedRun) -> None:
     """Say that the earlier run did not keep what it trained, if the command now asks for that."""
-    asked = str(getattr(cell.config, "save", "none"))
+    asked_to_save = str(getattr(cell.config, "save", "none"))
     saved = getattr(run.record, "saved", None)
-    if asked == "none" or (saved is not None and saved.folder is not None):
+    if asked_to_save == "none" or (saved is not None and saved.folder is not None):
         return
     message = Message(
         "save.not-kept",
-        f"save={asked}: was measured without it; add `rerun=true` to train it again and keep the"
-        f" {asked}",
+        f"save={asked_to_save}: was measured without it; add `rerun=true` to train it again and"
+        f" keep the {asked_to_save}",
         key="save",
         cell=cell.folder.name,
     )
     say(message)
 
 
-def check(sweep: Sweep, left: Sequence[Cell], on_slurm: bool = False) -> None:
+def check_cells(sweep: Sweep, left: Sequence[Cell], on_slurm: bool = False) -> None:
     """Refuse cells that do not pass the checks that a run makes before it starts.
 
     For SLURM, checks that only the job's nodes can make, such as of the data, are left out. The
@@ -415,7 +423,9 @@ def dry_run(
     sweep.say_notices()
     sweep.say_order()
     rows = [
-        (str(len(own)), each, "\n".join(map(_in_a_dry_run, own))) for each, own in groups if own
+        (str(len(members)), request_text, "\n".join(map(_dry_run_line, members)))
+        for request_text, members in groups
+        if members
     ]
     for line in (
         text_table.text(("cells", "each", "which"), rows, text_table.terminal_width())
@@ -436,7 +446,7 @@ def dry_run(
     say_refused(sweep)
 
 
-def _in_a_dry_run(cell: Cell) -> str:
+def _dry_run_line(cell: Cell) -> str:
     """Return the line of a cell: its setting, or what it does, and the identity in its folder."""
     setting = cell.setting.lstrip() or ", ".join(cell.workload.describe(cell.config))
     return f"{setting}  {cell.config.identity()}"

@@ -85,34 +85,34 @@ class Command:
         single_refusal = [run.status for run in self.runs] == ["refused"] and not self.is_sweep
         if self.runs and not single_refusal:
             probes = all(is_probe(run.record, run.folder) for run in self.runs)
-            measured = [run.folder for run in self.runs if run.status == "ok"]
-            found = Conclusion()
-            if self.is_sweep and measured and not probes:
-                found = self._concluded(measured)
-            table.show(self.runs, probes, found.recommended)
+            measured_folders = [run.folder for run in self.runs if run.status == "ok"]
+            conclusion = Conclusion()
+            if self.is_sweep and measured_folders and not probes:
+                conclusion = self._conclusion(measured_folders)
+            table.show(self.runs, probes, conclusion.recommended)
             _show_profiles(self.runs)
-            for line in found.lines:
+            for line in conclusion.lines:
                 say(line)
         for sweep in {run.folder.parent for run in self.runs if run.folder.exists()}:
-            if (others := private.writers(sweep)) is not None:
+            if (writers := private.writers(sweep)) is not None:
                 place = shlex.quote(str(sweep))
                 message = Message(
                     "sweep.open-to-others",
-                    f"{others} may write to {sweep}, and falsify its records; use `chmod go-w"
+                    f"{writers} may write to {sweep}, and falsify its records; use `chmod go-w"
                     f" {place}`",
-                    who=others,
+                    who=writers,
                     folder=str(sweep),
                 )
                 say(message, error=True)
-        bad = any(
+        has_failure = any(
             run.status in run_folder.BAD or run.tracker_error is not None for run in self.runs
         )
-        return 1 if bad or self.abandoned or self.would_refuse else 0
+        return 1 if has_failure or self.abandoned or self.would_refuse else 0
 
-    def _concluded(self, measured: Sequence[Path]) -> Conclusion:
+    def _conclusion(self, measured_folders: Sequence[Path]) -> Conclusion:
         """Return the conclusion from the runs. A failure here does not change the exit code."""
         try:
-            return self.conclude(measured)
+            return self.conclude(measured_folders)
         except Exception as error:
             reason = in_a_line(error)
             say(

@@ -48,12 +48,12 @@ class Compositions:
         Raises:
             HydraException: Hydra does not accept the overrides.
         """
-        overrides = [self._parsed(word) for word in words]
+        overrides = [self._parse(word) for word in words]
         # Hydra's own keys change how the rest is composed, so there is no shortcut for these.
         if any(
             override.is_hydra_override() or override.is_sweep_override() for override in overrides
         ):
-            whole = self._composed(words)
+            whole = self._compose(words)
             return Composition(whole, task_of(whole))
         groups = tuple(
             word
@@ -61,25 +61,25 @@ class Compositions:
             if self._is_group(override)
         )
         if groups not in self._by_groups:
-            self._by_groups[groups] = _Copies(self._composed(groups))
+            self._by_groups[groups] = _Copies(self._compose(groups))
         values = [override for override in overrides if not self._is_group(override)]
-        found = self._by_groups[groups].of(values)
-        found.whole.hydra.overrides.task = [*words]
-        names = found.whole.hydra.job.config.override_dirname
-        found.whole.hydra.job.override_dirname = get_overrides_dirname(
+        composition = self._by_groups[groups].of(values)
+        composition.whole.hydra.overrides.task = [*words]
+        names = composition.whole.hydra.job.config.override_dirname
+        composition.whole.hydra.job.override_dirname = get_overrides_dirname(
             overrides, kv_sep=names.kv_sep, item_sep=names.item_sep, exclude_keys=names.exclude_keys
         )
-        for config in (found.whole, found.task):
+        for config in (composition.whole, composition.task):
             OmegaConf.copy_cache(from_config=self._sweep, to_config=config)
-        OmegaConf.resolve(found.task)
-        return found
+        OmegaConf.resolve(composition.task)
+        return composition
 
-    def _parsed(self, word: str) -> Override:
+    def _parse(self, word: str) -> Override:
         if word not in self._overrides:  # Cells share most of their words.
             (self._overrides[word],) = self._parser.parse_overrides([word])
         return self._overrides[word]
 
-    def _composed(self, words: Sequence[str]) -> DictConfig:
+    def _compose(self, words: Sequence[str]) -> DictConfig:
         return self._loader.load_sweep_config(self._sweep, [*words])
 
     def _is_group(self, override: Override) -> bool:
@@ -105,10 +105,10 @@ class _Copies:
         self._task = pickle.dumps(task)
 
     def of(self, values: list[Override]) -> Composition:
-        made = Composition(pickle.loads(self._whole), pickle.loads(self._task))
-        for config in made:
+        composition = Composition(pickle.loads(self._whole), pickle.loads(self._task))
+        for config in composition:
             ConfigLoaderImpl._apply_overrides_to_config(values, config)
-        return made
+        return composition
 
 
 def task_of(config: DictConfig) -> DictConfig:

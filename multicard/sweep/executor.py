@@ -191,7 +191,7 @@ class Processes:
     def __init__(self, executor: Executor, cells: Sequence[Cell]) -> None:
         self.executor = executor
         self._waiting = [*cells]
-        self._most = len(cells)
+        self._cell_count = len(cells)
 
     def is_busy(self) -> bool:
         return bool(self._waiting or self.executor.running)
@@ -201,7 +201,7 @@ class Processes:
 
     def start(self) -> None:
         for cell in [*self._waiting]:
-            if len(self.executor.running) >= (cell.config.max_jobs or self._most):
+            if len(self.executor.running) >= (cell.config.max_jobs or self._cell_count):
                 continue
             share = self.executor.machine.take(cell.config)
             if share is None:
@@ -243,10 +243,10 @@ def run_all(sweep: Sweep, streak: Streak | None = None) -> None:
         except ValueError as error:
             sweep.refuse(cell, str(error))
     sweep.record_refused()
-    left = sweep.left
-    if not left:
+    remaining = sweep.left
+    if not remaining:
         return
     sweep.say_start()
-    executor = Executor(left[0].folder.parent)
+    executor = Executor(remaining[0].folder.parent)
     with ending_on_error(executor):
-        Drive(Processes(executor, left), Pace(len(left)), streak or Streak()).run()
+        Drive(Processes(executor, remaining), Pace(len(remaining)), streak or Streak()).run()

@@ -33,7 +33,7 @@ class InProcess:
 
     def collect(self) -> list[Cell]:
         cell = self._waiting.pop(0)
-        done = run_job(
+        job_return = run_job(
             hydra_context=self.context,
             task_function=lambda _: run(self.command, cell, left_s=self.pace.left_s),
             config=cell.composed,
@@ -41,7 +41,7 @@ class InProcess:
             job_subdir_key="hydra.sweep.subdir",
         )
         # This raises an exception of the task, which is a defect and never the end of a run.
-        _ = done.return_value
+        _ = job_return.return_value
         assert cell.result is not None
         if cell.result.status == "interrupted" or cell.result.stopped:
             raise KeyboardInterrupt

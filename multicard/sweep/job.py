@@ -45,11 +45,11 @@ KILLED_WITHIN_S = 60.0  # SLURM ends a job that was requeued within this time.
 @contextmanager
 def terminal_blocked() -> Iterator[None]:
     """Start processes that the terminal's signals do not reach until they unblock them."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, TERMINAL_SIGNALS)
+    mask_before = signal.pthread_sigmask(signal.SIG_BLOCK, TERMINAL_SIGNALS)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask_before)
 
 
 @dataclass(frozen=True)
@@ -87,14 +87,14 @@ class CellJob(ABC):
         if code == self.code or self.cfg.code == Code.latest:
             return None
         submitted = repository.in_words(self.code)
-        found = repository.in_words(code)
+        current = repository.in_words(code)
         problem = Message(
             "job.other-code",
-            f"code=submitted: submitted on {submitted}, found {found}; submit again, "
+            f"code=submitted: submitted on {submitted}, found {current}; submit again, "
             "or use `code=latest` to run what is there",
             key="code",
             submitted=submitted,
-            found=found,
+            found=current,
         )
         return outcome.refuse(
             outcome.begin(self.workload, self.cfg, self.folder, job), problem
@@ -189,11 +189,11 @@ class SlurmJob(CellJob):
         job = os.environ["SLURM_JOB_ID"]
         if slurm.is_requeued(job):
             return True
-        useful = failure.kind == "preempted" or (
+        is_useful = failure.kind == "preempted" or (
             failure.kind == "timeout" and attempts.moved_on(self.folder)
         )
         return (
-            useful
+            is_useful
             and attempts.requeues(self.folder) <= self.cfg.max_requeues
             and slurm.requeue(job)
         )
@@ -208,10 +208,10 @@ class SlurmJob(CellJob):
                 failure = self._run_ranks(allocation)
         except Interrupted as interruption:
             failure = interruption.failure
-        lost = (
+        is_first_node_lost = (
             failure is not None and failure.kind == "node" and failure.host == allocation.hosts[0]
         )
-        if failure is not None and lost and allocation.node == 1:
+        if failure is not None and is_first_node_lost and allocation.node == 1:
             outcome.fail(
                 outcome.begin(self.workload, self.cfg, self.folder, allocation.job),
                 failure,
@@ -274,8 +274,8 @@ def submission() -> Iterator[int]:
     Yields:
         The umask of the command.
     """
-    with private.imports(), private.umask() as before:
-        yield before
+    with private.imports(), private.umask() as umask_before:
+        yield umask_before
 
 
 def jobs_folder(sweep: Path) -> Path:

@@ -35,9 +35,9 @@ def name_own(folder: Path) -> None:
     in the array.
     """
     os.environ["SUBMITIT_FOLDER"] = str(folder)
-    own = JobEnvironment().paths.submitted_pickle
+    job_file = JobEnvironment().paths.submitted_pickle
     for _ in range(POLLS):
-        if own.exists():
+        if job_file.exists():
             return
         pause(POLL_S)
     submission = run_folder.read_json(folder / f"{os.environ.get('SLURM_JOB_NAME')}.json") or {
@@ -49,7 +49,7 @@ def name_own(folder: Path) -> None:
             with suppress(Exception):
                 job: Any = DelayedSubmission.load(path).function
                 if (job.key, job.folder.name) == (submission["key"], name):
-                    own.hardlink_to(path)
+                    job_file.hardlink_to(path)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ class Turn(NamedTuple):
     words: list[str]
 
 
-def chosen(config: Any) -> str:
+def chosen_order(config: Any) -> str:
     """Return the order of a sweep's cells: `typed`, or the seed by which they are shuffled.
 
     The command's own order comes first, then the order that an earlier command of the sweep
@@ -55,11 +55,11 @@ def chosen(config: Any) -> str:
     if config.race.figure is not None or config.predict.enabled:
         return TYPED
     folder = Path(config.hydra.sweep.dir)
-    order = config.order if config.order != SHUFFLED else _recorded(folder)
+    order = config.order if config.order != SHUFFLED else _recorded_order(folder)
     return order or str(zlib.crc32(folder.name.encode(errors="surrogateescape")))
 
 
-def _recorded(folder: Path) -> str | None:
+def _recorded_order(folder: Path) -> str | None:
     """Return the order that an earlier command of the sweep recorded, or None."""
     path = folder / SWEEP
     config = None
@@ -70,27 +70,27 @@ def _recorded(folder: Path) -> str | None:
     return order if order == TYPED or is_whole(order) else None
 
 
-def in_turn(turns: Iterable[Turn], order: str) -> list[Turn]:
+def shuffled_turns(turns: Iterable[Turn], order: str) -> list[Turn]:
     """Return the cells in the order in which they are measured.
 
     They are shuffled within each round, unless the order is `typed`.
     """
     if order == TYPED:
         return [*turns]
-    found: list[Turn] = []
-    for _, own in groupby(turns, key=lambda turn: _round(turn.words)):
-        found += sorted(own, key=lambda turn: _drawn(turn.words, order))
-    return found
+    ordered: list[Turn] = []
+    for _, round_turns in groupby(turns, key=lambda turn: _round_key(turn.words)):
+        ordered += sorted(round_turns, key=lambda turn: _draw(turn.words, order))
+    return ordered
 
 
-def numbered(cells: Sequence[Sequence[str]], before: int = 0) -> list[Turn]:
+def numbered_turns(cells: Sequence[Sequence[str]], before: int = 0) -> list[Turn]:
     """Return cells as turns in typed order, numbered after `before` other cells."""
     return [Turn(number, [*words]) for number, words in enumerate(cells, before + 1)]
 
 
-def said(cells: Sequence[Sequence[str]], order: str) -> Message | None:
+def shuffle_notice(cells: Sequence[Sequence[str]], order: str) -> Message | None:
     """Return the line that says that cells are shuffled, or None if nothing is shuffled."""
-    if not is_whole(order) or len({_round(words) for words in cells}) == len(cells):
+    if not is_whole(order) or len({_round_key(words) for words in cells}) == len(cells):
         return None
     sentence = (
         f"shuffled by `order={order}`, so that drift falls on no setting; `order={TYPED}` keeps the"
@@ -99,22 +99,22 @@ def said(cells: Sequence[Sequence[str]], order: str) -> Message | None:
     return Message("sweep.order", sentence, key="order", order=order)
 
 
-def _round(words: Sequence[str]) -> Hashable:
+def _round_key(words: Sequence[str]) -> Hashable:
     """Return the words that cells of one round share: repetition, seed and experiment."""
     keys = (*schema.keys(Role.repetition), "experiment")
-    return tuple(word for word in words if _group(word) in keys)
+    return tuple(word for word in words if _key_group(word) in keys)
 
 
-def _drawn(words: Sequence[str], seed: str) -> str:
+def _draw(words: Sequence[str], seed: str) -> str:
     """Return a pseudo-random number of a cell, as text.
 
     It depends on the seed, and on the words that say what is measured and in which repetition.
     """
-    command = schema.beside() - {*schema.keys(Role.repetition)}
-    own = sorted(word for word in words if _group(word) not in command)
-    return sha256("\n".join([seed, *own]).encode(errors="surrogateescape")).hexdigest()
+    other_keys = schema.beside() - {*schema.keys(Role.repetition)}
+    cell_words = sorted(word for word in words if _key_group(word) not in other_keys)
+    return sha256("\n".join([seed, *cell_words]).encode(errors="surrogateescape")).hexdigest()
 
 
-def _group(word: str) -> str:
+def _key_group(word: str) -> str:
     """Return the key of an override, or the group of its key."""
     return re.split(r"[=./@]", word.lstrip("+~"), maxsplit=1)[0]

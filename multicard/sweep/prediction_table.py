@@ -54,14 +54,14 @@ class PredictionRow:
         return self.estimate.config.gpus * self.estimate.config.nodes
 
 
-def table(rows: Sequence[PredictionRow], width: int | None) -> list[str]:
+def table_lines(rows: Sequence[PredictionRow], width: int | None) -> list[str]:
     """Return the rows as lines of at most `width` characters (None: any).
 
     Columns in which no cell has a value are left out.
     """
-    found = [row.estimate.prediction for row in rows]
+    predictions = [row.estimate.prediction for row in rows]
     figures = {
-        name: column([getattr(each, key) for each in found], unit)
+        name: column([getattr(prediction, key) for prediction in predictions], unit)
         for name, (key, unit) in QUANTITIES.items()
     }
     if all(row.estimate.target.device_type == "cpu" for row in rows):
@@ -69,15 +69,19 @@ def table(rows: Sequence[PredictionRow], width: int | None) -> list[str]:
     columns = {
         **{axis: [row.axes[axis] for row in rows] for axis in rows[0].axes},
         "runs": [str(row.runs) if row.runs > 1 else "" for row in rows],
-        "fits": [each.fits or "" for each in found],
+        "fits": [prediction.fits or "" for prediction in predictions],
         **figures,
-        AS_BUSY: [_as_busy(each) for each in found],
-        "basis": [_basis(each) for each in found],
+        AS_BUSY: [_as_busy(prediction) for prediction in predictions],
+        "basis": [_basis(prediction) for prediction in predictions],
     }
-    shown = {heading: cells for heading, cells in columns.items() if any(cells)}
-    align = "".join("r" if heading in (*figures, AS_BUSY, "runs") else "l" for heading in shown)
-    filled = [[value or "-" for value in row] for row in zip(*shown.values(), strict=True)]
-    return text_table.text([*shown], filled, width, align)
+    shown_columns = {heading: cells for heading, cells in columns.items() if any(cells)}
+    align = "".join(
+        "r" if heading in (*figures, AS_BUSY, "runs") else "l" for heading in shown_columns
+    )
+    filled_rows = [
+        [value or "-" for value in row] for row in zip(*shown_columns.values(), strict=True)
+    ]
+    return text_table.text([*shown_columns], filled_rows, width, align)
 
 
 def column(values: Sequence[PredictedInterval | None], unit: Unit) -> list[str]:
@@ -115,13 +119,13 @@ def _as_busy(prediction: Prediction) -> str:
 
     If no total is known, the step's ends are returned.
     """
-    told = prediction.as_busy
-    if told is None:
+    as_busy = prediction.as_busy
+    if as_busy is None:
         return ""
-    interval = told.total_s or told.step_s
+    interval = as_busy.total_s or as_busy.step_s
     scale = DURATION.scale(interval.value)
     ends = f"{_digits(interval.low, scale)} to {_digits(interval.high, scale)} {scale.name}"
-    return ends if told.total_s is not None else f"{ends} a step"
+    return ends if as_busy.total_s is not None else f"{ends} a step"
 
 
 def _digits(value: float, scale: Scale) -> str:
@@ -129,18 +133,18 @@ def _digits(value: float, scale: Scale) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def notes(rows: Sequence[PredictionRow]) -> list[str]:
+def note_lines(rows: Sequence[PredictionRow]) -> list[str]:
     """Return lines on the bases of the figures, and on cells that will not fit or are unknown."""
-    found = [row.estimate.prediction for row in rows]
+    predictions = [row.estimate.prediction for row in rows]
     lines = []
-    if any(each.fits for each in found):
+    if any(prediction.fits for prediction in predictions):
         sentence = (
             "fits: yes if the whole interval of the needed memory is below the GPU's memory, no if"
             " it is all above"
         )
         lines.append(Message("predict.fits", sentence))
     for basis in Basis:
-        abouts = listed(_abouts(basis, found))
+        abouts = list_first(_abouts(basis, predictions))
         lines += [f"{basis}: {abouts}"] if abouts else []
     if any(row.estimate.target.hardware and not row.estimate.basis.is_own for row in rows):
         others = ", published or not measured"
@@ -149,14 +153,14 @@ def notes(rows: Sequence[PredictionRow]) -> list[str]:
             " such a node"
         )
         lines.append(Message("predict.probe", sentence, key="probe"))
-    lines += explained(each.marks for each in found)
-    if any(each.as_busy for each in found):
+    lines += explained(prediction.marks for prediction in predictions)
+    if any(prediction.as_busy for prediction in predictions):
         sentence = (
             f"{AS_BUSY}: the total's 90% interval if other programs use as many cores as they did"
             " during the runs behind it"
         )
         lines.append(Message("predict.as-busy", sentence))
-    memory = listed(each.memory_basis for each in found)
+    memory = list_first(prediction.memory_basis for prediction in predictions)
     lines += [f"memory: {memory}"] if memory else []
     if members := [row for row in rows if row.estimate.prediction.fits == "no"]:
         sentence = f"likely to run out of memory: {count(len(members), 'cell')}: {_names(members)}"
@@ -169,9 +173,9 @@ def notes(rows: Sequence[PredictionRow]) -> list[str]:
     return text_table.folded(lines, WIDTH)
 
 
-def _abouts(basis: Basis, found: Sequence[Prediction]) -> list[str]:
+def _abouts(basis: Basis, predictions: Sequence[Prediction]) -> list[str]:
     """Return what the times on a basis rest on. Several different rooflines share one line."""
-    abouts = [each.about for each in found if each.basis == basis]
+    abouts = [prediction.about for prediction in predictions if prediction.basis == basis]
     if basis is Basis.roofline and len({*abouts}) > 1:
         sentence = (
             "not measured, by the GPU's published rates: wide where the host may bound a step of"
@@ -182,15 +186,17 @@ def _abouts(basis: Basis, found: Sequence[Prediction]) -> list[str]:
 
 
 def _names(rows: Sequence[PredictionRow]) -> str:
-    return listed(" ".join(f"{axis}={value}" for axis, value in row.axes.items()) for row in rows)
+    return list_first(
+        " ".join(f"{axis}={value}" for axis, value in row.axes.items()) for row in rows
+    )
 
 
-def listed(words: Iterable[str], most: int = NAMED) -> str:
+def list_first(words: Iterable[str], most: int = NAMED) -> str:
     """List the first distinct words that are not empty, and the number of the others."""
     return text_table.first_few(list(dict.fromkeys(filter(None, words))), most, "; ")
 
 
-def sums(rows: Sequence[PredictionRow], on_gpus: bool) -> Message:
+def sums_line(rows: Sequence[PredictionRow], on_gpus: bool) -> Message:
     """Return a line on the time and energy of the runs that are not measured yet.
 
     The time is given one after the other, and as GPU time. Runs that will not fit do not count.
@@ -199,37 +205,37 @@ def sums(rows: Sequence[PredictionRow], on_gpus: bool) -> Message:
     interval.
     """
     unfit = sum(row.left for row in rows if row.estimate.prediction.fits == "no")
-    left = [row for row in rows if row.left and row.estimate.prediction.fits != "no"]
-    timed = [row for row in left if row.estimate.prediction.total_s is not None]
-    runs = sum(row.left for row in left)
-    unknown = sum(row.left for row in left if row not in timed)
+    remaining = [row for row in rows if row.left and row.estimate.prediction.fits != "no"]
+    timed = [row for row in remaining if row.estimate.prediction.total_s is not None]
+    runs = sum(row.left for row in remaining)
+    unknown = sum(row.left for row in remaining if row not in timed)
     measured = sum(row.runs - row.left for row in rows)
     facts: dict[str, Any] = {"runs": runs, "measured": measured, "unknown": unknown, "unfit": unfit}
-    said = f"{count(runs, 'run') if runs else 'nothing'} to measure"
+    sentence = f"{count(runs, 'run') if runs else 'nothing'} to measure"
     if measured:
-        said += f", {measured} measured before"
+        sentence += f", {measured} measured before"
     if timed:
-        found = _sums(timed, on_gpus)
-        facts |= {name: _ends(total, bool(unknown)) for name, total in found.items()}
-        said += f": {_in_words(found, bool(unknown))}"
+        totals = _sums(timed, on_gpus)
+        facts |= {name: _ends(total, bool(unknown)) for name, total in totals.items()}
+        sentence += f": {_in_words(totals, bool(unknown))}"
         bounded = sum(row.left for row in timed if not row.estimate.basis.is_measured)
         if bounded:
             facts["not_measured"] = bounded
-            said += f" ({bounded} of {count(runs, 'run')} by a roofline: not measured)"
+            sentence += f" ({bounded} of {count(runs, 'run')} by a roofline: not measured)"
         if unknown:
-            said += f", and {count(unknown, 'run')} whose time is unknown"
+            sentence += f", and {count(unknown, 'run')} whose time is unknown"
         elif any(_total_as_busy(row) is not None for row in timed):
             as_busy = _sum_as_busy(timed)
             facts["seconds_as_busy"] = _ends(as_busy, is_part=False)
-            said += (
+            sentence += (
                 f". {AS_BUSY.capitalize()}: {_with_ends(as_busy, DURATION, is_part=False)} one"
                 " after the other"
             )
     elif runs:
-        said += f"; {'its time is' if runs == 1 else 'their times are'} unknown"
+        sentence += f"; {'its time is' if runs == 1 else 'their times are'} unknown"
     if unfit:
-        said += f"; without {count(unfit, 'run')} that will not fit"
-    return Message("predict.sums", said, **facts)
+        sentence += f"; without {count(unfit, 'run')} that will not fit"
+    return Message("predict.sums", sentence, **facts)
 
 
 def _sums(rows: Sequence[PredictionRow], on_gpus: bool) -> dict[str, PredictedInterval]:
@@ -237,35 +243,35 @@ def _sums(rows: Sequence[PredictionRow], on_gpus: bool) -> dict[str, PredictedIn
 
     These are the seconds one after the other, GPU seconds, energy and price.
     """
-    found = {"seconds": _sum("total_s", [(row, row.left) for row in rows])}
+    totals = {"seconds": _sum("total_s", [(row, row.left) for row in rows])}
     if on_gpus:
-        found["gpu_seconds"] = _sum("total_s", [(row, row.left * row.ranks) for row in rows])
+        totals["gpu_seconds"] = _sum("total_s", [(row, row.left * row.ranks) for row in rows])
     if all(row.estimate.prediction.energy_joules is not None for row in rows):
-        found["joules"] = _sum("energy_joules", [(row, row.left) for row in rows])
+        totals["joules"] = _sum("energy_joules", [(row, row.left) for row in rows])
     hourly = [prices.gpu_hour(plain(row.estimate.config), row.estimate.target.gpu) for row in rows]
     if None not in hourly and all(row.estimate.target.device_type != "cpu" for row in rows):
         times = [
             row.left * row.ranks * (price or 0.0) / 3600
             for row, price in zip(rows, hourly, strict=True)
         ]
-        found["cost"] = _sum("total_s", zip(rows, times, strict=True))
-    return found
+        totals["cost"] = _sum("total_s", zip(rows, times, strict=True))
+    return totals
 
 
 def _sum(key: str, times: Iterable[tuple[PredictionRow, float]]) -> PredictedInterval:
     """Sum a predicted quantity over several runs, each multiplied by its number."""
     low = value = high = 0.0
     for row, number in times:
-        each: PredictedInterval = getattr(row.estimate.prediction, key)
-        low += each.low * number
-        value += each.value * number
-        high += each.high * number
+        interval: PredictedInterval = getattr(row.estimate.prediction, key)
+        low += interval.low * number
+        value += interval.value * number
+        high += interval.high * number
     return PredictedInterval(value, low, high)
 
 
 def _total_as_busy(row: PredictionRow) -> PredictedInterval | None:
-    told = row.estimate.prediction.as_busy
-    return None if told is None else told.total_s
+    as_busy = row.estimate.prediction.as_busy
+    return None if as_busy is None else as_busy.total_s
 
 
 def _sum_as_busy(rows: Sequence[PredictionRow]) -> PredictedInterval:
@@ -275,11 +281,11 @@ def _sum_as_busy(rows: Sequence[PredictionRow]) -> PredictedInterval:
     """
     low = value = high = 0.0
     for row in rows:
-        each = _total_as_busy(row) or row.estimate.prediction.total_s
-        assert each is not None, "a row without a time"
-        low += each.low * row.left
-        value += each.value * row.left
-        high += each.high * row.left
+        interval = _total_as_busy(row) or row.estimate.prediction.total_s
+        assert interval is not None, "a row without a time"
+        low += interval.low * row.left
+        value += interval.value * row.left
+        high += interval.high * row.left
     return PredictedInterval(value, low, high)
 
 
@@ -288,16 +294,16 @@ def _ends(total: PredictedInterval, is_part: bool) -> list[float]:
     return [total.low] if is_part else [total.value, total.low, total.high]
 
 
-def _in_words(found: Mapping[str, PredictedInterval], is_part: bool) -> str:
+def _in_words(totals: Mapping[str, PredictedInterval], is_part: bool) -> str:
     """Return sums as text: "5.2 h (4.8 to 5.6) one after the other, 10.4 h (9.6 to 11) of GPUs"."""
     least = "at least " if is_part else ""
-    words = [f"{least}{_with_ends(found['seconds'], DURATION, is_part)} one after the other"]
-    if "gpu_seconds" in found:
-        words.append(f"{_with_ends(found['gpu_seconds'], DURATION, is_part)} of GPUs")
-    if "joules" in found:
-        words.append(_with_ends(found["joules"], JOULES, is_part))
-    if "cost" in found:
-        cost = found["cost"]
+    words = [f"{least}{_with_ends(totals['seconds'], DURATION, is_part)} one after the other"]
+    if "gpu_seconds" in totals:
+        words.append(f"{_with_ends(totals['gpu_seconds'], DURATION, is_part)} of GPUs")
+    if "joules" in totals:
+        words.append(_with_ends(totals["joules"], JOULES, is_part))
+    if "cost" in totals:
+        cost = totals["cost"]
         low, value, high = (MONEY.text(end) for end in (cost.low, cost.value, cost.high))
         words.append(f"costs at least {low}" if is_part else f"costs {value} ({low} to {high})")
     return ", ".join(words)

@@ -8,7 +8,7 @@ from typing import Any
 from multicard.config.job import Resources
 from multicard.messages import Refusal
 
-SAID = re.compile(r"^sbatch: (?:error: |fatal: )?")
+PREFIX = re.compile(r"^sbatch: (?:error: |fatal: )?")
 BY_CONTROLLER = "Batch job submission failed: "
 # After such an output, the controller may have the job nevertheless: the request was sent, but no
 # answer came back.
@@ -19,7 +19,7 @@ UNANSWERED = re.compile(
     re.IGNORECASE,
 )
 # Lines that sbatch prints with a refusal, although they say nothing about it.
-NOISE = re.compile(
+IRRELEVANT = re.compile(
     r"Try .sbatch --help. for more information|Slurm temporarily unable to accept job, sleeping"
 )
 
@@ -77,26 +77,26 @@ UNREACHED = re.compile(
 )
 
 
-def lines(output: str) -> list[str]:
+def output_lines(output: str) -> list[str]:
     """Return the lines of sbatch and the site, each line once and without sbatch's prefix."""
-    found = (SAID.sub("", line.strip()) for line in output.splitlines())
-    return list(dict.fromkeys(line for line in found if line and not NOISE.search(line)))
+    stripped = (PREFIX.sub("", line.strip()) for line in output.splitlines())
+    return list(dict.fromkeys(line for line in stripped if line and not IRRELEVANT.search(line)))
 
 
-def own_reason(said: list[str]) -> str:
+def reason_of_slurm(sbatch_lines: list[str]) -> str:
     """Return SLURM's reason among these lines, which decides the key.
 
     The site's lines do not decide it, because their words may name anything.
     """
     by_controller = [
-        line.removeprefix(BY_CONTROLLER) for line in said if line.startswith(BY_CONTROLLER)
+        line.removeprefix(BY_CONTROLLER) for line in sbatch_lines if line.startswith(BY_CONTROLLER)
     ]
-    return (by_controller or said or [""])[-1]
+    return (by_controller or sbatch_lines or [""])[-1]
 
 
 def is_unanswered(output: str) -> bool:
     """Return True if the job may be in the queue although sbatch failed."""
-    reason = own_reason(lines(output))
+    reason = reason_of_slurm(output_lines(output))
     return not reason or UNANSWERED.search(reason) is not None
 
 
@@ -107,14 +107,14 @@ def explain(output: str, request: Resources, flags: Mapping[str, Any]) -> Refusa
         output: everything that sbatch printed to stderr.
         flags: the options with which the job was submitted.
     """
-    said = lines(output)
-    own = own_reason(said)
+    sbatch_lines = output_lines(output)
+    slurm_reason = reason_of_slurm(sbatch_lines)
     reason = (
-        "; ".join(dict.fromkeys(line.removeprefix(BY_CONTROLLER) for line in said))
+        "; ".join(dict.fromkeys(line.removeprefix(BY_CONTROLLER) for line in sbatch_lines))
         or "without a word"
     )
-    plain = own.lower()
-    if UNREACHED.search(own):
+    lowered_reason = slurm_reason.lower()
+    if UNREACHED.search(slurm_reason):
         return Refusal(
             "slurm.unreached",
             f"hydra/launcher=submitit_slurm: SLURM's controller cannot be reached ({reason}), and"
@@ -122,7 +122,7 @@ def explain(output: str, request: Resources, flags: Mapping[str, Any]) -> Refusa
             key="hydra/launcher",
             reason=reason,
         )
-    if "node configuration" in plain or "node count" in plain:
+    if "node configuration" in lowered_reason or "node count" in lowered_reason:
         kind = f" of {flags['gpus-per-node']}" if ":" in str(flags.get("gpus-per-node")) else ""
         return Refusal(
             "slurm.no-node",
@@ -134,7 +134,7 @@ def explain(output: str, request: Resources, flags: Mapping[str, Any]) -> Refusa
             asked=request.in_words(),
             reason=reason,
         )
-    if "policy" in plain:
+    if "policy" in lowered_reason:
         return Refusal(
             "slurm.policy",
             f"hydra/launcher=submitit_slurm: a limit of the site forbids these jobs ({reason}), on"
@@ -144,7 +144,7 @@ def explain(output: str, request: Resources, flags: Mapping[str, Any]) -> Refusa
             reason=reason,
         )
     for cause in CAUSES:
-        if re.search(cause.pattern, plain):
+        if re.search(cause.pattern, lowered_reason):
             value = request.time_min if cause.key == "time_min" else flags.get(cause.option)
             typed = "null" if value is None else value
             return Refusal(
@@ -154,7 +154,7 @@ def explain(output: str, request: Resources, flags: Mapping[str, Any]) -> Refusa
                 value=value,
                 reason=reason,
             )
-    option = re.search(r"option '?-*([\w-]+)", own)
+    option = re.search(r"option '?-*([\w-]+)", slurm_reason)
     if option is not None and option[1] in flags:
         name = option[1]
         return Refusal(
@@ -175,12 +175,12 @@ def explain(output: str, request: Resources, flags: Mapping[str, Any]) -> Refusa
     )
 
 
-def unanswered(output: str, name: str) -> Refusal:
+def unanswered_refusal(output: str, name: str) -> Refusal:
     """Return the refusal of cells whose jobs may or may not be in the queue.
 
     The same command looks for these jobs before it submits any.
     """
-    reason = "; ".join(lines(output)) or "without a word"
+    reason = "; ".join(output_lines(output)) or "without a word"
     return Refusal(
         "slurm.unanswered",
         f"hydra/launcher=submitit_slurm: sbatch ended without an answer ({reason}), and no job"

@@ -79,20 +79,20 @@ def submit(sweep: Sweep) -> dict[int, str]:
                 key="hydra/launcher",
                 program=program,
             )
-    left = sweep.left
-    arrays(left)  # This refuses options before anything is written.
-    folder = jobs_folder(left[0].folder.parent)
+    remaining = sweep.left
+    arrays(remaining)  # This refuses options before anything is written.
+    folder = jobs_folder(remaining[0].folder.parent)
     # Without the lock, two commands at once would submit the same cell twice.
     with FileLock(folder / "lock", mode=0o600) as lock:
-        jobs = queued_jobs(left)
-        for cell in left:
+        jobs = queued_jobs(remaining)
+        for cell in remaining:
             if cell.number in jobs:
                 job = jobs[cell.number]
                 message = Message(
                     "job.submitted-before", f"job {job} was submitted before", job=job
                 )
                 say(f"{cell.title}{message}")
-        for array in arrays([cell for cell in left if cell.number not in jobs]):
+        for array in arrays([cell for cell in remaining if cell.number not in jobs]):
             try:
                 with submission() as umask:
                     jobs |= submit_array(folder, array, umask)
@@ -150,20 +150,20 @@ def arrays(left: list[Cell]) -> list[JobArray]:
         slurm_options.flags(request, options)  # This refuses options that a job cannot have.
         key = f"{request} {json.dumps(options, sort_keys=True, default=str)}"
         groups.setdefault(key, JobArray(request, options, [])).cells.append(cell)
-    most = (
+    max_cells = (
         slurm.max_array_size() if any(len(group.cells) > 1 for group in groups.values()) else None
     )
-    return list(chain.from_iterable(_parts(group, most) for group in groups.values()))
+    return list(chain.from_iterable(_split_array(group, max_cells) for group in groups.values()))
 
 
-def _parts(array: JobArray, most: int | None) -> list[JobArray]:
+def _split_array(array: JobArray, max_cells: int | None) -> list[JobArray]:
     """Split an array into parts that are small enough for SLURM.
 
     The parts divide the number of jobs that may run at a time between them.
     """
     cells = array.cells
     parallel = array.options["array_parallelism"]
-    parts = 1 if most is None else math.ceil(len(cells) / max(most, 1))
+    parts = 1 if max_cells is None else math.ceil(len(cells) / max(max_cells, 1))
     if parts == 1:
         return [array]
     bounds = [len(cells) * part // parts for part in range(parts + 1)]
@@ -243,7 +243,7 @@ def submit_array(folder: Path, array: JobArray, umask: int) -> dict[int, str]:
         "cells": [cell.folder.name for cell in cells],
         "key": key,
     }
-    before = {*folder.iterdir()}
+    files_before = {*folder.iterdir()}
     try:  # Submitit prints the output of sbatch, so it is caught.
         run_folder.write_json(file, content | {"job": None})
         with (
@@ -255,17 +255,17 @@ def submit_array(folder: Path, array: JobArray, umask: int) -> dict[int, str]:
             submitted = [executor.submit(job) for job in jobs]
         job = submitted[0].job_id.partition("_")[0]
     except (FailedJobError, FailedSubmissionError) as error:
-        found = None
+        unanswered_job = None
         if isinstance(error, FailedSubmissionError) or slurm_refusals.is_unanswered(str(error)):
-            found = _job_that_may_be_there(name)
-            if found is None:
-                raise slurm_refusals.unanswered(str(error), name) from None
-        if found is None:
-            _remove_unsubmitted(folder, before)
+            unanswered_job = _find_unanswered_job(name)
+            if unanswered_job is None:
+                raise slurm_refusals.unanswered_refusal(str(error), name) from None
+        if unanswered_job is None:
+            _remove_unsubmitted(folder, files_before)
             raise slurm_refusals.explain(str(error), request, flags) from None
-        job = found
+        job = unanswered_job
     except OSError as error:
-        _remove_unsubmitted(folder, before)
+        _remove_unsubmitted(folder, files_before)
         raise Refusal.of(unwritable(folder, error, "hydra.sweep.dir")) from None
     run_folder.write_json(file, content | {"job": job})
     message = Message(
@@ -281,7 +281,7 @@ def submit_array(folder: Path, array: JobArray, umask: int) -> dict[int, str]:
     }
 
 
-def _job_that_may_be_there(name: str) -> str | None:
+def _find_unanswered_job(name: str) -> str | None:
     """Return the job of a submission that SLURM did not answer, or None if it stays unknown.
 
     A busy controller may take a while to show it, so it is looked for during `LOOKS_FOR_S`.
@@ -297,12 +297,12 @@ def _job_that_may_be_there(name: str) -> str | None:
         pause(LOOKS_EVERY_S)
 
 
-def _remove_unsubmitted(folder: Path, before: set[Path]) -> None:
+def _remove_unsubmitted(folder: Path, files_before: set[Path]) -> None:
     """Remove the files of a submission that SLURM refused.
 
     Files of earlier submissions stay, because their jobs may be queued.
     """
-    for path in {*folder.iterdir()} - before:
+    for path in {*folder.iterdir()} - files_before:
         if UNSUBMITTED.fullmatch(path.name) or path.suffix == ".json":
             path.unlink(missing_ok=True)
 

@@ -55,7 +55,7 @@ def wait(sweep: Sweep, jobs: dict[int, str], streak: Streak) -> None:
         except KeyboardInterrupt as interrupted:
             # Ctrl-C must work again at the question, and if the command goes on waiting.
             interruption.answer_again()
-            goes_on = _cancel(sweep, queue, asks=str(interrupted) in ("", "SIGINT"))
+            goes_on = _offer_to_cancel(sweep, queue, asks=str(interrupted) in ("", "SIGINT"))
 
 
 class Queue:
@@ -95,7 +95,7 @@ class Queue:
             self._changed_s = clock_s()
         for reason, jobs in self.newly_stuck().items():
             names = " ".join(slurm.ranges(jobs))
-            say(_why_stuck(names, reason), error=True)
+            say(_stuck_message(names, reason), error=True)
         return ended
 
     def poll(self) -> list[Cell]:
@@ -132,10 +132,11 @@ class Queue:
     def newly_stuck(self) -> dict[str, list[str]]:
         """Return jobs that do not begin by themselves since the last call, by SLURM's reason."""
         stuck = {job: state.reason for job, state in self.states.items() if state.stuck}
-        new = {job: reason for job, reason in stuck.items() if job not in self.stuck}
+        newly_stuck = {job: reason for job, reason in stuck.items() if job not in self.stuck}
         self.stuck = {*stuck}
         return {
-            reason: [job for job in new if new[job] == reason] for reason in sorted({*new.values()})
+            reason: [job for job in newly_stuck if newly_stuck[job] == reason]
+            for reason in sorted({*newly_stuck.values()})
         }
 
     def give_up(self, why: SameFailureError) -> int:
@@ -161,8 +162,8 @@ class Queue:
             queued=len(queued),
         )
         say(message, error=True)
-        if left := self._not_begun():
-            names = slurm.ranges([*left.values()])
+        if not_begun := self._not_begun():
+            names = slurm.ranges([*not_begun.values()])
             message = Message(
                 "job.left",
                 f"To cancel those that are left: `scancel {' '.join(names)}`",
@@ -184,22 +185,24 @@ class Queue:
             cell.number: now_s - self.missing_since_s.get(self.jobs[cell.number], now_s)
             for cell in waiting
         }
-        gone = [cell for cell in waiting if missing_s[cell.number] > RECORD_LAG_S]
-        states = slurm.ended([self.jobs[cell.number] for cell in gone])
-        late = {
-            self.jobs[cell.number] for cell in gone if missing_s[cell.number] > ACCOUNTING_LAG_S
+        gone_cells = [cell for cell in waiting if missing_s[cell.number] > RECORD_LAG_S]
+        states = slurm.ended([self.jobs[cell.number] for cell in gone_cells])
+        overdue_jobs = {
+            self.jobs[cell.number]
+            for cell in gone_cells
+            if missing_s[cell.number] > ACCOUNTING_LAG_S
         } - states.keys()
-        if new := late - self.unknown:
-            names = " ".join(slurm.ranges([*new]))
+        if newly_unknown := overdue_jobs - self.unknown:
+            names = " ".join(slurm.ranges([*newly_unknown]))
             message = Message(
                 "job.end-unknown",
                 f"job {names} has left the queue, and SLURM does not say how it ended; asking on",
                 job=names,
             )
             say(message, error=True)
-        self.unknown = late
-        lost = list[Cell]()
-        for cell in gone:
+        self.unknown = overdue_jobs
+        lost_cells = list[Cell]()
+        for cell in gone_cells:
             job = self.jobs[cell.number]
             state = states.get(job)
             if state is None or not (state.name or missing_s[cell.number] > ACCOUNTING_LAG_S):
@@ -210,8 +213,8 @@ class Queue:
                 outcome.begin(cell.workload, cell.cfg, cell.folder, job), failure, status
             )
             ownership.release(cell.folder, job)
-            lost.append(cell)
-        return lost
+            lost_cells.append(cell)
+        return lost_cells
 
 
 def judge(job: str, state: State, folder: Path) -> tuple[str, Failure]:
@@ -271,7 +274,7 @@ def judge(job: str, state: State, folder: Path) -> tuple[str, Failure]:
     )
 
 
-def _why_stuck(names: str, reason: str) -> Message:
+def _stuck_message(names: str, reason: str) -> Message:
     """Return the message about jobs that do not begin by themselves, by SLURM's reason."""
     if slurm.NEVER_BEGINS.match(reason):
         return Message(
@@ -296,7 +299,7 @@ def _why_stuck(names: str, reason: str) -> Message:
     )
 
 
-def _cancel(sweep: Sweep, queue: Queue, asks: bool) -> bool:
+def _offer_to_cancel(sweep: Sweep, queue: Queue, asks: bool) -> bool:
     """On Ctrl-C at a terminal, ask whether to cancel the jobs.
 
     Returns:

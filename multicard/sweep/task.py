@@ -56,7 +56,7 @@ class HydraTask:
                 return
             predicted.check_fit(sweep)
             if cfg.dry_run:
-                cells.check(sweep, sweep.left)
+                cells.check_cells(sweep, sweep.left)
         except ValueError as error:
             for cell in [*sweep.cells]:
                 sweep.refuse(cell, str(error))
@@ -64,13 +64,13 @@ class HydraTask:
             sweep.refused[0].record(keep=False)
         elif cfg.dry_run and sweep.left:
             cell = sweep.cells[0]
-            what = ", ".join(self.command.workload.describe(cell.config))
+            description = ", ".join(self.command.workload.describe(cell.config))
             message = Message(
                 "sweep.dry-run-alone",
-                f"dry_run=true: nothing is started. To be measured in this process: {what} ->"
-                f" {cell.folder}",
+                f"dry_run=true: nothing is started. To be measured in this process: {description}"
+                f" -> {cell.folder}",
                 key="dry_run",
-                what=what,
+                what=description,
                 folder=str(cell.folder),
             )
             say(message)

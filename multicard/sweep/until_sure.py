@@ -22,7 +22,7 @@ from multicard.records import comparable, limits
 from multicard.records.limits import Forbids
 from multicard.records.schema import AnyRecord
 from multicard.sweep.cells import Cell
-from multicard.sweep.order import Turn, in_turn
+from multicard.sweep.order import Turn, shuffled_turns
 
 
 @dataclass
@@ -87,7 +87,7 @@ class UntilSure:
             setting = self._setting(cell)
             words = [*cell.overrides[:-1]]
             if words not in [turn.words for turn in setting.turns]:
-                setting.turns.append(Turn(cell.number // self._apart, words))
+                setting.turns.append(Turn(cell.number // self._number_stride, words))
 
     def take(self, cells: Iterable[Cell]) -> None:
         """Add the records of the batch, and choose the next batch."""
@@ -134,11 +134,11 @@ class UntilSure:
         )
         say(message)
         for key, problem in unsure.items():
-            own = self.settings[key].runs
+            setting_runs = self.settings[key].runs
             message = Message(
                 "repeat.undecided",
-                f"undecided after {count(own, 'run')}: {problem}",
-                runs=own,
+                f"undecided after {count(setting_runs, 'run')}: {problem}",
+                runs=setting_runs,
                 reason=problem,
             )
             say(f"  {message}")
@@ -163,17 +163,17 @@ class UntilSure:
 
         It is infinite if there is no interval yet.
         """
-        halves = []
+        half_widths = []
         for hardware in setting.step_s:
             values = setting.logarithms(hardware)
             spread = noises[hardware].of(values)
             if not spread.repetitions:
                 return math.inf
-            halves.append(repeated_runs.half_width(len(values), spread))
-        return max(halves, default=math.inf)
+            half_widths.append(repeated_runs.half_width(len(values), spread))
+        return max(half_widths, default=math.inf)
 
     @property
-    def _apart(self) -> int:
+    def _number_stride(self) -> int:
         """The difference between the numbers of neighbouring cells.
 
         All repetitions of a cell have their numbers in between.
@@ -182,11 +182,11 @@ class UntilSure:
 
     def _round(self, number: int, turns: Sequence[Turn]) -> list[Turn]:
         """Return a round of these cells, in the order in which they are measured."""
-        own = [
-            Turn(turn.number * self._apart + number, [*turn.words, f"repetition={number}"])
+        round_turns = [
+            Turn(turn.number * self._number_stride + number, [*turn.words, f"repetition={number}"])
             for turn in turns
         ]
-        return in_turn(own, self.order)
+        return shuffled_turns(round_turns, self.order)
 
     def _setting(self, cell: Cell) -> Setting:
         keys = comparable.measured_settings(plain(cell.config))

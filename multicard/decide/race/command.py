@@ -221,7 +221,7 @@ def _how_sure(race: LiveRace, verdict: RaceVerdict) -> Message:
         "race.less-sure",
         f"{probability}, less than race.confidence={confidence:g}",
         key="race.confidence",
-        figure_text=confidence,
+        value=confidence,
         tolerance=tolerance,
         sure=verdict.sure,
     )
