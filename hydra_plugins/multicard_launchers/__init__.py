@@ -90,12 +90,10 @@ class CellSweeper(BasicSweeper):
 
         assert isinstance(self.launcher, CellLauncher)
         check_repetition(self.config)
-        self.config.order = order.chosen_order(
-            self.config
-        )  # recorded with the rest of the configuration
-        turns = order.shuffled_turns(
-            order.numbered_turns(self._cells(arguments)), self.config.order
-        )
+        # The order is recorded with the rest of the configuration.
+        self.config.order = order.chosen_order(self.config)
+        turns = order.numbered_turns(self._cells(arguments))
+        turns = order.shuffled_turns(turns, self.config.order)
         if not starts_nothing(self.config):
             folder = Path(self.config.hydra.sweep.dir)
             try:

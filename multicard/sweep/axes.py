@@ -57,7 +57,8 @@ class Axes:
         """
         values = {**self.params, **(self.smoke if shrunk else {})}
         axes = [f"{key}={value}" for key, value in values.items() if value is not None]
-        axes += [f"repetition={','.join(map(str, range(1, times + 1)))}"] if times > 1 else []
+        if times > 1:
+            axes.append(f"repetition={','.join(map(str, range(1, times + 1)))}")
         cells = one_by_one(
             product(OverridesParser.create().parse_overrides([*axes, *words])), self.parts
         )

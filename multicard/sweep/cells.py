@@ -427,12 +427,10 @@ def dry_run(
         for request_text, members in groups
         if members
     ]
-    for line in (
-        text_table.text(("cells", "each", "which"), rows, text_table.terminal_width())
-        if rows
-        else ()
-    ):
-        say(line)
+    if rows:
+        width = text_table.terminal_width()
+        for line in text_table.text(("cells", "each", "which"), rows, width):
+            say(line)
     measured = len(sweep.cells) - len(sweep.left)
     refused = sum(cell.is_mistake for cell in sweep.refused)
     message = Message(

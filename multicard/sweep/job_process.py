@@ -43,13 +43,16 @@ def name_own(folder: Path) -> None:
     submission = run_folder.read_json(folder / f"{os.environ.get('SLURM_JOB_NAME')}.json") or {
         "cells": []
     }
-    for name in submission["cells"][int(os.environ.get("SLURM_ARRAY_TASK_ID", "0")) :][:1]:
-        for path in folder.glob(f"{'[0-9a-f]' * 32}.pkl"):
-            # The file may have its name by now, or an earlier submission may be cut off.
-            with suppress(Exception):
-                job: Any = DelayedSubmission.load(path).function
-                if (job.key, job.folder.name) == (submission["key"], name):
-                    job_file.hardlink_to(path)
+    place = int(os.environ.get("SLURM_ARRAY_TASK_ID", "0"))
+    if place >= len(submission["cells"]):
+        return
+    name = submission["cells"][place]
+    for path in folder.glob(f"{'[0-9a-f]' * 32}.pkl"):
+        # The file may have its name by now, or an earlier submission may be cut off.
+        with suppress(Exception):
+            job: Any = DelayedSubmission.load(path).function
+            if (job.key, job.folder.name) == (submission["key"], name):
+                job_file.hardlink_to(path)
 
 
 if __name__ == "__main__":

@@ -308,9 +308,8 @@ def _offer_to_cancel(sweep: Sweep, queue: Queue, asks: bool) -> bool:
     names = slurm.ranges(list(queue.jobs.values()))
     if asks and sys.stdin.isatty():
         with suppress(EOFError, KeyboardInterrupt):
-            if input(
-                f"\n{len(queue.jobs)} jobs have not ended: cancel them? [y/N] "
-            ).strip().lower() in ("y", "yes"):
+            answer = input(f"\n{len(queue.jobs)} jobs have not ended: cancel them? [y/N] ")
+            if answer.strip().lower() in ("y", "yes"):
                 slurm.ask("scancel", *names)
                 return True
     message = Message(

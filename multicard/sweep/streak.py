@@ -39,7 +39,10 @@ class Streak:
 
     def add(self, ended: Cell) -> None:
         cause = cause_of(ended)
-        self.cells = [*(self.cells if cause == self.cause else []), ended] if cause else []
+        if cause != self.cause:
+            self.cells = []
+        if cause:
+            self.cells = [*self.cells, ended]
         self.cause = cause
 
     def ends(self, left: Sequence[Cell]) -> bool:

@@ -81,7 +81,9 @@ def test_a_cell_that_missed_its_target_does_not_win(
     """Three cells, of which each was measured in full and ended at this accuracy;
     90 % were asked for.
     """
-    monkeypatch.setattr(readings, "full_run", lambda run, _: (float(run.record.repetition), 0.01))
+    monkeypatch.setattr(
+        readings, "full_run_reading", lambda run, _: (float(run.record.repetition), 0.01)
+    )
     race = LiveRace(faked([8, 16, 32], tmp_path, monkeypatch, "target_accuracy=0.9"))
     race.run(SHARE)
     finals = race.finals()

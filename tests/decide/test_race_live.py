@@ -405,7 +405,7 @@ def test_the_load_beside_blocks_is_kept_and_a_journal_without_it_reads_as_calm(r
     lines = [json.loads(line) for line in ran.journal.path.read_text().splitlines()]
     kept = {line["cell"]: line["busy"] for line in lines if "log_figure" in line}
     assert kept == {0: 0.5, 1: 0.0}
-    assert {block.cell for block in ran.rules._told if block.slowed} == {0}
+    assert {block.cell for block in ran.rules._estimated_blocks if block.slowed} == {0}
     again = race(8, 16)
     assert {block.cell: block.busy for block in again.rules._blocks} == kept
     again.journal.close()

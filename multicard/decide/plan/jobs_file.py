@@ -114,13 +114,9 @@ class PlannedJob(Struct, forbid_unknown_fields=True, frozen=True):
     @property
     def allowed(self) -> tuple[int, ...]:
         """The allowed numbers of GPUs; empty if the file has none."""
-        return (
-            tuple(sorted({*self.gpus}))
-            if isinstance(self.gpus, list)
-            else (self.gpus,)
-            if self.gpus
-            else ()
-        )
+        if isinstance(self.gpus, list):
+            return tuple(sorted({*self.gpus}))
+        return (self.gpus,) if self.gpus else ()
 
     @property
     def predecessors(self) -> tuple[str, ...]:

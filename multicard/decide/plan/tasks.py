@@ -342,7 +342,8 @@ def compose_runs(
 def _with_cell(
     run: JobRun, composed: DictConfig, node: PlannedNode, sweep: Path, repetition: int
 ) -> JobRun:
-    composed, entry, *words = deepcopy(composed), *run.job.words
+    composed = deepcopy(composed)
+    entry, *words = run.job.words
     workload = workloads.of_entry(entry)
     with open_dict(composed):
         composed.gpus = run.gpus
@@ -373,7 +374,8 @@ def _compose(entry: str, words: tuple[str, ...]) -> DictConfig:
     """
     workload = workloads.of_entry(entry)
     switched_words = command_line.switched([*words], workload)
-    command_line.check(overrides := command_line.overrides(switched_words), workload)
+    overrides = command_line.overrides(switched_words)
+    command_line.check(overrides, workload)
     for override in overrides:
         if override.is_sweep_override():
             word = str(override.input_line)

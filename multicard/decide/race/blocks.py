@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,11 +81,16 @@ def _by_steps(blocks: Sequence[Block]) -> np.ndarray:
     out because of a block that happened to be calm. No error is therefore smaller than the median
     of its cell, or than the median of all cells.
     """
-    errors = np.array([block.error for block in blocks])
-    kinds = [[block.is_full for block in blocks], [(block.is_full, block.cell) for block in blocks]]
-    usual = [
-        {kind: np.median(errors[[other == kind for other in every]]) for kind in {*every}}
-        for every in kinds
-    ]
-    least = [[medians[kind] for kind in every] for medians, every in zip(usual, kinds, strict=True)]
-    return np.square(np.max([errors, *least], axis=0))
+    errors = [block.error for block in blocks]
+    by_kind = _usual_errors(errors, [block.is_full for block in blocks])
+    by_cell = _usual_errors(errors, [(block.is_full, block.cell) for block in blocks])
+    return np.square(np.max([errors, by_kind, by_cell], axis=0))
+
+
+def _usual_errors(errors: Sequence[float], groups: Sequence[Hashable]) -> list[float]:
+    """Return, for each block, the median error of the blocks in its group."""
+    errors_of_group: dict[Hashable, list[float]] = defaultdict(list)
+    for group, error in zip(groups, errors, strict=True):
+        errors_of_group[group].append(error)
+    medians = {group: float(np.median(members)) for group, members in errors_of_group.items()}
+    return [medians[group] for group in groups]

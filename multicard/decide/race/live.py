@@ -131,7 +131,7 @@ class LiveRace:
         self.figure = FIGURES[str(self.options.figure)]
         self.over_ranks = len({cell.config.gpus * cell.config.nodes for cell in cells}) > 1
         on_gpus = [cell.config for cell in cells if cell.config.device is not Device.cpu]
-        self.widest = [*on_gpus, cells[0].config][0]
+        self.widest = on_gpus[0] if on_gpus else cells[0].config
         self.on_gpus = bool(on_gpus) and bool(machine().gpus)
         sweep = cells[0].folder.parent
         self.executor = Executor(sweep, signal.SIGKILL)
@@ -410,9 +410,9 @@ class LiveRace:
         # On a GPU only the rank on that GPU counts. On the host all ranks share the memory.
         largest_bytes = max(needed_bytes.values(), default=0)
         starting = [other for other, process in self.alive.items() if process.step_s is None]
+        extra_bytes = GPU_PROCESS_BYTES if self.on_gpus else 0
         wanted_bytes = sum(
-            GPU_PROCESS_BYTES * self.on_gpus + needed_bytes.get(other, largest_bytes)
-            for other in (place, *starting)
+            extra_bytes + needed_bytes.get(other, largest_bytes) for other in (place, *starting)
         )
         return wanted_bytes <= (1 - FREE_MEMORY_SHARE) * processes.free_bytes(self.on_gpus)
 
@@ -480,11 +480,11 @@ class LiveRace:
                 missed_reasons[place] = reason
             self.started += 1
             self.rules.add_full(replace(block, process=self.started))
-        for place, reason in (
-            missed_reasons
-            | {place: lost_reasons[place] for place in lost_reasons.keys() - measured_places}
-        ).items():
+        for place, reason in missed_reasons.items():
             self.rules.out(place, reason)
+        for place, reason in lost_reasons.items():
+            if place not in measured_places:
+                self.rules.out(place, reason)
 
 
 def _missed_target(cell: Cell, record: AnyRecord) -> Message | None:

@@ -195,14 +195,13 @@ def free_bytes(on_gpus: bool) -> int:
     with devices.nvml() as library:
         if library is None:
             return 0
-        handles = [
-            devices.ask(library, library.nvmlDeviceGetHandleByUUID, uuid)
-            for uuid in devices.visible_gpus()
-        ]
-        gpu_memories = [
-            handle and devices.ask(library, library.nvmlDeviceGetMemoryInfo, handle)
-            for handle in handles
-        ]
-        return min(
-            (0 if gpu_memory is None else gpu_memory.free for gpu_memory in gpu_memories), default=0
-        )
+        free = list[int]()
+        for uuid in devices.visible_gpus():
+            handle = devices.ask(library, library.nvmlDeviceGetHandleByUUID, uuid)
+            if handle is None:
+                return 0
+            gpu_memory = devices.ask(library, library.nvmlDeviceGetMemoryInfo, handle)
+            if gpu_memory is None:
+                return 0
+            free.append(gpu_memory.free)
+        return min(free, default=0)
