@@ -149,6 +149,6 @@ class Again:
 
 
 def _limits(cell: Cell) -> list[Limit]:
-    """Return the limits because of which a cell's times do not represent its setting."""
+    """Return the limits that keep a cell's times from representing its setting."""
     assert cell.result is not None
     return limits.forbidding(limits.of(cell.result.record), Forbids.rate)

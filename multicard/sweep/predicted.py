@@ -47,8 +47,10 @@ def show(sweep: Sweep, on_slurm: bool = False) -> None:
     For jobs of SLURM, predictions leave out whatever only their nodes can answer. A predict.gpu
     that is not a known GPU is refused.
     """
-    left = sweep.left
-    cells.check_cells(sweep, left, on_slurm or any(is_elsewhere(cell.cfg) for cell in left))
+    remaining = sweep.left
+    cells.check_cells(
+        sweep, remaining, on_slurm or any(is_elsewhere(cell.cfg) for cell in remaining)
+    )
     sound_cells = sorted(sweep.cells, key=lambda cell: cell.number)
     members: list[tuple[Cell, TargetMachine]] = []
     for cell, target in zip(

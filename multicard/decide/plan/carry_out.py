@@ -143,11 +143,11 @@ class CarryingOut:
 
     def rest(self) -> list[PlanTask]:
         """Return the tasks that are not over. A running one has the time that it has left."""
-        left = self.left()
+        unfinished = self.left()
         now_s = self.now_s()
-        index_of_task = {number: index for index, number in enumerate(left)}
+        index_of_task = {number: index for index, number in enumerate(unfinished)}
         tasks = []
-        for number in left:
+        for number in unfinished:
             progress = self.progress[number]
             deadline_s = progress.task.deadline_s
             if deadline_s is not None:
@@ -200,16 +200,16 @@ class CarryingOut:
 
     def _adopt(self, schedule: Schedule) -> None:
         """Adopt a schedule of the remaining tasks as the plan, from now on."""
-        left = self.left()
+        unfinished = self.left()
         now_s = self.now_s()
         newly_planned = dict[str, dict[str, Any]]()
         for number, placed, others in zip(
-            left, schedule.placed, schedule.waits(self.rest()), strict=True
+            unfinished, schedule.placed, schedule.waits(self.rest()), strict=True
         ):
             progress = self.progress[number]
             if not progress.waits:
                 continue
-            progress.before = {left[other] for other in others}
+            progress.before = {unfinished[other] for other in others}
             progress.placed = replace(
                 placed, start_s=now_s + placed.start_s, end_s=now_s + placed.end_s
             )

@@ -176,7 +176,7 @@ class Race:
         """
         if self.ending in (BURSTS, NOT_WORTH):
             return False
-        runs = [replace(each, is_full=True) for each in full_runs]
+        runs = [replace(run, is_full=True) for run in full_runs]
         if not disturbance.are_bursts(disturbance.with_slowdowns([*self._blocks, *runs])):
             return False
         before = self.final_runs
@@ -240,9 +240,11 @@ class Race:
             else disturbance.blocks_for_figures(self._estimated_blocks)
         )
         calm = [
-            each for each in self._estimated_blocks if each.cell == block.cell and not each.slowed
+            other
+            for other in self._estimated_blocks
+            if other.cell == block.cell and not other.slowed
         ]
-        if len(calm) > 1 and all(self._model.misses(each) for each in calm):
+        if len(calm) > 1 and all(self._model.misses(other) for other in calm):
             self._model.forget(block.cell)
 
     def add_full(self, block: Block) -> None:
@@ -290,9 +292,9 @@ class Race:
             sd = max(sd, float(np.std(full, ddof=1)) / math.sqrt(len(full)))
         if self.bursts:
             calm = [
-                each.log_figure
-                for each in self._estimated_blocks
-                if each.cell == cell and not each.slowed
+                block.log_figure
+                for block in self._estimated_blocks
+                if block.cell == cell and not block.slowed
             ]
             sd = max(sd, *(abs(figure - mean) / NORMAL_95 for figure in [mean, *full, *calm]))
         return sd
@@ -390,10 +392,10 @@ class Race:
         """
         again = list[int]()
         for cell in self._started():
-            own = [block for block in self._estimated_blocks if block.cell == cell]
-            calm = [block for block in own if not block.slowed]
+            cell_blocks = [block for block in self._estimated_blocks if block.cell == cell]
+            calm = [block for block in cell_blocks if not block.slowed]
             doubtful = not calm or (len(calm) == 1 and self._model.misses(calm[0]))
-            if doubtful and len(own) < TRIES:
+            if doubtful and len(cell_blocks) < TRIES:
                 again.append(cell)
         return again
 
@@ -415,10 +417,10 @@ class Race:
         Their blocks turned out to be disturbed, or processes turned out to differ.
         """
         for cell in self._outs.beaten:
-            own = [block for block in self._estimated_blocks if block.cell == cell]
-            if not self._model.is_uneven and not any(block.slowed for block in own):
+            cell_blocks = [block for block in self._estimated_blocks if block.cell == cell]
+            if not self._model.is_uneven and not any(block.slowed for block in cell_blocks):
                 continue
-            calm = sum(not block.slowed for block in own)
+            calm = sum(not block.slowed for block in cell_blocks)
             if self._outs.may_be_best(look.posterior.difference(leader, cell), calm):
                 self._outs.take_back(cell)
 
