@@ -68,10 +68,16 @@ def _none_measured(verdicts: Sequence[ClaimVerdict]) -> list[str]:
     ]
     for kind in ("vision", "llm"):
         subject = KINDS[kind].title
-        command = f"{typed(KINDS[kind].entry)} experiment=all name=papers-{subject}"
+        command = _command_for_all(kind)
         text = f"`{command}` measures those on {subject}; with `scale=smoke`, in minutes, to try it"
         lines.append(Message("claim.measured-by", text, command=command))
     return lines
+
+
+def _command_for_all(kind: str) -> str:
+    """Return the command that measures all experiments of a kind of runs."""
+    run_kind = KINDS[kind]
+    return f"{typed(run_kind.entry)} experiment=all name=papers-{run_kind.title}"
 
 
 def _name_with_reason(verdict: ClaimVerdict) -> str:
