@@ -11,7 +11,7 @@ shows. Prints the median step of both and the ratio round by round.
 from functools import partial
 from statistics import median
 
-from benchmarks import device_here, interleaved, machine, measured, parser, quartiles, ratios
+from benchmarks import device_here, interleaved, machine, measured_run, parser, quartiles, ratios
 
 SIZES = {
     "vocab_size": 2048,
@@ -28,7 +28,7 @@ PARAMETERS = 4 * (256 * 768 + 3 * 256 * 768) + 2 * 2048 * 256 + 9 * 256
 
 def step_s(steps: int, tokens: int, entry: str, *words: str) -> float:
     """Seconds of the median step of so many tokens, without the first quarter of the steps."""
-    record, taken = measured(entry, *words, "gpus=1", "cpus_per_gpu=1")
+    record, taken = measured_run(entry, *words, "gpus=1", "cpus_per_gpu=1")
     assert record["parameters"] in (None, PARAMETERS), record["parameters"]  # None: of a script
     assert {*taken["tokens"].to_pylist()} <= {0, tokens} and len(taken) == steps  # 0: of a script
     return median(taken["step_s"].to_pylist()[steps // 4 :])

@@ -14,7 +14,7 @@ from functools import partial
 from statistics import median
 from typing import NamedTuple
 
-from benchmarks import device_here, interleaved, machine, measured, parser, quartiles, ratios
+from benchmarks import device_here, interleaved, machine, measured_run, parser, quartiles, ratios
 from benchmarks.engine import SIZES
 
 SHARE = 0.1  # of the rows
@@ -35,7 +35,9 @@ def taken(words: list[str], steps: int, batch_size: int, length: int, share: flo
     held_out = round(rows * share / (1 - share))
     split = held_out / (rows + held_out)
     amount = [f"dataset.rows={rows + held_out}", f"dataset.split={split:.6f}", f"max_steps={steps}"]
-    record, run = measured("tune_llm.py", *words, *amount, "gpus=1", "cpus_per_gpu=1", "fit=off")
+    record, run = measured_run(
+        "tune_llm.py", *words, *amount, "gpus=1", "cpus_per_gpu=1", "fit=off"
+    )
     assert len(run) == steps and {*run["tokens"].to_pylist()} == {batch_size * length}
     step_s = median(run["step_s"].to_pylist()[steps // 4 :])
     if not held_out:

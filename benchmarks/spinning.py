@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from functools import partial
 from unittest.mock import patch
 
-from benchmarks import interleaved, machine, measured, parser, quartiles, ratios
+from benchmarks import interleaved, machine, measured_run, parser, quartiles, ratios
 from multicard.ranks.elastic import SPIN_COUNT
 
 OWN = 300_000
@@ -41,7 +41,7 @@ def busy(loops: int) -> Iterator[None]:
 def images_per_s(words: tuple[str, ...], images: int, spins: int, loops: int) -> float:
     limits = ("epochs=2", f"dataset.train_limit={images}", "dataset.test_limit=32", "num_workers=0")
     with busy(loops), patch.dict("os.environ", GOMP_SPINCOUNT=str(spins)):
-        record, _ = measured("train_vision.py", "device=cpu", *words, *limits)
+        record, _ = measured_run("train_vision.py", "device=cpu", *words, *limits)
     return record["epochs"][-1]["images_per_s"]
 
 
