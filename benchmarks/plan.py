@@ -1,8 +1,8 @@
-"""How good plans of jobs are: how far those of made lists are from a bound that no plan beats.
+"""Measure how good plans of jobs are: how far are they from a bound that no plan can beat?
 
     python -m benchmarks.plan [--quick]
 
---quick takes fewer lists, and 2 s for each.
+The lists of jobs are made at random. `--quick` plans fewer lists, with 2 s for each.
 """
 
 import math
@@ -32,8 +32,10 @@ def planned(jobs: Sequence[PlannedJob], limit_s: float) -> Plan:
 
 
 def made_jobs(number: int, seed: int) -> list[PlannedJob]:
-    """Jobs of 15 minutes to 8 hours on some numbers of GPUs, which scale by Amdahl's law with a
-    serial part of 0 to 30 %; one of four waits for one before it.
+    """Make jobs that take 15 minutes to 8 hours on one GPU.
+
+    They scale by Amdahl's law with a serial part of 0 to 30 %, on some numbers of GPUs. A quarter
+    of the jobs wait for an earlier one.
     """
     generator = random.Random(seed)
     jobs: list[PlannedJob] = []
@@ -50,8 +52,10 @@ def made_jobs(number: int, seed: int) -> list[PlannedJob]:
 
 
 def reached(limit_s: float, seeds: int) -> list[str]:
-    """Gaps to the bound of lists of 8, 16 and 24 jobs, the longest time of planning,
-    and whether the goal is met.
+    """Plan lists of 8, 16 and 24 jobs.
+
+    Returns:
+        Lines with the gaps to the bound, the longest time of planning, and whether the goal is met.
     """
     plans = list[Plan]()
     slowest_s = 0.0
