@@ -60,7 +60,8 @@ def measure(kind: str, out: Path, repetitions: Iterator[int]) -> None:
 def deals(runs: Sequence[Run], side_size: int) -> Iterator[Deal]:
     """Yield all splits of neighboring runs into two sides of `side_size` runs each.
 
-    One run of each pair of neighbors goes to either side. Swapping the sides gives no new split.
+    The two runs of each pair of neighbors go to different sides. Swapping the sides gives no new
+    split.
     """
     for first in range(0, len(runs) - 2 * side_size + 1):
         pairs = [runs[place : place + 2] for place in range(first, first + 2 * side_size, 2)]
