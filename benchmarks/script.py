@@ -40,7 +40,7 @@ def steps_s(
     Yields:
         Whether hooks were installed, and the seconds of the step.
     """
-    device = recorder.rank.device
+    device = recorder.report.rank.device
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10)
@@ -76,7 +76,7 @@ def round_s(steps: int, width: int, batch_size: int) -> tuple[list[float], list[
         blocks = 4 * round(steps / (BLOCK - 1) / 2)
         step_times = [*steps_s(blocks, width, batch_size, recorder)]
         board.remove()
-    assert recorder.steps == blocks // 2 * BLOCK
+    assert recorder.progress.steps == blocks // 2 * BLOCK
     return (
         [step_s for has_hooks, step_s in step_times if not has_hooks],
         [step_s for has_hooks, step_s in step_times if has_hooks],

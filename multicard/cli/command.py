@@ -146,8 +146,9 @@ def help_text(workload: Workload, usage: str, words: list[str]) -> str:
 
 
 def keys(schema: type, cfg: DictConfig, prefix: str = "") -> Iterator[tuple[str, str, str]]:
-    """Yield name, value and description of each key, in the order of the schema; keys of groups
-    come last.
+    """Yield name, value and description of each key that a user may set.
+
+    They are in the order of the schema. Keys of groups come last.
     """
     values: Any = OmegaConf.to_container(cfg, resolve=bool(prefix))
     groups = []
@@ -156,7 +157,7 @@ def keys(schema: type, cfg: DictConfig, prefix: str = "") -> Iterator[tuple[str,
             yield f"{prefix}{field.name}.KEY", "VALUE", field.metadata["help"]
         elif isinstance(values[field.name], dict):
             groups.append(field.name)
-        elif "help" in field.metadata:
+        elif "help" in field.metadata and not field.metadata["is_internal"]:
             yield prefix + field.name, _value(values[field.name]), field.metadata["help"]
     for name in groups:
         option: Any = OmegaConf.get_type(cfg, name)

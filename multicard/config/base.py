@@ -383,6 +383,7 @@ class TrainingConfig(RunConfig):
         "set by global_batch_size: global if batch_size was not given",
         Role.identity,
         since=("batch_size", None),
+        is_internal=True,
     )
     pin_memory: bool = key(
         True,

@@ -66,6 +66,7 @@ class JobConfig:
         None,
         "set by gpus=auto and the like: the key whose value is chosen for each cell",
         Role.beside | Role.one_value,
+        is_internal=True,
     )
     nodes: int = key(
         1,

@@ -60,6 +60,7 @@ def key(
     title: str | None = None,
     also: tuple[str, ...] = (),
     means: Mapping[str, str] | None = None,
+    is_internal: bool = False,
 ) -> Any:
     """Declare a key of a schema. All that the code knows about the key follows from this entry.
 
@@ -81,6 +82,7 @@ def key(
         title: its name in figures; None: the name of the key.
         also: names of the key in other programs. A command that uses one is refused, and the
             refusal suggests this key.
+        is_internal: multicard sets the key itself, so `--help` does not list it.
         means: other programs' names of values, with the corresponding value here, as it is typed.
     """
     if (error := problem(roles)) is not None:
@@ -98,6 +100,7 @@ def key(
         "title": title,
         "also": also,
         "means": means or {},
+        "is_internal": is_internal,
     }
     if callable(default):
         return field(default_factory=default, metadata=metadata)

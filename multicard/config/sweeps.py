@@ -56,6 +56,7 @@ class RepeatedConfig(JobConfig):
         "number of a run among its repetitions, from 1; set by repeat",
         Role.beside | Role.repetition | Role.planned,
         least=1,
+        is_internal=True,
     )
     order: str = key(
         SHUFFLED,

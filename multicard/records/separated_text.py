@@ -6,6 +6,9 @@ may begin the file with a line `sep=;`.
 
 import codecs
 import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from multicard.messages import Refusal
@@ -82,3 +85,9 @@ def _likely_encoding(content: bytes) -> str | None:
     if content.startswith(b"\0"):
         return "UTF-16BE"
     return "UTF-16LE" if content[1:2] == b"\0" else None
+
+
+def line_above(path: Path, names: Sequence[str], delimiter: str) -> str:
+    """The command that writes a line with the names of the columns above the rows of a table."""
+    script = shlex.quote(f"1i {delimiter.join(names)}".replace("\t", "\\t"))
+    return f"sed -i {script} {shlex.quote(str(path))}"

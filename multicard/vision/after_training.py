@@ -40,7 +40,7 @@ def after_training(
     )
     if not (window or config.diagnose):
         return
-    if max_over_ranks(loop.rank, loop.board.stop_at):
+    if max_over_ranks(loop.rank, loop.progress.board.stop_at):
         return  # The job is about to end. The run itself has been measured.
     step_s = report.content.epochs[-1].train_s / loop.share.steps
     loop.optim.schedule = LambdaLR(loop.optim.optimizer, lambda _: 0.0)
@@ -153,7 +153,7 @@ def time_ablations(
     rounds_ahead = -(-prepared // share.batches_per_step)
     warm_up = GRAPH_PASSES if loop.cuda_graphs else 1
     return diagnosis.interleaved(
-        timed, refill, rank, step_s, rounds_ahead, lambda: loop.board.stop_at > 0, warm_up
+        timed, refill, rank, step_s, rounds_ahead, lambda: loop.progress.board.stop_at > 0, warm_up
     )
 
 

@@ -394,7 +394,7 @@ BAD = {
         reason="photographs.no-label",
     ),
     "lists": Bad(
-        lambda root: parquet(root, file=["ant/0.png"], label=[[1]]),
+        lambda root: parquet(root, file=["ant/0.png"], label=[[[1]]]),
         "photographs.columns",
         {"columns": ["file", "label (list)"]},
     ),

@@ -4,6 +4,7 @@ that differ only in spelling.
 
 import math
 import re
+import unicodedata
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -70,13 +71,15 @@ def ordered_classes(labels: Sequence[str], declared: Sequence[str]) -> list[str]
 def group_similar_names(names: Sequence[str]) -> list[list[str]]:
     """Group the names of classes that differ only in spelling.
 
-    Such names differ in case, in blanks, dashes and underscores, or in how they write a number (1
-    and 1.0).
+    Such names differ in case, in blanks, dashes and underscores, or in how they write an accent or
+    a number (1 and 1.0).
     """
     groups = defaultdict[str | float, list[str]](list)
     for name in names:
         if NUMBER.fullmatch(name):
             groups[float(name)].append(name)
         else:
-            groups[re.sub(r"[ _-]+", " ", name.casefold()).strip()].append(name)
+            # accents are a letter with it, or one behind it, as macOS writes them
+            plain = unicodedata.normalize("NFC", name).casefold()
+            groups[re.sub(r"[ _-]+", " ", plain).strip()].append(name)
     return [group for group in groups.values() if len(group) > 1]

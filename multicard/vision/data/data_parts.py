@@ -20,11 +20,11 @@ ALL_SAMPLES = "all"  # The part's name if the samples are not divided into parts
 # The constants below are phrases and overrides that several refusals suggest.
 DATA_FORMS_HINT = (
     "give a folder of train/<class>/ and val/<class>/, or another form of"
-    f" {page('own.md')} (images)"
+    f" {page('reference/data.md')} (images)"
 )
 OR_USE_A_TABLE = (
     "or list the images and their classes in a .csv with the columns path and label"
-    f" ({page('own.md')}, images)"
+    f" ({page('reference/data.md')}, images)"
 )
 
 FOLDERS_AS_CLASSES = "dataset.parts=[] dataset.split=0.2"  # Whatever the folders are called.

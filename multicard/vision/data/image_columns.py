@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from multicard.config.pasting import override
 from multicard.messages import Refusal
 from multicard.records.part_columns import SPLITS
+from multicard.vision.data import listed_labels
 from multicard.vision.data.stored_images import open_dataset
 
 PATHS = ("path", "file", "filename", "file_name", "image", "img")  # Column names, in any case.
@@ -92,6 +93,11 @@ def usable_columns(
         field for field in schema if not field.type.num_fields or HOLDS_BYTES.match(str(field.type))
     ]
     fields = {field.name.strip().lower(): field for field in readable_fields}
+    named_label = column_names.get("label")
+    if named_label is not None or not any(name in fields for name in LABELS):
+        list_field = listed_labels.list_column(schema, named_label, LABELS)
+        if list_field is not None:
+            fields[list_field.name.strip().lower()] = list_field
     named_columns = {
         role: _require_named_column(fields, role, file_column, place)
         for role, file_column in column_names.items()
@@ -274,10 +280,9 @@ def require_bytes(paths: Sequence[Path], column_names: ColumnNames) -> None:
 def declared_class_names(dataset: Any, name: str) -> list[str]:
     """Return the class names that `datasets` declared for the numbers of a column, if it did."""
     # Other programs write other metadata, and a column need not have declared names.
-    with suppress(ValueError, TypeError, LookupError):
-        return [
-            *json.loads(dataset.schema.metadata[b"huggingface"])["info"]["features"][name]["names"]
-        ]
+    with suppress(ValueError, TypeError, LookupError, AttributeError):
+        features = json.loads(dataset.schema.metadata[b"huggingface"])["info"]["features"]
+        return listed_labels.names_of(features[name])
     return []
 
 

@@ -18,8 +18,7 @@ from multicard.messages import Message, Refusal
 from multicard.records import part_names
 from multicard.records.part_columns import named_parts
 from multicard.records.part_names import PartKind
-from multicard.records.separated_text import separated_text
-from multicard.vision.data import class_names, class_values, table_images
+from multicard.vision.data import class_names, class_values, listed_labels, table_images
 from multicard.vision.data.data_parts import (
     ALL_SAMPLES,
     DATA_FORMS_HINT,
@@ -36,7 +35,6 @@ from multicard.vision.data.image_columns import (
     declared_class_names,
     no_columns_refusal,
     require_bytes,
-    require_no_pixels,
     require_one_column_of_classes,
     require_same_columns,
     split_columns,
@@ -49,9 +47,9 @@ from multicard.vision.data.stored_images import (
     StoredImage,
     open_dataset,
 )
+from multicard.vision.data.text_tables import text_table
 
 PARQUET_SUFFIX = ".parquet"
-JSON_LINES = ".jsonl"
 NO_CLASS = "-1"  # Stands in place of the number of a class.
 
 
@@ -150,14 +148,14 @@ def table_parts(
 def column_of_classes(path: Path, column_names: ColumnNames) -> tuple[str, bool]:
     """Return the column that holds the classes, in lower case, and whether it is a guess.
 
-    The name is "" if there is no such column.
+    The name is "" if there is no such column. A column of lists is a guess: its lists may be tags.
     """
     from pyarrow import dataset
 
-    columns = usable_columns(
-        dataset.dataset(_text_table(path)).schema, column_names, f"dataset.root={path}"
-    )
-    return columns.label, columns.is_guess
+    schema = dataset.dataset(text_table(path)).schema
+    columns = usable_columns(schema, column_names, f"dataset.root={path}")
+    is_list = bool(columns.label) and columns.fields[columns.label].type.num_fields > 0
+    return columns.label, columns.is_guess or is_list
 
 
 def parts_of_rows(paths: list[Path], column_names: ColumnNames) -> list[str]:
@@ -230,7 +228,9 @@ def _read_table(
         splits = split_columns(columns_found, column_names) if by_split else []
         rival_columns = [name for name in LABELS if name in fields] if label in LABELS else []
         wanted_columns = {label, *rival_columns, *splits, image} & fields.keys() - encoded
-        texts = _text_values(opened_table, {name: fields[name].name for name in wanted_columns})
+        texts = _text_values(
+            opened_table, {name: fields[name].name for name in wanted_columns}, place
+        )
         counts = [open_dataset([path]).count_rows() for path in paths] if encoded else []
         rows = opened_table.count_rows()
     if rival_columns and trained_label is None and column_names.get("label") is None:
@@ -327,7 +327,7 @@ def _open_table(paths: list[Path], column_names: ColumnNames) -> Any:
 
     form: Any = "parquet"
     if paths[0].suffix.lower() not in (PARQUET_SUFFIX, ARROW_SUFFIX):
-        return dataset.dataset(_text_table(paths[0]))
+        return dataset.dataset(text_table(paths[0]))
     if paths[1:]:
         require_same_columns(paths, form, column_names)
     return open_dataset(paths, form)
@@ -354,18 +354,21 @@ def _require_columns(
         others = {
             role: file_column for role, file_column in column_names.items() if role != "label"
         }
+        if listed_labels.list_column(opened_table.schema, trained_label, LABELS) is not None:
+            others["label"] = trained_label
         columns = usable_columns(opened_table.schema, others, place).with_label_of(trained_label)
         if columns.image:
             return columns
     raise _missing_columns_refusal(opened_table, columns, column_names, place, folder)
 
 
-def _text_values(opened_table: Any, names: Mapping[str, str]) -> dict[str, list[str]]:
+def _text_values(opened_table: Any, names: Mapping[str, str], place: str) -> dict[str, list[str]]:
     """Read columns as text. `names` gives the file's name for each of our names."""
     table = opened_table.to_table([*names.values()])
     return {
         role: class_names.as_texts(
-            table[file_column].to_pylist(), declared_class_names(opened_table, file_column)
+            listed_labels.single_values(table[file_column].to_pylist(), place, file_column),
+            declared_class_names(opened_table, file_column),
         )
         for role, file_column in names.items()
     }
@@ -380,7 +383,8 @@ def _missing_columns_refusal(
     """
     if columns.holds_images:
         return no_columns_refusal(opened_table.schema, columns, column_names, place, None)
-    texts = _text_values(opened_table, {name: field.name for name, field in columns.fields.items()})
+    all_columns = {name: field.name for name, field in columns.fields.items()}
+    texts = _text_values(opened_table, all_columns, place)
     paths = list[str]()
     for name, values in texts.items():
         present_values = [value for value in values if value]
@@ -419,44 +423,6 @@ def text_columns(path: Path) -> dict[str, list[str]]:
     Raises:
         Refusal, ValueError: The file cannot be read.
     """
-    table = _text_table(path)
+    table = text_table(path, to_train=False)
     plain = [field.name for field in table.schema if not field.type.num_fields]
     return {name: class_names.as_texts(table[name].to_pylist(), []) for name in plain}
-
-
-def _text_table(path: Path) -> Any:
-    """Read a .csv or .tsv with all cells as text, or a .jsonl."""
-    import pyarrow as pa
-    from pyarrow import csv
-    from pyarrow import json as json_lines
-
-    if path.suffix.lower() == JSON_LINES:
-        table = json_lines.read_json(path)
-        times = [field.name for field in table.schema if pa.types.is_timestamp(field.type)]
-        if not times:
-            return table
-        # A class may be called 2021-01-01, which must not become a time.
-        as_texts = pa.schema([(name, pa.string()) for name in times])
-        return json_lines.read_json(
-            path, parse_options=json_lines.ParseOptions(explicit_schema=as_texts)
-        )
-    text_table = separated_text(path.read_bytes())
-    convert = csv.ConvertOptions(
-        default_column_type=pa.string(), null_values=[""], strings_can_be_null=True
-    )
-    parse = csv.ParseOptions(delimiter=text_table.delimiter, newlines_in_values=True)
-    table = csv.read_csv(
-        pa.BufferReader(text_table.text.encode()), parse_options=parse, convert_options=convert
-    )
-    counted = Counter(name.strip().lower() for name in table.column_names if name.strip())
-    twice = [name for name, count in counted.items() if count > 1]
-    if twice:
-        require_no_pixels(table.column_names, f"dataset.root={path}")
-        raise Refusal(
-            "photographs.column-twice",
-            f"dataset.root={path}: has the column {twice[0]} twice; give each its own name",
-            key="dataset.root",
-            file=str(path),
-            column=twice[0],
-        )
-    return table

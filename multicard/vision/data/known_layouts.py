@@ -26,8 +26,9 @@ from multicard.vision.data.folder_contents import (
     is_hidden,
     visible_folders,
 )
-from multicard.vision.data.image_tables import JSON_LINES, table_parts
+from multicard.vision.data.image_tables import table_parts
 from multicard.vision.data.label_tables import is_submission
+from multicard.vision.data.text_tables import JSON_LINES
 
 ARCHIVES = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".zip")
 ONE_HOT_TABLE = "_classes.csv"  # Roboflow's export has this file in each part.

@@ -22,7 +22,8 @@ from multicard.vision.data.folder_contents import (
     visible_folders,
 )
 from multicard.vision.data.image_columns import COLUMNS_KEY, LABELS, PROBABLY_CLASSES
-from multicard.vision.data.image_tables import JSON_LINES, text_columns
+from multicard.vision.data.image_tables import text_columns
+from multicard.vision.data.text_tables import JSON_LINES
 
 TABLES = (".csv", ".tsv", JSON_LINES)
 # A table is about the images if it names this share of them, or if this share of its rows does.

@@ -76,7 +76,8 @@ def _similar_classes_notice(groups: list[list[str]], config: ImagesConfig) -> Me
         "photographs.alike-classes",
         in_one_line(
             f"dataset.root={config.root}: trains {shown} as separate classes, although their names"
-            " differ only in case, blanks or dashes; give them one name if they are one class"
+            " differ only in case, blanks, dashes or accents; give them one name if they are one"
+            " class"
         ),
         key="dataset.root",
         root=str(config.root),

@@ -21,6 +21,7 @@ from multicard.records.schema_parts import Ignored, RepeatedImages
 from multicard.records.text_table import in_bytes
 from multicard.vision.data import (
     class_folders,
+    class_names,
     decoded_cache,
     decoding,
     label_tables,
@@ -197,13 +198,21 @@ def _require_classes(samples: list[PartSamples], chosen_parts: list[DataPart], p
     differing_classes = sorted({*names} ^ {*samples[-1].classes})[:20]
     if differing_classes:
         parts = [part.name for part in chosen_parts]
+        groups = class_names.group_similar_names(differing_classes)
+        similar_names = groups[0] if groups else []
+        hint = ""
+        if similar_names:
+            # An accent may be written in two ways that look the same, so it is shown as a code.
+            shown_names = " and ".join(map(ascii, similar_names))
+            hint = f" ({shown_names} may be one class: give them one name)"
         raise Refusal(
             "photographs.other-classes",
             f"{place}: {' and '.join(parts)} need the same classes, but only one of them has"
-            f" {', '.join(differing_classes)}; {_one_part_alone(samples, parts)}",
+            f" {', '.join(differing_classes)}{hint}; {_one_part_alone(samples, parts)}",
             key="dataset.root",
             parts=[name.lower() for name in parts],
             classes=differing_classes,
+            alike=similar_names,
         )
     _require_two_classes(names, place)
 

@@ -19,7 +19,7 @@ from multicard.vision.data.image_columns import COLUMNS_KEY, NO_COLUMN_NAMES, Co
 from multicard.vision.data.image_tables import table_parts
 from multicard.vision.data.stored_parts import stored_parts
 
-TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
+TABLES = (".csv", ".tsv", ".jsonl", ".json", ".parquet")
 
 
 def find_parts(
@@ -62,8 +62,8 @@ def find_parts(
     else:
         raise Refusal(
             "photographs.no-table",
-            f"dataset.root={root}: is neither a folder nor a .csv, .tsv, .jsonl or .parquet file;"
-            f" {DATA_FORMS_HINT}",
+            f"dataset.root={root}: is neither a folder nor a .csv, .tsv, .jsonl, .json or .parquet"
+            f" file; {DATA_FORMS_HINT}",
             key="dataset.root",
             root=str(root),
         )
