@@ -65,15 +65,18 @@ def deals(runs: Sequence[Run], side_size: int) -> Iterator[Deal]:
     """
     for first in range(0, len(runs) - 2 * side_size + 1):
         pairs = [runs[place : place + 2] for place in range(first, first + 2 * side_size, 2)]
-        for turned in product((0, 1), repeat=side_size - 1):
-            sides = [
-                pair[:: -1 if turn else 1] for pair, turn in zip(pairs, (0, *turned), strict=True)
-            ]
-            labelled = [
-                [replace(run, columns={**run.columns, LABEL: label}) for run in side]
-                for label, side in zip((True, False), zip(*sides, strict=True), strict=True)
-            ]
-            yield labelled[0], labelled[1]
+        for later_swaps in product((False, True), repeat=side_size - 1):
+            a: list[Run] = []
+            b: list[Run] = []
+            # The first pair is never swapped, so no split is yielded twice.
+            for (earlier, later), is_swapped in zip(pairs, (False, *later_swaps), strict=True):
+                a.append(_labelled(later if is_swapped else earlier, True))
+                b.append(_labelled(earlier if is_swapped else later, False))
+            yield a, b
+
+
+def _labelled(run: Run, label: bool) -> Run:
+    return replace(run, columns={**run.columns, LABEL: label})
 
 
 def by_compare(a: list[Run], b: list[Run]) -> bool:

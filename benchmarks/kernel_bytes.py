@@ -184,11 +184,9 @@ def triton_kernels(code: str, combined_bytes: int = 0) -> list[Kernel]:
             combined_launches += launches
         else:
             kernels.append(Kernel(name, PREFIXES[name[:10]], launches, launches * launch_bytes))
-    return kernels + (
-        [Kernel("combined", COMBINED, combined_launches, combined_bytes)]
-        if combined_launches
-        else []
-    )
+    if combined_launches:
+        kernels.append(Kernel("combined", COMBINED, combined_launches, combined_bytes))
+    return kernels
 
 
 class EagerLaunches(TorchDispatchMode):

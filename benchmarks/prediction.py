@@ -273,11 +273,10 @@ def quantiles(scores: Mapping[str, Sequence[float]], confidence: float) -> tuple
     """
     values = np.concatenate([np.asarray(group, float) for group in scores.values()])
     weights = np.concatenate([np.full(len(group), 1 / len(group)) for group in scores.values()])
-    high = (1 + confidence) / 2
-    low, high = (
-        np.quantile(side * values, high, weights=weights, method="inverted_cdf") for side in (-1, 1)
-    )
-    return -float(low), float(high)
+    level = (1 + confidence) / 2
+    minus_low = np.quantile(-values, level, weights=weights, method="inverted_cdf")
+    high = np.quantile(values, level, weights=weights, method="inverted_cdf")
+    return -float(minus_low), float(high)
 
 
 # ---- the interval of a line through two numbers of GPUs

@@ -378,7 +378,9 @@ def replay_worlds(
     for name, kind in KINDS.items():
         if only and name not in only:
             continue
-        goal = None if name in WITHOUT_GOAL else SHARE_FAST if kind.start_s < 10 else SHARE
+        goal = SHARE_FAST if kind.start_s < 10 else SHARE
+        if name in WITHOUT_GOAL:
+            goal = None
         replays = replay_races(lambda seed, kind=kind: MadeGrid(kind, seed), races, first_seed)
         by_world[name] = figures(*replays, goal)
     for name, (grid, times) in MEASURED.items():

@@ -242,7 +242,8 @@ class MeasuredGrid:
             0, self._between_runs
         )
         series = self._steps_s[cell]
-        count, stretch = (max(3, round(span_s / series.mean())) for span_s in (seconds, STRETCH_S))
+        count = max(3, round(seconds / series.mean()))
+        stretch = max(3, round(STRETCH_S / series.mean()))
         rng = np.random.default_rng((self._seed, cell, process, int(now_s * 1000)))
         firsts = rng.integers(len(series), size=-(-count // stretch))
         places = (firsts[:, None] + np.arange(stretch)).ravel()[:count] % len(series)

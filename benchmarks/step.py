@@ -197,11 +197,11 @@ def main() -> None:
     for cell, seconds in interleaved(turns, args.rounds).items():
         low, middle, high = quartiles([1000 * s for s in seconds])
         precision = choose(cell.precision, device)
-        value = torch.empty(
-            (), dtype=getattr(torch, precision.autocast or precision.model)
-        ).itemsize
+        value_bytes = getattr(torch, precision.autocast or precision.model).itemsize
         meta = models.mobilenet_v2(num_classes=10).to("meta")
-        ceiling = rate / bytes_an_image(meta, args.image_size, value, fused=cell.mode is not None)
+        ceiling = rate / bytes_an_image(
+            meta, args.image_size, value_bytes, fused=cell.mode is not None
+        )
         images = args.batch_size / (middle / 1000)
         figures = f"{middle:.1f}", f"{low:.1f} to {high:.1f}", f"{images:,.1f}", f"{ceiling:,.0f}"
         rows.append((cell.precision, cell.layout, cell.mode or "no", *cell[3:], *figures))
