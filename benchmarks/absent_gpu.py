@@ -73,7 +73,7 @@ def _headers() -> list[str]:
 
 
 @contextmanager
-def pretended() -> Iterator["FakeTensorMode"]:
+def pretend_gpu() -> Iterator["FakeTensorMode"]:
     """Make torch and Inductor take the device for an H200 in this context.
 
     Yields:
@@ -131,8 +131,8 @@ def _on_the_host() -> Any:
     return OnTheHost()
 
 
-def put(model: "nn.Module", layout: Any) -> None:
-    """Move a model to the device in place. Call this in the mode of `pretended`.
+def move_model(model: "nn.Module", layout: Any) -> None:
+    """Move a model to the device in place. Call this in the mode of `pretend_gpu`.
 
     `Module.to` cannot turn its parameters into fake ones.
 

@@ -28,7 +28,7 @@ INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(.*?);")  # its address, and i
 BRANCH = re.compile(r"BRA.*?0x([0-9a-f]+)")
 
 
-class Compiled(NamedTuple):
+class CompiledKernel(NamedTuple):
     """The code of a kernel.
 
     Attributes:
@@ -46,13 +46,13 @@ class Compiled(NamedTuple):
     ptx: str
 
 
-def compiled(
+def compile_kernel(
     kernel: Any,
     tensors: Iterable[Tensor],
     constants: dict[str, Any],
     options: dict[str, Any],
     capability: int,
-) -> Compiled:
+) -> CompiledKernel:
     """Compile a kernel.
 
     Args:
@@ -82,7 +82,9 @@ def compiled(
     assert registers and stack, usage
     addresses = [(int(match[1], 16), match[2]) for match in INSTRUCTION.finditer(code)]
     loop = max(_loops(addresses), default=0)
-    return Compiled(int(registers[1]), int(stack[1]), loop, len(addresses) - loop, built.asm["ptx"])
+    return CompiledKernel(
+        int(registers[1]), int(stack[1]), loop, len(addresses) - loop, built.asm["ptx"]
+    )
 
 
 def _disassemble(option: str, file: str) -> str:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from benchmarks import absent_gpu
-from benchmarks.kernel_bytes import BATCH, EagerLaunches, Graph, generated
+from benchmarks.kernel_bytes import BATCH, EagerLaunches, Graph, collect_graphs
 from multicard.config.vision import VisionConfig
 from multicard.ranks.process import Rank
 from multicard.records.progress import Board
@@ -71,12 +71,12 @@ def count_step(config: VisionConfig, options: Mapping[str, Any] | None = None) -
 
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(compiling, "inductor_options", options_with))
-        mode = stack.enter_context(absent_gpu.pretended())
-        graphs = stack.enter_context(generated(mode))
+        mode = stack.enter_context(absent_gpu.pretend_gpu())
+        graphs = stack.enter_context(collect_graphs(mode))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         model = models.build(config.model, CLASSES, config.dataset.image_size)
         with mode:
-            absent_gpu.put(model, memory_format(config))
+            absent_gpu.move_model(model, memory_format(config))
             loop = _loop(config, model, folder)
             make = _batches(config, loop)
         return _counted(loop, make, mode, graphs)

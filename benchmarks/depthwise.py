@@ -98,7 +98,7 @@ def layers_of(name: str, size: int) -> list[Layer]:
 
 
 @dataclass(frozen=True)
-class Expected:
+class PassCost:
     """The cost of a pass of a layer.
 
     Attributes:
@@ -122,7 +122,9 @@ class Expected:
         return 1000 * max(by_bytes, self.instructions / (SLOTS_PER_S * share))
 
 
-def expected(layer: Layer, kind: str, batch: int, dtype: torch.dtype = torch.float16) -> Expected:
+def expected_cost(
+    layer: Layer, kind: str, batch: int, dtype: torch.dtype = torch.float16
+) -> PassCost:
     """Count the cost of a pass of a layer in its code for an H200."""
     images = layer.images(batch, dtype, "meta")
     side = outputs_of(layer.side, layer.stride)
@@ -140,12 +142,12 @@ def expected(layer: Layer, kind: str, batch: int, dtype: torch.dtype = torch.flo
         sums_bytes = launch.parts * layer.kernel**2 * layer.channels * total.itemsize
         moved += images.numel() * images.itemsize + 2 * sums_bytes
     kernel = getattr(depthwise_kernels, kind)
-    code = ahead_of_time.compiled(kernel, tensors, constants, launch.options, H200_CAPABILITY)
+    code = ahead_of_time.compile_kernel(kernel, tensors, constants, launch.options, H200_CAPABILITY)
     instructions = (
         launch.programs * launch.options["num_warps"] * (code.rest + constants["ROWS"] * code.loop)
     )
     values = outputs if kind == "forward" else images.numel()
-    return Expected(layer, kind, code.registers, code.stack_bytes, moved, instructions, values)
+    return PassCost(layer, kind, code.registers, code.stack_bytes, moved, instructions, values)
 
 
 def expected_table(layers: list[Layer], batch: int) -> list[str]:
@@ -161,7 +163,7 @@ def expected_table(layers: list[Layer], batch: int) -> list[str]:
     ]
     rows = []
     for kind in PASSES:
-        costs = [expected(layer, kind, batch) for layer in layers]
+        costs = [expected_cost(layer, kind, batch) for layer in layers]
         for cost in costs:
             count = cost.layer.count
             per_value = f"{32 * cost.instructions / cost.values:.0f}"
@@ -252,7 +254,7 @@ def kernels_ms(call: Callable[[], Any]) -> float:
     return sum(event.self_device_time_total for event in profile.key_averages()) / 1000 / LAUNCHES
 
 
-def measured(
+def measure_layer(
     layer: Layer, batch: int, dtype: torch.dtype = torch.float16, device: str = "cuda"
 ) -> LayerTimes:
     """Measure a layer on the GPU. The errors are computed for four images only."""
@@ -313,7 +315,7 @@ def main() -> None:
         f"{machine(device_here())}; {args.model}, {args.batch_size} images of {args.image_size} px,"
         " fp16"
     )
-    rows = [measured(layer, args.batch_size) for layer in layers]
+    rows = [measure_layer(layer, args.batch_size) for layer in layers]
     print("\n".join(measured_table(rows)))
     for row in rows:
         print(json.dumps(asdict(row)))

@@ -83,7 +83,7 @@ class Graph:
 
 
 @contextmanager
-def generated(mode: Any) -> Iterator[list[Graph]]:
+def collect_graphs(mode: Any) -> Iterator[list[Graph]]:
     """Collect the graphs that Inductor generates code for in this context, in that order.
 
     Compiled functions can be called. They return tensors of the mode and count in `Graph.calls`.

@@ -25,13 +25,13 @@ LIMIT_S = 10.0
 GAP_GOAL = 0.03
 
 
-def planned(jobs: Sequence[PlannedJob], limit_s: float) -> Plan:
+def plan_jobs(jobs: Sequence[PlannedJob], limit_s: float) -> Plan:
     file = JobsFile(tuple(jobs))
     node = PlannedNode(GPUS)
     return planning.make(tasks.tasks(file, node, tasks.runs(file, node, Path())), GPUS, limit_s)
 
 
-def made_jobs(number: int, seed: int) -> list[PlannedJob]:
+def random_jobs(number: int, seed: int) -> list[PlannedJob]:
     """Make jobs that take 15 minutes to 8 hours on one GPU.
 
     They scale by Amdahl's law with a serial part of 0 to 30 %, on some numbers of GPUs. A quarter
@@ -51,7 +51,7 @@ def made_jobs(number: int, seed: int) -> list[PlannedJob]:
     return jobs
 
 
-def reached(limit_s: float, seeds: int) -> list[str]:
+def measure_gaps(limit_s: float, seeds: int) -> list[str]:
     """Plan lists of 8, 16 and 24 jobs.
 
     Returns:
@@ -61,7 +61,7 @@ def reached(limit_s: float, seeds: int) -> list[str]:
     slowest_s = 0.0
     for number, seed in product((8, 16, 24), range(seeds)):
         began_s = clock_s()
-        plans.append(planned(made_jobs(number, seed), limit_s))
+        plans.append(plan_jobs(random_jobs(number, seed), limit_s))
         slowest_s = max(slowest_s, clock_s() - began_s)
     gaps = [plan.gap for plan in plans]
     simple_s = [min(plan.in_turn.makespan_s, plan.one_gpu_each.makespan_s) for plan in plans]
@@ -91,7 +91,9 @@ def main() -> None:
     commands = parser(__doc__)
     commands.add_argument("--quick", action="store_true", help="fewer lists of jobs, 2 s for each")
     print(machine(), flush=True)
-    print("\n".join(reached(2.0, 1) if commands.parse_args().quick else reached(LIMIT_S, 5)))
+    print(
+        "\n".join(measure_gaps(2.0, 1) if commands.parse_args().quick else measure_gaps(LIMIT_S, 5))
+    )
 
 
 if __name__ == "__main__":

@@ -427,7 +427,7 @@ def precision_reached(what: str, to_beat: str, goal: float, probed: bool) -> Rea
     return Reached(f"{what}: median", to_beat, f"<= {goal:.0%}", figures, words, median <= goal)
 
 
-def reached() -> dict[str, Reached]:
+def all_rows() -> dict[str, Reached]:
     """Return the rows of the table by name."""
     lines: dict[str, Reached] = {}
     for known, wanted in LINES:
@@ -447,7 +447,7 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--json", action="store_true", help="print the figures as JSON instead")
     as_json = options.parse_args().json
-    rows_by_name = reached()
+    rows_by_name = all_rows()
     count = len(published.table())
     sound = len(published.sound())
     if as_json:
