@@ -18,7 +18,7 @@ from multicard.records import kept, run_folder
 from multicard.records.text_table import clean
 
 from . import training_command
-from .answers import Answer, of_ranking
+from .answers import Answer, answer_for
 from .commands.best import rankings
 from .commands.ranking import Limits
 from .runs.columns import KINDS
@@ -31,7 +31,7 @@ def train(runs: Sequence[Run], asked: Limits, mix: bool) -> int:
     Raises:
         ValueError: nothing can be recommended, or there are recommendations for several workloads.
     """
-    answer = _of_one_workload([of_ranking(ranking) for ranking in rankings(runs, mix, asked)])
+    answer = _of_one_workload([answer_for(ranking) for ranking in rankings(runs, mix, asked)])
     if answer.failings:
         raise Refusal("train.not-recommended", answer.sentence, setting=answer.setting)
     if answer.command is None:

@@ -229,7 +229,7 @@ def test_repeated_runs_give_an_interval(tmp_path: Path):
         for n, (gpus, time_s) in enumerate(times)
     ]
     found = answer(tmp_path, *each)
-    assert found.is_told
+    assert found.is_clearly_faster
     facts = found.lead.facts
     assert facts["n"] == [3, 3] and 1.6 < facts["low"] < 101 / 60.5 < facts["high"] < 1.75
     assert f"{facts['low']:.2f} to {facts['high']:.2f}" in found.evidence
@@ -251,7 +251,7 @@ def test_the_best_of_many_alike_settings_is_rarely_called_faster(tmp_path: Path)
                 for one, t in zip(runs, times, strict=True)
             ]
         )
-        wrong += found.is_told
+        wrong += found.is_clearly_faster
     assert wrong <= 4  # 5 % of the sweeps, not of the settings
 
 
@@ -321,7 +321,7 @@ def test_rows_that_make_no_whole_step_are_no_speed_up(tmp_path: Path):
     for rows, record in ((1000, whole), (896, part)):
         record["epochs"][0]["samples"], record["text_rows"]["read"] = rows, 1000
     found = answer(tmp_path, whole, part)
-    assert found.ranking.is_at_pace and not found.is_told
+    assert found.ranking.is_at_pace and not found.is_clearly_faster
     part["epochs"][0]["samples"] = 992  # of batches of 32
     assert not answer(tmp_path, whole, part).ranking.is_at_pace
 
