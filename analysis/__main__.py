@@ -154,7 +154,7 @@ def _best(options: argparse.Namespace) -> int:
     limits = best.Limits(options.accuracy, options.memory, options.gpus, options.loss)
     runs = load.read(options.folders, price=options.price).runs
     if options.by is not None:
-        runs, notes = by_int4.judged(runs)
+        runs, notes = by_int4.judge_by_int4(runs)
         print("\n".join(map(clean, notes)))
     return train_best.train(runs, limits, options.mix)
 
@@ -355,7 +355,7 @@ def _add_commands_on_settings(command: Callable[..., Callable[..., Any]]) -> Non
     )
     add(
         "--by",
-        choices=by_int4.BY,
+        choices=by_int4.SCORES,
         help="judge tuning by the held-out loss in int4: qat and full, for int4",
     )
     add(

@@ -168,7 +168,7 @@ class Answer:
 
         Settings that differ in their ranks share one of the two if each run starts afresh.
         """
-        amounts = works.unlike(self.ranking.runs)
+        amounts = works.unexplained_amounts(self.ranking.runs)
         if amounts is None:
             return []
         text = (
@@ -381,7 +381,7 @@ class Answer:
             [circumstances.step_work(run.record()) for run in setting.runs]
             for setting in (self.best, other)
         ]
-        mean_works = circumstances.means_apart(*work_by_side)
+        mean_works = circumstances.differing_means(*work_by_side)
         if mean_works is not None:
             own_work, other_work = mean_works
             text = f"a step trains {own_work:,.0f} samples or tokens, not {other_work:,.0f}"

@@ -193,10 +193,14 @@ class Runs(ShownOutput):
                 value=goal,
                 known=[*GOALS],
             )
-        if by not in (None, *by_int4.BY):
-            known = ", ".join(by_int4.BY)
+        if by not in (None, *by_int4.SCORES):
+            known = ", ".join(by_int4.SCORES)
             raise Refusal(
-                "notebook.by", f"by={by}: choose {known}", key="by", value=by, known=[*by_int4.BY]
+                "notebook.by",
+                f"by={by}: choose {known}",
+                key="by",
+                value=by,
+                known=[*by_int4.SCORES],
             )
         size_bytes = (
             _parsed("memory", cli.size_bytes, memory) if isinstance(memory, str) else memory

@@ -411,7 +411,7 @@ def _different_step_work(a: Sequence[Run], b: Sequence[Run]) -> Message | None:
     if not all(map(works.is_script, [*a, *b])):
         return None
     amounts_by_side = ([circumstances.step_work(run.record()) for run in runs] for runs in (a, b))
-    amounts = circumstances.means_apart(*amounts_by_side)
+    amounts = circumstances.differing_means(*amounts_by_side)
     if amounts is None:
         return None
     text = (

@@ -187,7 +187,7 @@ class WhatMatters:
             else "within noise"
         )
         ends = [self._gain(end) for end in bounds]
-        if gain.is_told:
+        if gain.excludes_zero:
             ends = [
                 end.partition(" ")[0] for end in (ends if gain.estimate > 0 else reversed(ends))
             ]
@@ -195,7 +195,8 @@ class WhatMatters:
             " to ".join(ends)
             or f"no interval: {'repeat=2' if self.measure == TIME else 'seed=0,1'}"
         )
-        return f"{self._gain(gain.estimate) if gain.is_told or not ends else unclear} ({interval})"
+        shown = self._gain(gain.estimate) if gain.excludes_zero or not ends else unclear
+        return f"{shown} ({interval})"
 
     def _gain(self, gain: float) -> str:
         if self.measure == ACCURACY:
@@ -220,7 +221,7 @@ class WhatMatters:
                     "change": self.change(best),
                     "gain": self.gain(best),
                     "pairs": best.blocks,
-                    "told": best.gain.is_told,
+                    "told": best.gain.excludes_zero,
                 }
                 | {"mean": shown.estimate, "low": shown.low, "high": shown.high, "base": unit(0.0)}
                 | {

@@ -416,7 +416,7 @@ def _amounts(run: Run, names: Sequence[str] | None, measure: str) -> list[tuple[
 
 
 def _amount(profile: Profile, metric: str, measure: str) -> float | None:
-    amount = profile_metrics.summed(profile, metric, SUMMED[measure])
+    amount = profile_metrics.sum_over_ranks(profile, metric, SUMMED[measure])
     if amount is None or measure not in (STEP, COPIED_IN_A_STEP):
         return amount
     # bytes are of all ranks, seconds of one

@@ -147,7 +147,7 @@ def effects_section(rankings: Sequence[Ranking]) -> Section:
     workload_effects = what_matters(rankings)
     for index, effects in enumerate(workload_effects[:MOST_EFFECTS]):
         if effects.measure in NO_GAINS and not any(
-            axis_effects[0].gain.is_told for axis_effects in effects.by_axis
+            axis_effects[0].gain.excludes_zero for axis_effects in effects.by_axis
         ):
             blocks.append(Paragraph(NO_GAINS[effects.measure], quiet=True))
             continue

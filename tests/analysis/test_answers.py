@@ -419,7 +419,7 @@ def test_an_effect_is_the_mean_over_blocks_with_the_variance_of_a_contrast():
     assert (a.axis, a.gain.estimate, a.blocks) == ("a", pytest.approx(0.6), 2)
     # t of 10 degrees of freedom; four means of two runs
     half = 2.2281389 * math.sqrt(0.01 * 4 * (1 / 2) ** 2 / 2)
-    assert (a.gain.low, a.gain.high) == pytest.approx((0.6 - half, 0.6 + half)) and a.gain.is_told
+    assert (a.gain.low, a.gain.high) == pytest.approx((0.6 - half, 0.6 + half)) and a.gain.excludes_zero
     assert b.gain.estimate == pytest.approx(0.3)
     machines = [
         *points[:2],
@@ -453,7 +453,7 @@ def test_without_repetitions_noise_is_what_blocks_differ_by():
     assert a.gain.high is not None and a.gain.high - 0.6 == pytest.approx(
         12.7062 * 0.4 / 2, rel=1e-4
     )
-    assert not a.gain.is_told and interactions(points, [a]) == []
+    assert not a.gain.excludes_zero and interactions(points, [a]) == []
     single = main_effects(grid({(0, 0): 0.0, (1, 0): 0.4}, Spread()), {"a": 0})
     assert single[0][0].gain.low is None
 
@@ -467,7 +467,7 @@ def test_effects_and_interactions_of_noise_are_called_so_in_5_percent_of_the_swe
         points = grid(dict(zip(cells, logs.mean(axis=1).tolist(), strict=True)), spread, runs=3)
         by_axis = main_effects(points, BASES)
         wrong["effects"] += any(
-            one.gain.is_told for own in by_axis for one in own if own[0].axis == "a"
+            one.gain.excludes_zero for own in by_axis for one in own if own[0].axis == "a"
         )
         wrong["interactions"] += bool(interactions(points, [own[0] for own in by_axis]))
     assert max(wrong.values()) <= 0.07 * 400 and min(wrong.values()) > 0
@@ -489,14 +489,14 @@ def test_gains_and_what_they_depend_on_are_found(tmp_path: Path):
     for effect, factor in ((layout, (1.25 * 2) ** 0.5), (gpus, (10 / 9 * 16 / 9) ** 0.5)):
         assert (
             math.exp(effect.gain.estimate) == pytest.approx(factor, rel=1e-3)
-            and effect.gain.is_told
+            and effect.gain.excludes_zero
         )
     (depends,) = interactions(time.points, [layout, gpus])
     assert (depends.effect, depends.axis) == (layout, "gpus") and len(time.interactions) == 1
     gains = {gpus: math.exp(gain) for gpus, gain in depends.gains.items()}
     assert gains == {1: pytest.approx(1.25), 2: pytest.approx(2.0)}
     same = accuracy.by_axis[0][0].gain
-    assert not same.is_told and (same.low, same.high) == pytest.approx((0.0, 0.0), abs=5e-4)
+    assert not same.excludes_zero and (same.low, same.high) == pytest.approx((0.0, 0.0), abs=5e-4)
     blocks = effects_section(known_rankings(runs)).blocks
     assert [block.figure.name for block in blocks if isinstance(block, Plot)] == ["effects"]
     single = effects_section(known_rankings(runs[::2])).blocks

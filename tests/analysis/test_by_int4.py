@@ -41,7 +41,7 @@ def write(
 
 
 def recommended(folder: Path) -> Answer:
-    (ranking,) = rankings(by_int4.judged(load.read([folder]).runs)[0])
+    (ranking,) = rankings(by_int4.judge_by_int4(load.read([folder]).runs)[0])
     return answer_for(ranking)
 
 

@@ -345,7 +345,7 @@ def test_other_circumstances_are_said(tmp_path: Path):
         "driver": ("580.1", "570"),
         "cudnn_allow_tf32": ("True", "nothing"),
         "dataset.root": ("/data", "/mnt"),
-        circumstances.CLOCKS["sm_clock_mean_mhz"]: (1900.0, 1500.0),
+        circumstances.CLOCK_NAMES["sm_clock_mean_mhz"]: (1900.0, 1500.0),
         Told("limit.disturbed"): ("nothing", "yes"),
     }
     assert {name: differing[name] for name in expected} == expected
