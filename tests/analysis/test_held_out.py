@@ -459,7 +459,7 @@ def test_a_claim_takes_a_held_out_loss_that_fell_for_learning(tmp_path: Path):
         )
         found = load.read([tmp_path / name]).runs
         side = ComparedCell(name, tuple(found))
-        doubts = conditions._unlearned(side, Readings(found), RepeatedRuns(found))
+        doubts = conditions._why_not_learned(side, Readings(found), RepeatedRuns(found))
         assert [doubt.code for doubt in doubts] == (
             [] if name == "fell" else ["claim.losses-did-not-fall"]
         )
