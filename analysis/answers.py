@@ -384,8 +384,9 @@ class Answer:
         mean_works = circumstances.differing_means(*work_by_side)
         if mean_works is not None:
             own_work, other_work = mean_works
-            text = f"a step trains {own_work:,.0f} samples or tokens, not {other_work:,.0f}"
-            yield Message("answer.other-batch", text, step=own_work, other=other_work)
+            unit = circumstances.step_work_unit([*self.best.runs, *other.runs])
+            text = f"a step trains {own_work:,.0f} {unit}, not {other_work:,.0f}"
+            yield Message("answer.other-batch", text, step=own_work, other=other_work, unit=unit)
 
     @property
     def _fewer_ranks_suffice(self) -> list[Message]:

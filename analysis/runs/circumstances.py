@@ -66,7 +66,7 @@ def doubts(a: Sequence[Run], b: Sequence[Run], names: Sequence[str]) -> list[str
 
 
 def _at_other_times(a: Sequence[Run], b: Sequence[Run], names: Sequence[str]) -> list[str]:
-    """Say if all runs of one side ended PAUSE_S or longer before the other side began."""
+    """Say if all runs of one side ended LONG_PAUSE_S or longer before the other side began."""
     start_times = [[run["started_at"] for run in side] for side in (a, b)]
     end_times = [[run["ended_at"] for run in side] for side in (a, b)]
     if not all(all(times) and times for times in (*start_times, *end_times)):
@@ -185,7 +185,7 @@ def _all_facts(run: Run) -> Iterator[tuple[str, Any]]:
 
 
 def _differing_means(a: Sequence[Run], b: Sequence[Run]) -> list[str]:
-    """Return a line for each mean that differs between A and B by more than APART.
+    """Return a line for each mean that differs between A and B by more than MIN_DIFFERENCE.
 
     Means of clocks are compared over the devices. So is the amount of work in a step: if it
     differs, the time of a step does not measure speed.
@@ -193,10 +193,11 @@ def _differing_means(a: Sequence[Run], b: Sequence[Run]) -> list[str]:
     lines = []
     mean_works = differing_means(*([step_work(run.record()) for run in side] for side in (a, b)))
     if mean_works is not None:
-        text = (
-            f"a step trains {mean_works[0]:,.1f} samples or tokens in A, {mean_works[1]:,.1f} in B"
+        unit = step_work_unit([*a, *b])
+        text = f"a step trains {mean_works[0]:,.1f} {unit} in A, {mean_works[1]:,.1f} in B"
+        lines.append(
+            Message("compare.step-work", text, a=mean_works[0], b=mean_works[1], unit=unit)
         )
-        lines.append(Message("compare.step-work", text, a=mean_works[0], b=mean_works[1]))
     return [*lines, *_differing_clocks(a, b)]
 
 
@@ -230,7 +231,8 @@ def differing_means(
 ) -> tuple[float, float] | None:
     """Return the means of both sides, over the values that are known.
 
-    The result is None if the means differ by at most APART, or if a side has no known value.
+    The result is None if the means differ by at most MIN_DIFFERENCE, or if a side has no
+    known value.
     """
     known_values = [[value for value in side if value is not None] for side in (a, b)]
     mean_a, mean_b = (float(np.mean(values)) if values else math.nan for values in known_values)
@@ -243,3 +245,18 @@ def step_work(record: AnyRecord) -> float | None:
     amount = tokens.non_padding if tokens is not None else record.samples_trained
     steps = sum(epoch.steps or 0 for epoch in record.epochs)
     return amount / steps if amount and steps else None
+
+
+def step_work_unit(runs: Sequence[Run]) -> str:
+    """Return the unit of `step_work` in these runs: "images", "tokens" or "samples".
+
+    The result is "samples or tokens" if some of them recorded tokens and others did not.
+    """
+    units = {_step_work_unit(run.record()) for run in runs}
+    return units.pop() if len(units) == 1 else "samples or tokens"
+
+
+def _step_work_unit(record: AnyRecord) -> str:
+    if isinstance(record, VisionRecord):
+        return "images"
+    return "samples" if record.tokens is None else "tokens"

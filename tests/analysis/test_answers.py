@@ -4,6 +4,7 @@ and when there is none; main effects.
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -19,7 +20,7 @@ from analysis.figures.effect_charts import UNREPEATED, what_matters
 from analysis.figures.setting_charts import trade_off_of
 from analysis.report.blocks import Paragraph, Plot
 from analysis.report.sections import NO_GAIN, effects_section
-from analysis.runs import load
+from analysis.runs import circumstances, load
 from analysis.stats import intervals
 from analysis.stats.effects import Point, interactions, main_effects
 from multicard.measure.repeated_runs import Spread
@@ -419,7 +420,9 @@ def test_an_effect_is_the_mean_over_blocks_with_the_variance_of_a_contrast():
     assert (a.axis, a.gain.estimate, a.blocks) == ("a", pytest.approx(0.6), 2)
     # t of 10 degrees of freedom; four means of two runs
     half = 2.2281389 * math.sqrt(0.01 * 4 * (1 / 2) ** 2 / 2)
-    assert (a.gain.low, a.gain.high) == pytest.approx((0.6 - half, 0.6 + half)) and a.gain.excludes_zero
+    assert (a.gain.low, a.gain.high) == pytest.approx(
+        (0.6 - half, 0.6 + half)
+    ) and a.gain.excludes_zero
     assert b.gain.estimate == pytest.approx(0.3)
     machines = [
         *points[:2],
@@ -523,6 +526,25 @@ def test_another_batch_is_said(tmp_path: Path, steps: int, step: float | None):
     assert says(sentence, "answer.other-batch") is (step is not None)
     if step is not None:
         assert says(sentence, "answer.other-batch", step=step, other=10.0)
+
+
+@pytest.mark.parametrize(
+    ("record", "unit"),
+    [(records.vision, "images"), (records.llm, "tokens"), (records.script, "samples")],
+)
+def test_what_a_step_trains_is_counted_in_the_unit_of_its_kind(
+    record: Callable[..., dict[str, Any]], unit: str, tmp_path: Path
+):
+    each = [record(**one) for one in (DEFAULT, TWO)]
+    each[1]["epochs"][0]["steps"] *= 2
+    assert says(answer(tmp_path, *each).sentence, "answer.other-batch", unit=unit)
+
+
+def test_steps_that_are_counted_in_different_units_have_no_unit_of_their_own(tmp_path: Path):
+    each = [records.script(**one) for one in (DEFAULT, TWO)]
+    each[1]["tokens"] = {"all": 500, "non_padding": 500}
+    runs = load.read([write(tmp_path, *each)]).runs
+    assert circumstances.step_work_unit(runs) == "samples or tokens"
 
 
 @pytest.mark.parametrize(

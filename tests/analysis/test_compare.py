@@ -349,5 +349,5 @@ def test_other_circumstances_are_said(tmp_path: Path):
         Told("limit.disturbed"): ("nothing", "yes"),
     }
     assert {name: differing[name] for name in expected} == expected
-    assert says(text, "compare.step-work", a=100.0, b=105.0)
+    assert says(text, "compare.step-work", a=100.0, b=105.0, unit="images")
     assert "torchvision" not in differing
