@@ -44,7 +44,7 @@ def conclusion(folders: Sequence[Path]) -> "Conclusion":
     ]
     training_lines = []
     if len(shown_answers) == 1 and shown_answers[0].training is not None:
-        description = training_command.keeps(shown_answers[0].best.runs[0]["kind"])
+        description = training_command.description(shown_answers[0].best.runs[0]["kind"])
         training_lines = [f"{shown_answers[0].training.command}   # {description}"]
     width = text_table.terminal_width()
     bold_lines = [Text(line, "bold") for line in text_table.folded(sentences, width)]

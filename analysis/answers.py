@@ -529,8 +529,8 @@ class Answer:
         """
         if self.failings or self.command is None:
             return None
-        command = training_command.offered(self.ranking.runs)
-        description = training_command.keeps(self.best.runs[0]["kind"])
+        command = training_command.train_command(self.ranking.runs)
+        description = training_command.description(self.best.runs[0]["kind"])
         return Advice(
             Message("answer.train", f"`{command}` {description}.", command=command), command
         )

@@ -110,7 +110,7 @@ def _keep(multirun: Path) -> None:
     for sweep in ("first", "example"):
         measured = multirun / sweep
         kept = RECORDS / sweep
-        hydra = yaml.safe_load((measured / rerun_commands.SWEEP).read_text())["hydra"]
+        hydra = yaml.safe_load((measured / rerun_commands.SWEEP_FILE).read_text())["hydra"]
         shutil.rmtree(kept, ignore_errors=True)
         records = chain.from_iterable(measured.glob(f"*/{name}") for name in KEPT)
         for path in sorted(records):
@@ -122,7 +122,7 @@ def _keep(multirun: Path) -> None:
             "overrides": {"task": hydra["overrides"]["task"]},
             "job": {"config_name": hydra["job"]["config_name"]},
         }
-        (kept / rerun_commands.SWEEP).write_text(
+        (kept / rerun_commands.SWEEP_FILE).write_text(
             yaml.safe_dump({"hydra": command}, sort_keys=False)
         )
 

@@ -177,7 +177,7 @@ def paper_rows(panel: Panel, measure: str, printed: str | None = None, **labels:
         }
         | {"high": figure.high, "of": PAPER, "status": "ok", "printed": figure.measure}
         | {"paper": f"paper ({HARDWARE})", **labels}
-        for cell, figure in same_setting.beside(panel, printed or measure).items()
+        for cell, figure in same_setting.comparable_figures(panel, printed or measure).items()
     ]
 
 

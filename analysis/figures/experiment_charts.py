@@ -148,7 +148,7 @@ class Layout:
         printed = dict.fromkeys(row["printed"] for row in rows if row["of"] == PAPER)
         printed_figures = []
         for measure in printed:
-            printed_figures.extend(same_setting.beside(panel, measure).values())
+            printed_figures.extend(same_setting.comparable_figures(panel, measure).values())
         below = [*dict.fromkeys(notes)]
         is_timed = bool(what) or experiment.view.form != "curves"
         left_out = chart_data.disturbed_notes(panel, measures) if is_timed else []

@@ -101,7 +101,7 @@ def _facts(answer: Answer) -> Iterator[tuple[str, str, str]]:
     yield "What it takes", f"{answer.takes}.", ""
     yield from (("Other settings", line, "") for line in answer.others)
     if answer.training is not None:
-        does = training_command.keeps(answer.best.runs[0]["kind"])
+        does = training_command.description(answer.best.runs[0]["kind"])
         yield "The model", capital(f"{does}:"), answer.training.command or ""
     advice_by_name = {
         "What limits it": answer.limit,
