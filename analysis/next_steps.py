@@ -94,7 +94,7 @@ class NextSteps:
         largest = max(phases, key=lambda phase: phases[phase])
         share = phases[largest] / sum(phases.values())
         text = (
-            f"{capital(PHASE_NAMES[largest])} takes {share:.0%} of a step. `{option}` measures"
+            f"{capital(PHASE_NAMES[largest])} takes {share:.0%} of a step. `{option}` says"
             " why: it leaves"
         )
         text += " out one cost at a time."

@@ -257,7 +257,7 @@ def bar_layers(
 
     Args:
         order: the series in their order.
-        places: the groups: the values of `AT` in their order.
+        places: the groups: the values of `PLACE` in their order.
         si: write figures with k, M and G.
     """
     offset = alt.YOffset(f"{SERIES}:N", scale=alt.Scale(domain=list(order)))

@@ -572,7 +572,7 @@ def _labels_and_costs(ranking: Ranking, settings: Sequence[RankedSetting]) -> di
 def _shared_rows(ranking: Ranking, rows: Sequence[Row], divisor: float) -> Iterator[Row]:
     """Yield points of the same work that others measured, for each measure of the rows.
 
-    Points that take more than MOST_TIMES the time of the slowest setting are left out.
+    Points that take more than MAX_TIMES_SLOWEST times the time of the slowest setting are left out.
     """
     run = ranking.runs[0]
     longest_s = max(row["total_s"] for row in rows)

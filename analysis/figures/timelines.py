@@ -141,7 +141,7 @@ def _timeline_rows(run: Run, label: str) -> Iterator[Row]:
 
 
 def _thinned_points(times_s: np.ndarray, values: np.ndarray) -> list[tuple[float, float]]:
-    """Return the known samples, thinned to at most about MOST_POINTS of them."""
+    """Return the known samples, thinned to about MAX_POINTS of them."""
     values = values.astype(float)
     known_indices = np.flatnonzero(
         np.isfinite(values)

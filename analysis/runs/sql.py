@@ -102,7 +102,7 @@ def _matching_rows(table: pa.Table, where: str | None, order: str) -> list[tuple
 def _answer_query(
     table: pa.Table, where: str | None, order: str, answer_sender: Connection
 ) -> None:
-    """Answer a query in this forked process, which may use MOST_BYTES beyond its own size."""
+    """Answer a query in this forked process, which may use MAX_QUERY_BYTES beyond its own size."""
     process_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf(
         "SC_PAGE_SIZE"
     )
