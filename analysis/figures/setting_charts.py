@@ -77,7 +77,7 @@ class SettingGroup:
 
     settings: the runs that ended ok, by a label that distinguishes a setting from the others.
     by: the columns that distinguish the settings.
-    unended: the number of runs that did not end ok.
+    unended_count: the number of runs that did not end ok.
     work: the kind and the data set if the runs have several, else empty.
     left_out: the number of settings that have nothing to show.
     """
@@ -191,8 +191,8 @@ def groups(
                 for cell in group_cells
             ]
             settings = {
-                grouping.label(cell_runs, names.values()) or "all": ok_by_cell[cell]
-                for cell_runs, cell in zip(short_cells, group_cells, strict=True)
+                grouping.label(short_cell, names.values()) or "all": ok_by_cell[cell]
+                for short_cell, cell in zip(short_cells, group_cells, strict=True)
             }
             unended_count = sum(len(cells[cell]) - len(ok_by_cell[cell]) for cell in group_cells)
             is_first = start == 0
@@ -447,9 +447,7 @@ def trade_off_of(ranking: Ranking, name: str) -> Chart | None:
         key: grouping.ordered(list(dict.fromkeys(run[key] for run in group.runs)))
         for key in group.by
     }
-    encoded_keys = [
-        key for key, value_words in values.items() if 2 <= len(value_words) <= MAX_SERIES
-    ]
+    encoded_keys = [key for key, key_values in values.items() if 2 <= len(key_values) <= MAX_SERIES]
     words_by_setting = [
         {key: captions.value(key, setting.runs[0][key], group.runs) for key in encoded_keys}
         for setting in shown_settings

@@ -105,7 +105,7 @@ def by_cell(
         metrics: the metrics whose shares of the profiled time are wanted. If no CUDA calls were
             seen, the phases of a step are returned instead. None asks for all metrics, in seconds
             per step and rank.
-        whole: with all metrics, return the seconds of all ranks in the whole profile instead.
+        whole_profile: with all metrics, return the seconds of all ranks in the whole profile instead.
     """
     profiles_by_cell = dict[Cell, list[tuple[Run, Profile]]]()
     for cell, runs in cells.items():
@@ -127,8 +127,8 @@ def by_cell(
             cell: [_phase_shares(run_profile) for _, run_profile in cell_profiles]
             for cell, cell_profiles in profiles_by_cell.items()
         }
-    means = {cell: _means(cell_profiles) for cell, cell_profiles in figures.items()}
-    return {cell: cell_profiles for cell, cell_profiles in means.items() if cell_profiles}
+    means = {cell: _means(run_figures) for cell, run_figures in figures.items()}
+    return {cell: cell_means for cell, cell_means in means.items() if cell_means}
 
 
 def largest(cells: Sequence[dict[Metric, float]]) -> list[Metric]:
