@@ -213,9 +213,8 @@ class Answer:
         assert self.against is not None
         if self.differing_keys == ["gpus"] and self.against.gpus == 1:
             return "one CPU rank" if self.best.runs[0]["cpu_ranks"] else "one GPU"
-        return "the default " * self.is_default + grouping.label(
-            self.against.cell, self.differing_keys
-        )
+        label = grouping.label(self.against.cell, self.differing_keys)
+        return f"the default {label}" if self.is_default else label
 
     @property
     def differing_keys(self) -> list[str]:
@@ -354,20 +353,18 @@ class Answer:
         yield from learned.compare_learning(self.ranking, best, other)
         yield from self._other_batch(other)
         yield from learned.quality_caveats(best, other)
-        did_as_much = works.did_as_much(best.runs, other.runs)
-        whole_run_costs = (("energy", ENERGY), (COST, COST)) if did_as_much else ()
-        for name, column in (("memory", MEMORY), *whole_run_costs):
-            own_figure, other_figure = (
-                of_setting(setting.runs, column) for setting in (best, other)
-            )
-            if (
-                own_figure
-                and other_figure
-                and abs(own_figure / other_figure - 1) > recommended.NOTABLE_SHARE
-            ):
-                text = f"{own_figure / other_figure:.3g}x the {name}"
+        column_by_name = {"memory": MEMORY}
+        if works.did_as_much(best.runs, other.runs):
+            column_by_name |= {"energy": ENERGY, COST: COST}
+        for name, column in column_by_name.items():
+            own_figure = of_setting(best.runs, column)
+            other_figure = of_setting(other.runs, column)
+            if not own_figure or not other_figure:
+                continue
+            ratio = own_figure / other_figure
+            if abs(ratio - 1) > recommended.NOTABLE_SHARE:
                 yield Message(
-                    "answer.times-as-much", text, of=name, ratio=own_figure / other_figure
+                    "answer.times-as-much", f"{ratio:.3g}x the {name}", of=name, ratio=ratio
                 )
 
     def _other_batch(self, other: RankedSetting) -> Iterator[Message]:

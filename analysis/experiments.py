@@ -79,13 +79,11 @@ class View(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def base_values(self) -> dict[str, Any]:
-        return (
-            self.base
-            if isinstance(self.base, dict)
-            else {}
-            if self.base is None
-            else {self.subject: self.base}
-        )
+        if self.base is None:
+            return {}
+        if isinstance(self.base, dict):
+            return self.base
+        return {self.subject: self.base}
 
 
 @dataclass(frozen=True)
@@ -385,15 +383,13 @@ def fullest(candidates: Sequence[Panel]) -> tuple[list[Panel], list[Panel]]:
     first_panel = candidates[0]
 
     def is_shown(panel: Panel) -> bool:
-        return (
-            2 * len(panel.cells) >= len(first_panel.cells)
-            if first_panel.missing
-            else not panel.missing
-        )
+        if first_panel.missing:
+            return 2 * len(panel.cells) >= len(first_panel.cells)
+        return not panel.missing
 
-    return [panel for panel in candidates if is_shown(panel)], [
-        panel for panel in candidates if not is_shown(panel)
-    ]
+    shown_panels = [panel for panel in candidates if is_shown(panel)]
+    other_panels = [panel for panel in candidates if not is_shown(panel)]
+    return shown_panels, other_panels
 
 
 def _belongs(run: Run, experiment: Experiment) -> bool:

@@ -166,7 +166,7 @@ class NextSteps:
         if self._bound is None:
             return None
         if self._bound.is_measured:
-            return next(iter(self._bound.tries), None)
+            return self._bound.tries[0] if self._bound.tries else None
         keys_by_advice = [
             {word.partition("=")[0] for word in words.split()} for words in self._bound.tries
         ]
@@ -245,7 +245,8 @@ class NextSteps:
 
 def sweep_of(setting: RankedSetting) -> str | None:
     """Return the command of the sweep that measured a setting, or None if it is unknown."""
-    return next(iter(rerun_commands.of_sweeps(setting.runs)), None)
+    commands = rerun_commands.of_sweeps(setting.runs)
+    return commands[0] if commands else None
 
 
 def _values_to_try(run: Run, key: str) -> list[str]:

@@ -37,7 +37,8 @@ def recommendation(ranking: Ranking) -> tuple[RankedSetting, RankedSetting | Non
         setting for setting in ranking.settings if not any(failings(ranking, setting))
     ]
     accurate_settings = _most_accurate(ranking, learned_settings)
-    best = _smallest(ranking, next(iter(accurate_settings), ranking.settings[0]), accurate_settings)
+    fastest = accurate_settings[0] if accurate_settings else ranking.settings[0]
+    best = _smallest(ranking, fastest, accurate_settings)
     against, is_default = _nearest_to_defaults(ranking, learned_settings or ranking.settings)
     if against is best and not is_default:
         against = next((setting for setting in learned_settings if setting is not best), None)

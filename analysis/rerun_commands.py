@@ -197,7 +197,8 @@ def _command(kind: str, overrides: dict[str, str] | None) -> str | None:
         any(map(_is_swept, overrides.values())) and not {"experiment", "scale"} & overrides.keys()
     )
     words = [key + value for key, value in overrides.items()]
-    return shlex.join([*shlex.split(typed(KINDS[kind].entry)), *["-m"] * needs_sweep, *words])
+    flags = ["-m"] if needs_sweep else []
+    return shlex.join([*shlex.split(typed(KINDS[kind].entry)), *flags, *words])
 
 
 def set_once(sweep: Path) -> set[str]:

@@ -63,7 +63,9 @@ def value(name: str, value: Any, runs: Sequence[Run]) -> str:
 
 def listed(words: Sequence[str], last: str = "and") -> str:
     """Join words as in "a, b and c"."""
-    return f" {last} ".join([*([", ".join(words[:-1])] if len(words) > 1 else []), *words[-1:]])
+    if len(words) < 2:
+        return "".join(words)
+    return f"{', '.join(words[:-1])} {last} {words[-1]}"
 
 
 def in_short(runs: Sequence[Run]) -> str:

@@ -89,7 +89,8 @@ def averaged_rows(
             ok_cell_runs if of_seeds else grouping.undisturbed(ok_cell_runs), of_seeds
         )
         values = list(chain.from_iterable(values_of(group[0]) for group in groups))
-        rows += [cell_fields | row for row in means_by(x, values, least=1 + of_seeds)]
+        least = 2 if of_seeds else 1
+        rows += [cell_fields | row for row in means_by(x, values, least)]
     return rows
 
 

@@ -11,7 +11,7 @@ figure has as many settings as a reader can distinguish. The others get figures 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain
+from itertools import chain
 from typing import Any
 
 import altair as alt
@@ -195,14 +195,12 @@ def groups(
                 for short_cell, cell in zip(short_cells, group_cells, strict=True)
             }
             unended_count = sum(len(cells[cell]) - len(ok_by_cell[cell]) for cell in group_cells)
-            is_first = start == 0
-            yield SettingGroup(
-                settings,
-                varied_columns,
-                unended_count + failed_elsewhere * is_first,
-                work,
-                left_out * is_first,
-            )
+            if start > 0:
+                yield SettingGroup(settings, varied_columns, unended_count, work)
+                continue
+            # The first group also counts the settings that no group shows.
+            unended_count += failed_elsewhere
+            yield SettingGroup(settings, varied_columns, unended_count, work, left_out)
 
 
 def losses(runs: Sequence[Run]) -> list[Chart]:
@@ -369,7 +367,7 @@ def _speedup_rows(label: str, runs: Sequence[Run]) -> Iterator[Row]:
     time_by_ranks = time_by_ranks_s(runs)
     for ranks, time_s in time_by_ranks.items():
         efficiency_share = formulas.parallel_efficiency(time_by_ranks[1], time_s, ranks)
-        signs = DOUBTFUL * (efficiency_share > formulas.DOUBTFUL_EFFICIENCY)
+        signs = DOUBTFUL if efficiency_share > formulas.DOUBTFUL_EFFICIENCY else ""
         n = len(grouping.undisturbed([run for run in runs if grouping.ranks(run) == ranks]))
         series_fields = {SERIES: label, RANKS: ranks}
         speedup = formulas.speedup(time_by_ranks[1], time_s)
@@ -478,39 +476,33 @@ def trade_off_of(ranking: Ranking, name: str) -> Chart | None:
     against = (*quality.to_draw(setting.learned for setting in shown_settings), *COST_MEASURES)
     # At pace, settings did different amounts of work. Only their memory can be compared.
     for measure in (MEMORY,) if ranking.is_at_pace else against:
-        setting_figures = [
-            (setting, value_words, of_setting(setting.runs, measure))
-            for setting, value_words in zip(shown_settings, words_by_setting, strict=True)
-        ]
-        known_figures = [
-            (setting, value_words, value)
-            for setting, value_words, value in setting_figures
-            if value is not None
-        ]
-        # The lowest value among the faster settings.
-        lowest_before = [math.inf, *accumulate((value for *_, value in known_figures), min)]
-        # For what was learned, only runs can show which setting is better, so no point is faint.
-        lowest_before = [0.0] * len(known_figures) if measure in registry.LEARNED else lowest_before
-        rows += [
-            {
+        known_figures: list[tuple[RankedSetting, dict[str, str], float]] = []
+        for setting, value_words in zip(shown_settings, words_by_setting, strict=True):
+            value = of_setting(setting.runs, measure)
+            if value is not None:
+                known_figures.append((setting, value_words, value))
+        if len(known_figures) < 2:
+            continue
+        lowest_of_faster = math.inf
+        for setting, value_words, value in known_figures:
+            # Only repeated runs can show which setting learned better, and the front judges by
+            # them. So for what was learned, every point beside the front is faint.
+            is_beaten = measure in registry.LEARNED or value >= lowest_of_faster
+            lowest_of_faster = min(lowest_of_faster, value)
+            row = {
                 "measure": measure,
                 SERIES: ranking.label(setting),
                 "of": MEASURED,
                 "mean": value,
                 "n": len(grouping.counting(setting.runs, measure)),
-            }
-            | value_words
-            | {
+                **value_words,
                 "front": front_places.get(id(setting)),
-                "faint": id(setting) not in front_places and value >= least,
+                "faint": id(setting) not in front_places and is_beaten,
+                "total_s": setting.cost,
+                "x": setting.cost / time_unit.divisor,
+                "folders": [clean(str(run.folder)) for run in setting.runs],
             }
-            | {"total_s": setting.cost, "x": setting.cost / time_unit.divisor}
-            | {"folders": [clean(str(run.folder)) for run in setting.runs]}
-            | chart_data.answer_counts(setting.runs, measure)
-            for (setting, value_words, value), least in zip(
-                known_figures * (len(known_figures) > 1), lowest_before, strict=False
-            )
-        ]
+            rows.append(row | chart_data.answer_counts(setting.runs, measure))
     if not rows:
         return None
     rows = with_drawn_values([*rows, *_shared_rows(ranking, rows, time_unit.divisor)])
@@ -615,4 +607,5 @@ def _trade_off_layers(encodings: dict[str, Any], title: str, is_shared: bool) ->
         base.transform_filter("isValid(datum.front)").mark_text(dx=7, dy=-8).encode(text="front:N")
     )
     shared_points = filtered(base, SHARED).mark_point(color="grey", size=40).encode(tooltip=columns)
-    return [*[shared_points] * is_shared, dots.add_params(chosen_points), numbers]
+    own_layers = [dots.add_params(chosen_points), numbers]
+    return [shared_points, *own_layers] if is_shared else own_layers

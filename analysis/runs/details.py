@@ -207,13 +207,10 @@ def timeline(run: Run) -> SampleTimeline | None:
     )
     samples["time_s"] = samples["time_s"] - origin_s
     has_several_hosts = len({device.host for device in devices}) > 1
-    names = {
-        device.uuid: (
-            f"{device.host}: " * has_several_hosts
-            + f"GPU {device.uuid if device.index is None else device.index}"
-        )
-        for device in devices
-    }
+    names: dict[str | None, str] = {}
+    for device in devices:
+        name = f"GPU {device.uuid if device.index is None else device.index}"
+        names[device.uuid] = f"{device.host}: {name}" if has_several_hosts else name
     samples["gpu"] = np.array(
         [names.get(uuid, uuid) for uuid in samples["gpu"].tolist()], dtype=object
     )

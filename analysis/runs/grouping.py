@@ -56,10 +56,13 @@ def settings(runs: Sequence[Run]) -> list[str]:
     # An axis has the value in force, so the name of its option is no setting.
     no_settings = {*RESERVED, *(f"{name}.name" for name in names)}
     keys = [name for name in names if name not in no_settings and _is_setting(name)]
-    has_nsys = any(run[PROFILER] == AROUND for run in runs)
-    has_fingerprint = any(run[DATA] is not None for run in runs)
-    has_traced = any(run[TRACED] for run in runs)
-    return [*keys, *[PROFILER] * has_nsys, *[TRACED] * has_traced, *[DATA] * has_fingerprint]
+    if any(run[PROFILER] == AROUND for run in runs):
+        keys.append(PROFILER)
+    if any(run[TRACED] for run in runs):
+        keys.append(TRACED)
+    if any(run[DATA] is not None for run in runs):
+        keys.append(DATA)
+    return keys
 
 
 def _is_setting(name: str) -> bool:

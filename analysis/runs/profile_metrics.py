@@ -105,7 +105,8 @@ def by_cell(
         metrics: the metrics whose shares of the profiled time are wanted. If no CUDA calls were
             seen, the phases of a step are returned instead. None asks for all metrics, in seconds
             per step and rank.
-        whole_profile: with all metrics, return the seconds of all ranks in the whole profile instead.
+        whole_profile: with all metrics, return the seconds of all ranks in the whole profile
+            instead.
     """
     profiles_by_cell = dict[Cell, list[tuple[Run, Profile]]]()
     for cell, runs in cells.items():
@@ -181,10 +182,6 @@ def _phase_shares(run_profile: Profile) -> dict[Metric, float]:
 
 
 def _group(metric: str) -> str:
-    return (
-        "collective"
-        if metric.startswith(NCCL)
-        else "copy"
-        if metric.startswith("memcpy")
-        else "api"
-    )
+    if metric.startswith(NCCL):
+        return "collective"
+    return "copy" if metric.startswith("memcpy") else "api"
