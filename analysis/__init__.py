@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from multicard.sweep.command import Conclusion
 
-MAX_ANSWERS = 3  # At most so many workloads get an answer at the end of a sweep.
+MAX_ANSWERS = 3  # The most workloads that get an answer at the end of a sweep.
 
 
 def conclusion(folders: Sequence[Path]) -> "Conclusion":

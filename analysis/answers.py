@@ -29,7 +29,7 @@ from .runs.load import Run
 from .stats.intervals import faster, times
 
 ENERGY = "energy_joules"
-MAX_ALTERNATIVES = 3  # At most so many alternatives are named.
+MAX_ALTERNATIVES = 3  # The most alternatives that are named.
 # no roles: these keys set how much a step trains.
 BATCH_KEYS = {"batch_size", "global_batch_size"}
 # The codes of the leads that recommend a setting.

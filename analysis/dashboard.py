@@ -26,7 +26,7 @@ from multicard.messages import Message, Refusal
 from multicard.records import figures, run_folder
 from multicard.records.figures import ALL, FIGURES, LLM, VISION, Figure
 
-MAX_RUNS = 100  # A panel shows at most so many runs.
+MAX_RUNS = 100  # The most runs that a panel shows.
 NAME = "multicard"
 FASTEST = "Which is fastest"
 SCALING = "Scaling and efficiency"

@@ -122,7 +122,7 @@ def _compare_int4_loss(best: RankedSetting, against: RankedSetting) -> Iterator[
     """Compare the losses with int4 weights, if one setting simulated quantisation in training."""
     runs = (*best.runs, *against.runs)
     if any(map(by_int4.is_judged_by_int4, runs)):
-        return  # The held-out losses that were compared are already those in int4.
+        return  # The compared held-out losses are already losses in int4.
     groups = {details.int4_groupsize(run) for run in runs}
     if not any(map(details.simulated_int4, runs)) or len(groups) > 1 or None in groups:
         return

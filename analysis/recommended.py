@@ -1,7 +1,7 @@
 """Choose the setting to recommend and the setting to compare it with.
 
-The recommended setting is the fastest of those that learned, if noise between runs explains how far
-its accuracy is from the best one. Tuning is judged by the loss on held-out rows, or by the training
+The recommended setting is the fastest one that learned and whose accuracy is within noise of the
+best accuracy. Tuning is judged by the loss on held-out rows, or by the training
 loss if no rows were held out. The other setting is the one nearest to the defaults: a user who
 measures nothing would run it.
 """
@@ -170,7 +170,7 @@ def _nearest_to_defaults(
 ) -> tuple[RankedSetting, bool]:
     """Return the setting with the most axes at their defaults, and if all axes are.
 
-    Of several, the one on the fewest GPUs is nearest.
+    Among several, the one on the fewest GPUs is nearest.
     """
     from multicard import workloads  # It imports Hydra, which most commands do without.
 

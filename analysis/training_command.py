@@ -16,7 +16,7 @@ from multicard.records.schema import ScriptRecord
 
 from .runs.load import Run
 
-MAX_FOLDERS = 3  # A command names at most so many folders.
+MAX_FOLDERS = 3  # The most folders that a command names.
 # The roles of keys that concern the measurement: how it was driven, how long it tried a setting,
 # and what it observed.
 MEASUREMENT_ROLES = (Role.trial, Role.observes, Role.sweeps, Role.once, Role.forecast)

@@ -17,7 +17,7 @@ from ..runs.load import Run
 # Number formats of d3. SI writes large numbers with k, M and G.
 PLAIN_FORMAT = ",~f"
 SI_FORMAT = "~s"
-MAX_CELLS = 4  # A line names at most so many cells.
+MAX_CELLS = 4  # The most cells that a line names.
 DOUBTFUL_NOTE = Message(
     "figure.doubtful", f"{DOUBTFUL} {DOUBTFUL_MEANING}", sign=DOUBTFUL, meaning=DOUBTFUL_MEANING
 )

@@ -1,4 +1,4 @@
-"""Lay out all figures alike: a tidy table, with a chart for each value of its field `chart`.
+"""Lay out all figures in one way: a tidy table, with a chart for each value of its field `chart`.
 
 Besides its data, a row has what is drawn, in the unit of its chart: `shown`, `shown_low`,
 `shown_high`, a `label`, and the limits `least` and `most` of the chart's axis. Its field `series`
@@ -23,8 +23,8 @@ HEIGHT = 240
 # The size of a chart in a figure of more charts.
 SMALL_WIDTH = 225
 SMALL_HEIGHT = 110
-MAX_ACROSS = 5  # At most so many charts stand beside each other.
-MAX_TICKS = 8  # An axis of numbers has at most so many ticks.
+MAX_ACROSS = 5  # The most charts that stand beside each other.
+MAX_TICKS = 8  # The most ticks of an axis of numbers.
 CROSS_HEIGHT = 0.07  # Each cross at one x takes this share of the height.
 FIGURE_ROOM = 1.2  # An axis is longer than the longest bar, so that its figure has room.
 # A mark of the papers, from `low` to `high`, may cover the place where a bar's figure begins. The
@@ -35,12 +35,12 @@ IS_COVERED = (
 END_BESIDE_PAPER = (
     f"isValid(datum.low) && {IS_COVERED} ? datum.high + 0.03 * datum.most : datum.end"
 )
-MAX_LETTERS = 38  # A line of a chart's heading has at most so many letters.
+MAX_LETTERS = 38  # The most letters in a line of a chart's heading.
 LINE_BREAK = " | "  # It separates the lines of a chart's heading.
 MAX_LARGE_POINTS = 25  # With more values along x, points are smaller.
 # The mark of a run that did not end ok.
 CROSS_MARK = {"shape": "M-1,-1L1,1M1,-1L-1,1", "size": 40, "strokeWidth": 2, "opacity": 1}
-# Fields of a row: its series, its chart among those of a measure, and the place of its bar.
+# Fields of a row: its series, which of a measure's charts it is in, and the place of its bar.
 SERIES = "series"
 PART = "part"
 PLACE = "at"
@@ -77,8 +77,8 @@ def with_drawn_values(
         x: the field along which crosses at one value stand below each other.
         are_bars: crosses stand at the foot of the chart instead of its top, and the axis ends where
             the bars do.
-        titles: the titles of charts by measure, with a place for the unit. By default they are
-            those of `captions.axis`.
+        titles: the titles of charts by measure, with a place for the unit. By default,
+            `captions.axis` gives them.
     """
     drawn_rows = []
     for measure in dict.fromkeys(row["measure"] for row in rows):

@@ -33,7 +33,7 @@ ROW_HEIGHT = 48  # The height of a bar and its name of three lines, in points.
 TIME = "total_s"
 # An interval within these bounds says that nothing changes.
 SAME_BOUNDS = {TIME: math.log1p(MARGIN), ACCURACY: 0.01, HELD_OUT: quality.LOSS_APART}
-MIN_REACH = 2  # An axis reaches at least so many of these bounds, so that equal settings look so.
+MIN_REACH = 2  # An axis reaches at least twice these bounds, so that equal settings look equal.
 TICKS = (1.01, 1.02, 1.05, 1.1, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0, 1000.0)
 AXIS_TITLES = {
     TIME: "times as fast",

@@ -51,19 +51,19 @@ from .charts import (
 from .experiment_charts import CURVES, MARGIN_WIDTH, loss_gaps
 from .vega import Chart, Spec, escaped, numbered
 
-MAX_SERIES = 8  # A figure with lines shows at most so many settings.
-MAX_BARS = 30  # A figure with bars shows at most so many settings.
+MAX_SERIES = 8  # The most settings of a figure with lines.
+MAX_BARS = 30  # The most settings of a figure with bars.
 BAR_HEIGHT = 18  # The thickness of a bar, in points.
-WINDOWS = 50  # A tuning run's steps are split into so many windows. A point is a window's mean.
+WINDOWS = 50  # Windows of a tuning run's steps. A point is a window's mean loss.
 STEP_PHASES = (*timing.PHASES, REST)
 RANKS = "ranks"
 # Points that others measured are left out if they take longer than this multiple of the slowest
 # setting, because they would squeeze the chart.
 MAX_TIMES_SLOWEST = 5
-MAX_POINTS = 500  # A trade-off shows at most so many settings besides its front.
+MAX_POINTS = 500  # The most settings of a trade-off, besides its front.
 COST_MEASURES = (MEMORY, "energy_joules", COST)  # Drawn after what was learned.
 CHOSEN_SELECTION = "chosen"  # The selection of points by which a page filters its tables.
-MAX_NAMED = 6  # The text below the chart names at most so many settings of the front.
+MAX_NAMED = 6  # The most settings of the front that the text below the chart names.
 FRONT_NOTE = Message(
     "figure.front-numbered",
     "Numbered: the front in time, ranks and accuracy or loss; faint: others are as good or better"
@@ -486,7 +486,7 @@ def trade_off_of(ranking: Ranking, name: str) -> Chart | None:
         lowest_of_faster = math.inf
         for setting, value_words, value in known_figures:
             # Only repeated runs can show which setting learned better, and the front judges by
-            # them. So for what was learned, every point beside the front is faint.
+            # them. So for what was learned, every other point is faint.
             is_beaten = measure in registry.LEARNED or value >= lowest_of_faster
             lowest_of_faster = min(lowest_of_faster, value)
             row = {

@@ -28,8 +28,8 @@ MEASURES_NOTE = Message(
     "Memory: in use on the GPU, by any process; utilisation: the share of NVML's period in which a"
     " kernel ran",
 )
-MAX_RUNS = 4  # A figure has a row of charts for each of at most so many runs.
-MAX_POINTS = 400  # A line has at most so many points.
+MAX_RUNS = 4  # The most runs of a figure. Each has a row of charts.
+MAX_POINTS = 400  # The most points of a line.
 MEASURES = {  # The heading, the factor to its unit, and the least upper end of the axis.
     "utilisation": ("utilisation (%)", 100.0, 100.0),
     "power_w": ("power (W)", 1.0, 0.0),

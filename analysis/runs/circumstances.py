@@ -2,7 +2,7 @@
 
 A difference between two settings is due to them only if nothing else differs: versions, clocks, the
 load by other programs, or the time, because machines drift. `compare` lists all differences. A
-recommendation and the effects list those that do not follow from the settings (`doubts`).
+recommendation and the effects list only differences that the settings do not explain (`doubts`).
 """
 
 import math

@@ -1,9 +1,9 @@
 """Flatten a record into columns, which are the same for every kind and age of run.
 
-`--where`, `--sort` and `--columns` take these columns. Besides those declared here, there are the
-axes and the keys of the configuration. Keys are called as they are typed (`"dataset.train_limit"`).
-In SQL such a name needs double quotes. `KINDS` declares what else the analysis must know about each
-kind of run.
+`--where`, `--sort` and `--columns` take these columns. Besides the columns declared here, there are
+the axes and the keys of the configuration. Keys are called as they are typed
+(`"dataset.train_limit"`). In SQL such a name needs double quotes. `KINDS` declares what else the
+analysis must know about each kind of run.
 """
 
 from dataclasses import dataclass

@@ -38,7 +38,7 @@ PROFILER = "profile.name"
 TRACED = "profiled"
 # nsys observes the training itself. Other profilers do so only with profile.window=start.
 AROUND = "nsys"
-COMMIT = 9  # A commit is shown by so many digits.
+COMMIT = 9  # The digits of a commit that are shown.
 # Runs that differ in these columns are averaged and compared only on request.
 ORIGIN = ("commit", "dirty", "hardware")
 Cell = tuple[tuple[str, Any], ...]  # Pairs of key and value, in the order of the keys.
@@ -94,8 +94,8 @@ def split(
     """Split groups by cores or `mixed` columns, if runs of a cell differ in these.
 
     Runs of a cell agree in the columns `cell`. Runs on more ranks have more cores, or fewer threads
-    per rank, which is no reason to split. A group is split by the threads of a rank or by those of
-    all ranks, whichever keeps more runs together.
+    per rank, which is no reason to split. A group is split by the threads of a rank or of all
+    ranks, whichever keeps more runs together.
     """
     parts: dict[Cell, list[Run]] = {}
     for key, runs in groups.items():

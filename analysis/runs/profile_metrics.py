@@ -18,7 +18,7 @@ from .grouping import Cell
 from .load import Run
 
 NCCL = "nccl"  # All collectives of NCCL together.
-# The metrics in Figs. 3, 4, 11 and 12 of 2505.22905, and those stacked in its Fig. 15.
+# The metrics in Figs. 3, 4, 11 and 12 of 2505.22905, and the metrics stacked in its Fig. 15.
 PAPERS = (
     "memcpy Host-to-Device",
     "cudaLaunchKernel",
@@ -38,7 +38,7 @@ KINDS = tuple(COPIES[way] for way in ("HtoD", "DtoD", "DtoH"))
 ALL_KINDS = "all three kinds"
 COPIED = (*KINDS, ALL_KINDS)
 GROUPS = ("derived", "api", "copy", "collective", "phase")
-MAX_METRICS = 8  # A table shows so many metrics of a group.
+MAX_METRICS = 8  # The most metrics of a group in a table.
 Metric = tuple[str, str]  # Its group and its name.
 DISPLAY_NAMES = {NCCL: "NCCL, all collectives"}
 

@@ -23,7 +23,7 @@ from multicard.messages import Message, Refusal, typed
 
 from .load import Run
 
-MAX_SUGGESTIONS = 5  # A message names at most so many columns.
+MAX_SUGGESTIONS = 5  # The most columns that a message names.
 # An expression can read neither files nor Python variables, and nothing is written to disk.
 DATABASE_OPTIONS: dict[str, Any] = {
     "enable_external_access": "false",
@@ -40,7 +40,7 @@ TOO_MUCH_MEMORY = Message(
     f"takes more than {MAX_QUERY_BYTES >> 30} GB; write a simpler condition",
     gb=MAX_QUERY_BYTES >> 30,
 )
-ROW_NUMBER = "row number"  # A column that is added to those of the runs.
+ROW_NUMBER = "row number"  # A column that is added to the runs' own columns.
 
 
 def select(runs: Sequence[Run], where: str | None = None, sort: str | None = None) -> list[Run]:

@@ -40,7 +40,7 @@ from .intervals import Interval
 
 # The standard deviation between seeds that is assumed before any run was repeated.
 PRIOR_ACCURACY_SD = 0.002
-PRIOR_HELD_OUT_SD = 0.002  # Of the logarithm of the held-out loss.
+PRIOR_HELD_OUT_SD = 0.002  # It is on the scale of the loss's logarithm.
 REMEDY = Message(  # The advice if nothing was repeated.
     "spread.repeat", "`repeat=3` (accuracies, losses: `seed=0,1,2`) shows how runs differ"
 )

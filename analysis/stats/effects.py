@@ -108,8 +108,8 @@ def main_effects(points: Sequence[Point], bases: Levels) -> list[list[Effect]]:
 def interactions(points: Sequence[Point], effects: Sequence[Effect]) -> list[Interaction]:
     """Return what these effects depend on, the strongest interaction first.
 
-    They hold at 95 % over all candidates (Bonferroni). There are none if nothing was repeated. Of
-    the two axes of an interaction, the first one's effect is named.
+    They hold at 95 % over all candidates (Bonferroni). There are none if nothing was repeated. An
+    interaction names the effect of its first axis.
     """
     if not all(point.spread.repetitions for point in points):
         return []
@@ -137,7 +137,7 @@ def interactions(points: Sequence[Point], effects: Sequence[Effect]) -> list[Int
 
 
 def _blocks(points: Sequence[Point], pairs: Mapping[str, tuple[Any, Any]]) -> list[list[Point]]:
-    """Return the blocks: settings that agree in all axes except those of `pairs`.
+    """Return the blocks: settings that agree in all axes except the axes of `pairs`.
 
     A block has each combination of the levels of `pairs`.
     """
