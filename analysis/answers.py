@@ -97,7 +97,7 @@ class Answer:
         """
         compared_runs = [*self.best.counted, *(self.against.counted if self.against else ())]
         doubts = [
-            limits.general(limit).partition(":")[0]
+            limits.general_sentence(limit).partition(":")[0]
             for limit in limits.in_order(grouping.limits_of(compared_runs))
         ]
         if self.against not in (None, self.best):

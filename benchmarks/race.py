@@ -50,7 +50,7 @@ from multicard.decide.race.outcome import (
 )
 from multicard.decide.race.posterior import Block
 from multicard.decide.race.processes import QUIET_S
-from multicard.decide.race.readings import rate, slowed
+from multicard.decide.race.readings import log_rate, log_slowdown
 from multicard.decide.race.rules import Race
 from multicard.records import text_table
 
@@ -104,7 +104,7 @@ def replay(world: World, seed: int) -> Replay:
     def train(cell: int, turn: int, seconds: float) -> tuple[Block, np.ndarray]:
         steps_s = world.steps_s(cell, processes[cell], seconds, now_s)
         busy = world.busy(now_s, float(steps_s.sum()))
-        reading = rate(steps_s, world.samples[cell] * len(steps_s))
+        reading = log_rate(steps_s, world.samples[cell] * len(steps_s))
         return Block(cell, turn, *reading, processes[cell], busy=busy), steps_s
 
     while cells := race.next_round():
@@ -131,7 +131,7 @@ def replay(world: World, seed: int) -> Replay:
             processes[cell] = processes.get(cell, -1) + 1
             now_s += world.start_s
             block, steps_s = train(cell, turn, float(world.full_s[cell]))
-            full_runs[turn, cell] = replace(block, slowed=slowed(steps_s))
+            full_runs[turn, cell] = replace(block, slowed=log_slowdown(steps_s))
             now_s += float(steps_s.sum())
 
     run_in_full()

@@ -38,7 +38,7 @@ def steps_s(
     """Whether hooks were installed, and the seconds, of each step that counts,
     of a perceptron of that width.
     """
-    device = recorder.rank.device
+    device = recorder.report.rank.device
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10)
@@ -74,7 +74,7 @@ def round_s(steps: int, width: int, batch_size: int) -> tuple[list[float], list[
         blocks = 4 * round(steps / (BLOCK - 1) / 2)
         taken = [*steps_s(blocks, width, batch_size, recorder)]
         board.remove()
-    assert recorder.steps == blocks // 2 * BLOCK
+    assert recorder.progress.steps == blocks // 2 * BLOCK
     return [each for on, each in taken if not on], [each for on, each in taken if on]
 
 

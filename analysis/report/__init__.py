@@ -73,7 +73,7 @@ def watched_report(
         return build(load.read(folders, price=price), name, mix)
 
     return Watch(
-        folders, build_report, lambda reason: Report(name, timestamp(), reason, [], {}, [])
+        folders, build_report, lambda reason: Report(name, timestamp(), reason, [], {}, {}, [])
     )
 
 
@@ -99,6 +99,7 @@ def build(found: FoundRuns, title: str, mix: bool, first: Sequence[Section] = ()
         for experiment in all_experiments
     ]
     all_answers = answers(runs, mix)
+    all_limits = limits.in_order(grouping.limits_of(runs))
     all_sections = [
         *first,
         sections.answers_section(all_answers, runs),
@@ -113,10 +114,8 @@ def build(found: FoundRuns, title: str, mix: bool, first: Sequence[Section] = ()
         timestamp(),
         _summary(found),
         sections.warnings(runs),
-        {
-            limits.sign(limit.code): limit.says
-            for limit in limits.in_order(grouping.limits_of(runs))
-        },
+        {limits.sign(limit.code): limit.says for limit in all_limits},
+        {limits.sign(limit.code): _mark_name(limit.code) for limit in all_limits},
         [section for section in all_sections if section.blocks],
         {name: vega.theme(name) for name in ("light", "dark")},
         all_answers[0].sentence if all_answers else "",
@@ -125,7 +124,7 @@ def build(found: FoundRuns, title: str, mix: bool, first: Sequence[Section] = ()
 
 def report_without_runs(title: str, summary: str, report_sections: Sequence[Section]) -> Report:
     """Return a report that consists of these sections only, without runs."""
-    return Report(title, timestamp(), summary, [], {}, report_sections)
+    return Report(title, timestamp(), summary, [], {}, {}, report_sections)
 
 
 def _summary(found: FoundRuns) -> Message:
@@ -140,3 +139,8 @@ def _summary(found: FoundRuns) -> Message:
     if len(days) > 1:
         parts[-1] += f" to {days[-1]}"
     return Message("report.summary", ", ".join(parts), runs=len(runs), failed=failed, days=days)
+
+
+def _mark_name(code: str) -> str:
+    """Return the words that the page shows as a run's mark, such as "CPU ranks"."""
+    return code.replace("-", " ").replace("cpu", "CPU")

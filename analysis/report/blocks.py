@@ -135,6 +135,7 @@ class Report:
 
     warnings: for each mark, its sign, and what it says about some or all runs.
     legend: the meaning of each sign.
+    mark_names: the words that are shown in place of each sign.
     themes: Vega's configuration for a `light` and a `dark` page.
     answer: what to run, in a sentence; empty if nothing is recommended.
     """
@@ -144,6 +145,7 @@ class Report:
     summary: str
     warnings: Sequence[tuple[str, str]]
     legend: Mapping[str, str]
+    mark_names: Mapping[str, str]
     sections: Sequence[Section]
     themes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     answer: str = ""

@@ -78,7 +78,7 @@ class Column {
   cell(row) {
     const text = this.texts[row];
     const cell = element("td", { className: this.style });
-    if (this.key === "marks") cell.append(...[...text].map((sign) => element("abbr", { className: "mark", title: data.legend[sign] ?? "", textContent: sign })));
+    if (this.key === "marks") cell.append(...[...text].map((sign) => element("abbr", { className: "mark", title: data.legend[sign] ?? "", textContent: data.mark_names[sign] ?? sign })));
     else cell.textContent = text;
     if (this.key === "status" && text !== "ok") cell.classList.add("bad");
     if (!this.long && text.length > LONG) cell.title = text;

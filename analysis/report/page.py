@@ -82,6 +82,7 @@ def html(report: Report, version: int | None = None) -> str:
             raise ValueError(f"several blocks of a report are called {max(names, key=names.count)}")
     data = {
         "legend": report.legend,
+        "mark_names": report.mark_names,
         "said": {name: PAGE_TEXTS[name] for name in ("not_copied", "no_row", "no_answer")},
         "themes": report.themes,
         "grids": {grid.name: _grid(grid) for grid in grids},

@@ -32,7 +32,7 @@ from ..figures.setting_charts import mean_time_s
 from ..runs import details, grouping, works
 from ..runs.columns import KINDS
 from ..runs.details import DetailedRun
-from ..runs.grouping import PACE, Cell, of_setting
+from ..runs.grouping import MEMORY, PACE, Cell, of_setting
 from ..runs.load import Run
 from ..stats import intervals
 from ..stats.between_runs import RepeatedRuns
@@ -330,8 +330,13 @@ def _result_columns(rows: Sequence[RunsRow], repeated: RepeatedRuns, mix: bool) 
     at_pace = any(map(works.is_at_pace, works.by_work(runs, mix, at_pace=True).values()))
     # Times and energies cannot be compared if runs did different amounts of work.
     names = [PACE, *LISTED[1:]] if at_pace else SHOWN
-    first_column, *other_columns = [_figure_column(name, rows, repeated) for name in names]
-    marks = Column("marks", "marks", [grouping.marks(row.counted) for row in rows])
+    # Time, quality and memory come first, because they decide which setting to use.
+    first_names = [name for name in names if name in (names[0], *LEARNED, MEMORY)]
+    first_columns = [_figure_column(name, rows, repeated) for name in first_names]
+    other_columns = [
+        _figure_column(name, rows, repeated) for name in names if name not in first_names
+    ]
+    marks = Column("marks", "marks", _distinguishing_marks(rows))
     hidden_columns = [_figure_column(name, rows, repeated) for name in FIGURES if name not in names]
     shares = {phase: [row.phase_share(phase) for row in rows] for phase in timing.PHASES}
     hidden_columns += [
@@ -339,16 +344,32 @@ def _result_columns(rows: Sequence[RunsRow], repeated: RepeatedRuns, mix: bool) 
         for phase, phase_shares in shares.items()
     ]
     shown_columns = [
-        first_column,
-        _count_column(rows),
+        *first_columns,
         *_speedup_columns(rows, mix),
         *other_columns,
-        marks,
+        _count_column(rows),
     ]
+    # Marks of single runs are seen when a row is opened.
+    if any(text for row, text in zip(rows, marks.texts, strict=True) if row.parent is None):
+        shown_columns.append(marks)
+    else:
+        hidden_columns.append(marks)
     return [
         replace(column, group=RESULT, shown=column in shown_columns)
         for column in (*shown_columns, *hidden_columns)
     ]
+
+
+def _distinguishing_marks(rows: Sequence[RunsRow]) -> list[str]:
+    """Return the marks of each row, without those that all rows have.
+
+    The banner of the page already says these of all runs.
+    """
+    marks = [grouping.marks(row.counted) for row in rows]
+    if len(rows) < 2:
+        return marks
+    shared = set(marks[0]).intersection(*marks[1:])
+    return ["".join(sign for sign in text if sign not in shared) for text in marks]
 
 
 def _figure_column(name: str, rows: Sequence[RunsRow], repeated: RepeatedRuns) -> Column:

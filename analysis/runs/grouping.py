@@ -257,11 +257,12 @@ def undisturbed(runs: Sequence[Run], left_out: Counter[str] | None = None) -> li
     Args:
         left_out: counts the runs that are left out, by what disturbed them.
     """
-    trusted_runs = limits.trusted(runs, Forbids.rate)
+    trusted_runs = limits.unlimited_or_all(runs, Forbids.rate)
     if left_out is not None and len(trusted_runs) < len(runs):
         for run in runs:
             left_out.update(
-                limits.general(limit) for limit in limits.forbidding(run.limits, Forbids.rate)[:1]
+                limits.general_sentence(limit)
+                for limit in limits.forbidding(run.limits, Forbids.rate)[:1]
             )
     return trusted_runs
 
@@ -276,7 +277,7 @@ def counting(runs: Sequence[Run], column: str) -> list[Run]:
 
 def disturbed_notes(settings: Iterable[Sequence[Run]]) -> list[Message]:
     """Return a line for each reason why runs count for no time, with their number."""
-    return limits.left_out([run.limits for run in runs] for runs in settings)
+    return limits.left_out_notes([run.limits for run in runs] for runs in settings)
 
 
 def mixture(runs: Sequence[Run]) -> str | None:

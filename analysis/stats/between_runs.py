@@ -80,7 +80,7 @@ class Machines:
         """Return a line for each kind and machine: how much runs of one setting differ there."""
         lines = []
         for (kind, hardware), run in {(run["kind"], run["hardware"]): run for run in runs}.items():
-            usual = self.noise(run).usual
+            usual = self.noise(run).unrepeated_spread
             prior_sd_of_run = self.prior_sd(run)
             machine = clean(str(hardware))
             sd = usual.variance**0.5

@@ -56,9 +56,9 @@ class CellLauncher(Launcher):
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
     ) -> Sequence[JobReturn]:
         """Measure cells that another sweeper has made, in its order."""
-        from multicard.sweep.order import numbered
+        from multicard.sweep.order import numbered_turns
 
-        self.measure(numbered(job_overrides, before=initial_job_idx))
+        self.measure(numbered_turns(job_overrides, before=initial_job_idx))
         return []
 
     def measure(self, turns: "Sequence[Turn]") -> None:
@@ -92,8 +92,10 @@ class CellSweeper(BasicSweeper):
 
         assert isinstance(self.launcher, CellLauncher)
         check_repetition(self.config)
-        self.config.order = order.chosen(self.config)  # The order is recorded too.
-        turns = order.in_turn(order.numbered(self._cells(arguments)), self.config.order)
+        # The order is recorded with the rest of the configuration.
+        self.config.order = order.chosen_order(self.config)
+        turns = order.numbered_turns(self._cells(arguments))
+        turns = order.shuffled_turns(turns, self.config.order)
         if not starts_nothing(self.config):
             folder = Path(self.config.hydra.sweep.dir)
             try:

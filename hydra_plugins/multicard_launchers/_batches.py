@@ -156,7 +156,7 @@ class SweepBatches:
         if self.config.dry_run:
             if sweep.cells:
                 command.refuse(str(self.config.race.figure), sweep.cells)
-            cells.check(sweep, sweep.cells)
+            cells.check_cells(sweep, sweep.cells)
             figure = self.config.race.figure
             how = Message(
                 "launch.as-race", f"cells of race={figure}, the best of them in full", figure=figure
@@ -181,7 +181,7 @@ class SweepBatches:
     def _show(self, sweep: Sweep) -> None:
         """Check the remaining cells as `_measure` would, and print the plan."""
         if not self.on_slurm:
-            cells.check(sweep, sweep.left)
+            cells.check_cells(sweep, sweep.left)
             machine = shares.machine()
             how = Message("launch.in-turn", "runs of this process, one after the other")
             if self.packs:
@@ -193,7 +193,7 @@ class SweepBatches:
                 )
             return cells.dry_run(sweep, [("-", sweep.left)], how)
         queued = slurm_submit.queued_jobs(sweep.left)
-        cells.check(
+        cells.check_cells(
             sweep, [cell for cell in sweep.left if cell.number not in queued], on_slurm=True
         )
         arrays = slurm_submit.arrays([cell for cell in sweep.left if cell.number not in queued])

@@ -241,7 +241,7 @@ class Predictor:
         if gpu is None or not isinstance(size, facts.TextFacts):
             return
         if model is None and not isinstance(config.model, HfConfig):
-            model = step_work.of_decoder(config, size.vocabulary)
+            model = step_work.sizes_of_decoder(config, size.vocabulary)
         found = None if model is None else roofline.step(config, gpu, size, model)
         if not isinstance(found, Roofline):
             reason = found or Message(

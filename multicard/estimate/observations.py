@@ -259,7 +259,7 @@ def _of_a_new_run(learnt: Noise, runs: Values) -> float:
     spread = learnt.of(runs)
     if not spread.repetitions:
         return spread.variance
-    degrees = PRIOR_FREEDOM + spread.repetitions if learnt.alike else spread.freedom
+    degrees = PRIOR_FREEDOM + spread.repetitions if learnt.has_equal_variances else spread.freedom
     return spread.variance * (student_quantile(0.9, degrees) / NORMAL_90) ** 2
 
 

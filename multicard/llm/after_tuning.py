@@ -1,7 +1,7 @@
-"""After the measured tuning: the profiled steps and the ablations of `diagnose`.
-See `multicard.observe.diagnosis`.
+"""Take further steps after the measured tuning: profiled steps, and the ablations of `diagnose`.
 
-The engine's own loop takes these steps too, over batches that it gets one step at a time.
+The engine's own loop takes these steps too, on batches that it gets one step at a time. See
+`multicard.observe.diagnosis`.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from multicard.config.base import WindowConfig
-from multicard.llm.batches import COUNTS, Batch, count, half, mapped
+from multicard.llm.batches import COUNTS, Batch, count, half_batch, map_tensors
 from multicard.llm.collectives import without_exchange
 from multicard.llm.step_probe import MeasuredBatches, Probe
 from multicard.llm.tuning_engine import TuningEngine
@@ -37,18 +37,18 @@ def after_tuning(engine: TuningEngine, probe: Probe) -> None:
     )
     if not (window or config.diagnose):
         return
-    last = report.content.epochs[-1]
-    step_s = last.train_s / max(1, last.steps)
+    last_epoch = report.content.epochs[-1]
+    step_s = last_epoch.train_s / max(1, last_epoch.steps)
     if window:
-        feed = endless(engine.batches, config.epochs)
-        report.content.profile = profiled(engine, probe, feed, window, step_s)
+        feed = endless_batches(engine.batches, config.epochs)
+        report.content.profile = profile_steps(engine, probe, feed, window, step_s)
     if config.diagnose:
-        report.content.ablations = measured(engine, probe, step_s)
+        report.content.ablations = measure_ablations(engine, probe, step_s)
     report.write()
 
 
-def endless(batches: MeasuredBatches, epoch: int) -> Iterator[Batch]:
-    """The loader's batches, epoch after epoch."""
+def endless_batches(batches: MeasuredBatches, epoch: int) -> Iterator[Batch]:
+    """Yield the loader's batches, epoch after epoch."""
     while True:
         batches.sampler.set_epoch(epoch)
         yield from batches.loader
@@ -56,7 +56,7 @@ def endless(batches: MeasuredBatches, epoch: int) -> Iterator[Batch]:
 
 
 def train_on(engine: TuningEngine, probe: Probe, batches: Iterator[Batch]) -> None:
-    """Have the engine train until `batches` end, unmeasured."""
+    """Make the engine train until `batches` end, without measuring."""
     with mock.patch.object(probe, "substitute", batches):
         engine.train_pass()
 
@@ -64,21 +64,23 @@ def train_on(engine: TuningEngine, probe: Probe, batches: Iterator[Batch]) -> No
 def step_batches(
     probe: Probe, feed: Iterator[Batch], proceed: Callable[[], bool]
 ) -> Iterator[Batch]:
-    """Batches of whole steps from `feed`, while `proceed()`, called before each step,
-    returns True.
+    """Yield batches of whole steps from `feed` while `proceed()` returns True.
+
+    `proceed()` is called before each step.
     """
     while proceed():
         for _ in range(probe.config.gradient_accumulation_steps):
-            yield probe.moved(mapped(next(feed), lambda tensor: tensor))
+            yield probe.to_device(map_tensors(next(feed), lambda tensor: tensor))
 
 
-def profiled(
+def profile_steps(
     engine: TuningEngine, probe: Probe, feed: Iterator[Batch], config: WindowConfig, step_s: float
 ) -> dict[str, object]:
+    """Profile some steps, and return the result of the profiler."""
     ranges = Ranges(probe.rank.device, nvtx=config.name == "nsys")
     window = Window(config, probe.rank, probe.report.folder, ranges, step_s)
 
-    def counted() -> Iterator[Batch]:
+    def counted_batches() -> Iterator[Batch]:
         for batch in feed:
             window.count(
                 count(batch, probe.pad_id, probe.rank.device.type, probe.copies)[
@@ -88,16 +90,18 @@ def profiled(
             yield batch
 
     with named_phases(engine, probe, ranges):
-        train_on(engine, probe, step_batches(probe, counted(), window.boundary))
+        train_on(engine, probe, step_batches(probe, counted_batches(), window.boundary))
     ranges.close()
     return window.result()
 
 
 @contextmanager
 def named_phases(engine: TuningEngine, probe: Probe, ranges: Ranges) -> Iterator[None]:
-    """Mark the engine's phases for a profiler: data (it asks for a batch), h2d (copies it), forward
-    (calls the model, to the loss), backward (to the optimiser: clipping and the counts of tokens
-    are in it) and optimizer.
+    """Mark the engine's phases for a profiler.
+
+    In `data`, the engine waits for a batch, and in `h2d`, it copies the batch. `forward` calls the
+    model and computes the loss. `backward` also has clipping and the counts of tokens. `optimizer`
+    is the last phase.
     """
     batch_to_device = torchtune.utils.batch_to_device
     backward = torch.Tensor.backward
@@ -111,7 +115,7 @@ def named_phases(engine: TuningEngine, probe: Probe, ranges: Ranges) -> Iterator
         backward(*arguments, **keywords)
 
     hooks = [engine.model.register_forward_pre_hook(lambda *_: ranges.open("forward"))]
-    if not probe.config.optimizer_in_bwd:  # where weights are updated in the backward pass
+    if not probe.config.optimizer_in_bwd:  # With it, weights are updated in the backward pass.
         hooks.extend(
             optimizer.register_step_pre_hook(lambda *_: ranges.open("optimizer"))
             for optimizer in engine.optimizers
@@ -126,25 +130,29 @@ def named_phases(engine: TuningEngine, probe: Probe, ranges: Ranges) -> Iterator
         hook.remove()
 
 
-def measured(engine: TuningEngine, probe: Probe, step_s: float) -> dict[str, list[float]] | None:
-    """Times of the ablations. `alone` and `core` leave out the exchange of weights and gradients,
-    not a recipe's all-reduces of counts and losses. All take the same batches in the same order:
-    rows differ in length, and so do their steps.
+def measure_ablations(
+    engine: TuningEngine, probe: Probe, step_s: float
+) -> dict[str, list[float]] | None:
+    """Return the times of the ablations.
+
+    `alone` and `core` leave out the exchange of weights and gradients, but not a recipe's
+    all-reduces of counts and losses. All ablations use the same batches in the same order, because
+    rows, and thus steps, differ in length.
     """
     rank = probe.rank
     per_step = probe.config.gradient_accumulation_steps
 
     def feed() -> Iterator[Batch]:
-        return endless(engine.batches, probe.config.epochs)
+        return endless_batches(engine.batches, probe.config.epochs)
 
-    def on_device(batch: Batch) -> Batch:
-        return mapped(batch, lambda tensor: tensor.to(rank.device))
+    def copy_to_device(batch: Batch) -> Batch:
+        return map_tensors(batch, lambda tensor: tensor.to(rank.device))
 
-    cached = list(islice(feed(), per_step * diagnosis.MOST_STEPS))
-    resident = list(map(on_device, cached))
+    host_batches = list(islice(feed(), per_step * diagnosis.MOST_STEPS))
+    device_batches = list(map(copy_to_device, host_batches))
 
-    def steps(batches: Iterator[Batch], count: int) -> float:
-        marks_s: list[float] = []  # from the engine's first request for a batch
+    def time_steps(batches: Iterator[Batch], count: int) -> float:
+        marks_s: list[float] = []  # It starts at the engine's first request for a batch.
 
         def proceed() -> bool:
             if len(marks_s) in (0, count):
@@ -157,35 +165,38 @@ def measured(engine: TuningEngine, probe: Probe, step_s: float) -> dict[str, lis
 
     def fetch(count: int) -> None:
         for batch in islice(feed(), count * per_step):
-            on_device(batch)
+            copy_to_device(batch)
 
-    def alone(batches: Iterator[Batch], count: int) -> float:
+    def time_alone(batches: Iterator[Batch], count: int) -> float:
         with without_exchange(engine.model):
-            return steps(batches, count)
+            return time_steps(batches, count)
 
-    chosen: dict[str, diagnosis.Ablation] = {
-        "whole": lambda count: steps(feed(), count),
-        "device": lambda count: steps(iter(resident), count),
+    ablations: dict[str, diagnosis.Ablation] = {
+        "whole": lambda count: time_steps(feed(), count),
+        "device": lambda count: time_steps(iter(device_batches), count),
         "input": diagnosis.timed(rank, fetch),
     }
     if rank.device.type == "cuda":
-        chosen["host"] = lambda count: steps(iter(cached), count)
-    core = steps
+        ablations["host"] = lambda count: time_steps(iter(host_batches), count)
+    time_core = time_steps
     if isinstance(engine.model, FSDPModule | DistributedDataParallel) and rank.world_size > 1:
-        core = alone
-        chosen["alone"] = lambda count: alone(feed(), count)
-        chosen["core"] = lambda count: alone(iter(resident), count)
-    halves = [half(batch) for batch in resident]
+        time_core = time_alone
+        ablations["alone"] = lambda count: time_alone(feed(), count)
+        ablations["core"] = lambda count: time_alone(iter(device_batches), count)
+    halves = [half_batch(batch) for batch in device_batches]
     if all(batch is not None for batch in halves):
-        tokens = [batch[0] if isinstance(batch, tuple) else batch["tokens"] for batch in cached]
-        fixed = len({values.shape for values in tokens}) == 1
+        tokens = [
+            batch[0] if isinstance(batch, tuple) else batch["tokens"] for batch in host_batches
+        ]
+        has_one_shape = len({values.shape for values in tokens}) == 1
 
-        def on_halves(count: int) -> float:
-            # what is compiled, in the round that warms up,
-            # must not replace the code for whole batches of one shape
-            with torch._dynamo.config.patch(automatic_dynamic_shapes=not fixed):
-                return core(iter(halves), count)
+        def time_halves(count: int) -> float:
+            # If all whole batches have one shape, code that is compiled for halves must not
+            # replace theirs. Compilation happens in the round that warms up.
+            with torch._dynamo.config.patch(automatic_dynamic_shapes=not has_one_shape):
+                return time_core(iter(halves), count)
 
-        chosen["half"] = on_halves
-    # recipes' loaders have no workers, so no batch is prepared in advance
-    return diagnosis.interleaved(chosen, {}, rank, step_s, 0, lambda: probe.board.stop_at > 0)
+        ablations["half"] = time_halves
+    # The recipes' loaders have no workers, so no batch is prepared in advance.
+    board = probe.progress.board
+    return diagnosis.interleaved(ablations, {}, rank, step_s, 0, lambda: board.stop_at > 0)

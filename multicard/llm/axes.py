@@ -1,5 +1,6 @@
-"""The keys that change how steps compute, beside method and engine:
-which values go with which others. No torch.
+"""Check the keys that change how steps compute, apart from method and engine.
+
+These are precision, attention, kernels, optimizer and clipping. Imports no torch.
 """
 
 from importlib.util import find_spec
@@ -10,10 +11,8 @@ from multicard.llm import methods
 from multicard.messages import Refusal, install
 
 
-def check(config: LlmConfig) -> None:
-    """Refuse (ValueError) values that an engine does not have,
-    or that would mean something else in silence.
-    """
+def check_axes(config: LlmConfig) -> None:
+    """Refuse (ValueError) values that the engine lacks, or would silently interpret otherwise."""
     if config.formats.are_mixed:
         _check_mixed(config)
     if config.clip_grad_norm is not None:
@@ -33,13 +32,13 @@ def check(config: LlmConfig) -> None:
 
 
 def fits(config: LlmConfig, placement: Placement) -> None:
-    """Refuse (ValueError) what this machine lacks, or its devices do not compute."""
+    """Refuse (ValueError) values that this machine's software or devices do not support."""
     if config.attention is Attention.flash:
         _fit_flash(config, placement)
     if config.attention is Attention.flex and placement.device == "cpu":
         raise Refusal(
             "llm.flex-cpu",
-            "attention=flex: torch has no backward pass of it on CPU ranks; use `attention=sdpa`",
+            "attention=flex: torch has no backward pass for it on CPU ranks; use `attention=sdpa`",
             key="attention",
         )
     if config.kernels is Kernels.liger:
@@ -47,19 +46,19 @@ def fits(config: LlmConfig, placement: Placement) -> None:
     if config.optimizer.is_paged and placement.device == "cpu":
         raise Refusal(
             "llm.paged-cpu",
-            "optimizer=paged_adamw_8bit: pages the memory of a GPU, which CPU ranks have not; "
-            "use `optimizer=adamw_8bit`",
+            "optimizer=paged_adamw_8bit: moves memory between GPU and host, and CPU ranks have no"
+            " GPU; use `optimizer=adamw_8bit`",
             key="optimizer",
         )
 
 
 def _check_paged_offload(config: LlmConfig) -> None:
-    """Refuse (ValueError) to page what lies on the host already."""
+    """Refuse (ValueError) paged optimizer states that already lie on the host."""
     if config.offloads and config.optimizer.is_paged:
         raise Refusal(
             "llm.paged-offload",
-            "optimizer=paged_adamw_8bit: sharding=fsdp_offload holds its states on the host"
-            " already; use `optimizer=adamw_8bit`, or `sharding=fsdp`",
+            "optimizer=paged_adamw_8bit: sharding=fsdp_offload already holds its states on the"
+            " host; use `optimizer=adamw_8bit`, or `sharding=fsdp`",
             key="optimizer",
         )
 
@@ -74,7 +73,7 @@ def _check_mixed(config: LlmConfig) -> None:
             key="precision",
             value=name,
         )
-    # FSDP shards NF4 as numbers of the weights' format, and would convert those to the products'
+    # FSDP shards NF4 as numbers in the weights' format, and would convert them to the products'.
     is_sharded = config.world_size > 1 and config.sharding is not Sharding.ddp
     if methods.chosen(config).nf4 and is_sharded:
         raise Refusal(
@@ -103,8 +102,8 @@ def _check_clipping(config: LlmConfig) -> None:
     if config.optimizer_in_bwd:
         raise Refusal(
             "llm.clipping-in-bwd",
-            f"clip_grad_norm={norm}: optimizer_in_bwd=true steps before all gradients are there; "
-            "use `optimizer_in_bwd=false`, or `clip_grad_norm=null`",
+            f"clip_grad_norm={norm}: with optimizer_in_bwd=true, weights are updated before all"
+            " gradients are known; use `optimizer_in_bwd=false`, or `clip_grad_norm=null`",
             key="clip_grad_norm",
             value=norm,
         )
@@ -114,7 +113,7 @@ def _check_attention(config: LlmConfig) -> None:
     if config.engine is Engine.torchtune:
         raise Refusal(
             "llm.torchtune-attention",
-            f"attention={config.attention}: torchtune chooses its attention by itself; "
+            f"attention={config.attention}: torchtune chooses its attention itself; "
             "use `engine=trl`, or `attention=auto`",
             key="attention",
             value=config.attention,
@@ -122,7 +121,7 @@ def _check_attention(config: LlmConfig) -> None:
     if config.attention is Attention.flash and config.formats.products != "bf16":
         raise Refusal(
             "llm.flash-precision",
-            f"attention=flash: computes in bf16 alone, not in precision={config.precision.name}; "
+            f"attention=flash: only computes in bf16, not in precision={config.precision.name}; "
             "use `precision=bf16`, or `attention=sdpa`",
             key="attention",
             precision=config.precision.name,
@@ -133,7 +132,7 @@ def _fit_flash(config: LlmConfig, placement: Placement) -> None:
     if placement.device == "cpu":
         raise Refusal(
             "llm.flash-cpu",
-            "attention=flash: has no code for CPU ranks; use `attention=sdpa`",
+            "attention=flash: does not run on CPU ranks; use `attention=sdpa`",
             key="attention",
         )
     if find_spec("flash_attn") is None:
@@ -158,8 +157,8 @@ def _check_eight_bits(config: LlmConfig) -> None:
     if config.optimizer_in_bwd:
         raise Refusal(
             "llm.eight-bit-in-bwd",
-            f"optimizer={name}: optimizer_in_bwd=true has an optimiser for each weight, each with"
-            " tables of its own; use `optimizer_in_bwd=false`, or `optimizer=adamw`",
+            f"optimizer={name}: optimizer_in_bwd=true needs an optimizer for each weight, each with"
+            " its own tables; use `optimizer_in_bwd=false`, or `optimizer=adamw`",
             key="optimizer",
             value=name,
         )
@@ -169,7 +168,7 @@ def _fit_liger(placement: Placement) -> None:
     if placement.device == "cpu":
         raise Refusal(
             "llm.liger-cpu",
-            "kernels=liger: Triton has no code for CPU ranks; use `kernels=torch`",
+            "kernels=liger: its Triton kernels do not run on CPU ranks; use `kernels=torch`",
             key="kernels",
         )
     if find_spec("liger_kernel") is None:

@@ -1,14 +1,13 @@
-"""Batches of torchtune: what is counted in them, and those that are collated here: packed,
-or cut into equal chunks.
+"""Count what is in torchtune's batches, and collate packed or evenly chunked batches.
 
-Packed batches (`packed=true`) have rows put one after the other into sequences, where a token sees
-its own row alone. torchtune keeps the rows' lengths out of the batch;
-they are counted where it collates its sequences.
+A packed batch (`packed=true`) concatenates rows into sequences, in which a token only attends to
+its own row. torchtune does not put the rows' lengths into the batch, so they are counted while
+sequences are collated.
 
-torchtune's loss has the output layer computed in chunks of a sequence: at most 8, and fewer for
-most lengths below 57 (41 tokens are 7 chunks of 6). Where FSDP shards the output layer by itself,
-it gathers it for each chunk. Ranks whose sequences have other lengths would then call other numbers
-of collectives, which ends in an error or never.
+torchtune's loss computes the output layer in chunks of a sequence. There are at most 8 chunks, and
+fewer for most lengths below 57: 41 tokens are 7 chunks of 6. If FSDP shards the output layer
+separately, it gathers the layer for each chunk. Ranks with sequences of different lengths would
+then call different numbers of collectives, which fails or hangs.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,9 +17,9 @@ import torch
 from torch.nn.functional import pad
 from torchtune.data import CROSS_ENTROPY_IGNORE_IDX
 
-# `tokens` are all in the batch, padding too; `attended` is the sum of their rows' lengths, for the
-# attention's work: of padded rows, or of each row of a packed sequence;
-# `attended_non_padding` is that of tokens and rows without padding
+# `tokens` counts all tokens in the batch, with padding. `attended` is the sum over the tokens of
+# their row's length, from which the work of the attention follows. A row is a padded row, or a row
+# inside a packed sequence. `attended_non_padding` is the same sum without padding.
 COUNTS = (
     "samples",
     "tokens",
@@ -31,19 +30,20 @@ COUNTS = (
     "h2d_bytes",
 )
 
-Batch = Any  # dict of tensors for SFT, (tokens, labels) for pairs
+Batch = Any  # A dict of tensors for SFT, or (tokens, labels) for pairs.
 Collate = Callable[[Sequence[Any]], dict[str, torch.Tensor]]
-Sequences = Sequence[dict[str, torch.Tensor]]  # of `torchtune.datasets.PackedDataset`
+Sequences = Sequence[dict[str, torch.Tensor]]  # Sequences of `torchtune.datasets.PackedDataset`.
 
 
 class PackedBatch(dict[str, Any]):
     """A batch of `padded_collate_packed`: tokens, labels and input_pos (B, S), and a mask.
 
-    Fields:
-        attended: the sum over tokens of their row's length. torchtune has the padding at a
-            sequence's end attend to itself, as a row of its own.
-        attended_non_padding: the same without it.
-        padding: tokens that pad a sequence. Their value, 0, is also that of a token.
+    Attributes:
+        attended: The sum over tokens of their row's length. In torchtune, the padding at the end
+            of a sequence attends to itself, as a row of its own.
+        attended_non_padding: The same sum without padding.
+        padding: Number of padding tokens. They cannot be counted later: their value 0 is also a
+            token's.
     """
 
     attended: int
@@ -51,33 +51,34 @@ class PackedBatch(dict[str, Any]):
     padding: int
 
     def h2d_bytes(self, device_type: str) -> int:
-        """Bytes of the batch that cross to a GPU.
+        """Return the bytes of the batch that are copied to a GPU.
 
-        From compute capability 7.5 on, torchtune 0.6.1 copies each token's row number (int64, as
-        the tokens) while it collates, and makes the mask of it on the GPU. Older GPUs get the mask,
-        S x S booleans, from the host; on CPU ranks, whose mask is the same,
-        the row numbers are counted: what would cross to a device.
+        From compute capability 7.5 on, torchtune 0.6.1 copies each token's row number while it
+        collates (int64, as the tokens), and builds the mask on the GPU. On older GPUs, the host
+        copies the mask, S x S booleans. CPU ranks have the same mask, but the row numbers are
+        counted, as what would be copied to a device.
         """
-        moved = sum(self[name].nbytes for name in ("tokens", "labels", "input_pos"))
+        copied_bytes = sum(self[name].nbytes for name in ("tokens", "labels", "input_pos"))
         mask = self.get("mask")
-        if mask is None:  # of rows that are told apart by their positions
-            return moved
-        dense = isinstance(mask, torch.Tensor) and device_type == "cuda"
-        return moved + (mask.nbytes if dense else self["tokens"].nbytes)
+        if mask is None:  # The rows are separated by their positions instead.
+            return copied_bytes
+        copies_mask = isinstance(mask, torch.Tensor) and device_type == "cuda"
+        return copied_bytes + (mask.nbytes if copies_mask else self["tokens"].nbytes)
 
 
 def count(batch: Batch, pad_id: int, device_type: str, copies: int = 1) -> tuple[int, ...]:
-    """A batch's `COUNTS`, the same way for every method.
-    A pair is one sample with both its rows' tokens.
+    """Return a batch's `COUNTS`, in the same way for every method.
+
+    A pair is one sample with the tokens of both its rows.
 
     Args:
-        batch: tokens and labels (B, S), or (2B, S) of B pairs; labels are not yet shifted, the
-            first bears no loss.
-        copies: how often the recipe copies the batch to the device.
+        batch: Tokens and labels (B, S), or (2B, S) for B pairs. Labels are not yet shifted, and
+            the first one bears no loss.
+        copies: How often the recipe copies the batch to the device.
     """
     tokens, labels = batch if isinstance(batch, tuple) else (batch["tokens"], batch["labels"])
     rows, length = tokens.shape
-    lengths = (tokens != pad_id).sum(1)  # of rows that are padded
+    lengths = (tokens != pad_id).sum(1)  # Lengths of padded rows.
     packed = batch if isinstance(batch, PackedBatch) else None
     return (
         rows // 2 if isinstance(batch, tuple) else rows,
@@ -90,8 +91,8 @@ def count(batch: Batch, pad_id: int, device_type: str, copies: int = 1) -> tuple
     )
 
 
-def mapped(batch: Batch, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
-    """A batch of the same form, each of its tensors changed; recipes take the dictionary apart."""
+def map_tensors(batch: Batch, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
+    """Return a new batch with each tensor changed. Recipes remove entries from a batch."""
     if isinstance(batch, tuple):
         return tuple(map(change, batch))
     return {
@@ -100,9 +101,10 @@ def mapped(batch: Batch, change: Callable[[torch.Tensor], torch.Tensor]) -> Batc
     }
 
 
-def half(batch: Batch) -> Batch | None:
-    """Half of the rows (B, S), or of the pairs, B chosen and then B rejected rows (2B, S);
-    None of a single one.
+def half_batch(batch: Batch) -> Batch | None:
+    """Return half of the rows (B, S), or half of the pairs, or None for a single one.
+
+    B pairs are B chosen rows followed by B rejected rows (2B, S).
     """
     if isinstance(batch, tuple):
         pairs = len(batch[0]) // 2
@@ -116,16 +118,18 @@ def half(batch: Batch) -> Batch | None:
     return parts if size else None
 
 
-def stacked(sequences: Sequences) -> dict[str, torch.Tensor]:
-    """Packed sequences as tokens, labels and input_pos (B, S), without a mask."""
+def stack_sequences(sequences: Sequences) -> dict[str, torch.Tensor]:
+    """Stack packed sequences to tokens, labels and input_pos (B, S), without a mask."""
     return {
-        name: torch.stack([each[name] for each in sequences])
+        name: torch.stack([sequence[name] for sequence in sequences])
         for name in ("tokens", "labels", "input_pos")
     }
 
 
-def counted(collate: Callable[[Sequences], dict[str, Any]]) -> Callable[[Sequences], PackedBatch]:
-    """torchtune's `collate`, with the rows counted."""
+def with_counts(
+    collate: Callable[[Sequences], dict[str, Any]],
+) -> Callable[[Sequences], PackedBatch]:
+    """Return torchtune's `collate`, extended so that it counts the rows."""
 
     def collate_counted(sequences: Sequences) -> PackedBatch:
         batch = PackedBatch(collate(sequences))
@@ -139,42 +143,49 @@ def counted(collate: Callable[[Sequences], dict[str, Any]]) -> Callable[[Sequenc
 
 
 def padding(sequence: dict[str, torch.Tensor]) -> int:
-    """Tokens at the end of a sequence that belong to no row: their positions go on from the last
-    row's, where those of a row begin at 0.
+    """Count the tokens at the end of a packed sequence that belong to no row.
+
+    Their positions continue the last row's, whereas the positions of a row begin at 0.
     """
-    last = int(sequence["seq_lens"][-1])
-    return last if int(sequence["input_pos"][-last]) > 0 else 0
+    last_length = int(sequence["seq_lens"][-1])
+    return last_length if int(sequence["input_pos"][-last_length]) > 0 else 0
 
 
 def half_mask(mask: Any, size: int) -> Any:
-    """The mask of the batch's first `size` sequences: booleans (B, S, S),
-    or flex attention's blocks.
+    """Return the mask of the batch's first `size` sequences.
+
+    A mask is booleans (B, S, S), or a block mask of flex attention.
     """
     part = mask[:size]
     if not isinstance(mask, torch.Tensor):
-        # a part has none of its own; this one counts sequences from the first
+        # The part of a block mask has no function of its own. The whole mask's function also fits,
+        # since it counts sequences from the first.
         part.mask_mod = mask.mask_mod
     return part
 
 
-def evened(collate: Collate, chunks: int, pad_id: int) -> Collate:
-    """torchtune's `collate`, whose tokens and labels (B,
-    S) are padded to a length of exactly `chunks` chunks.
+def with_even_chunks(collate: Collate, chunks: int, pad_id: int) -> Collate:
+    """Return torchtune's `collate`, extended so that it pads to exactly `chunks` chunks.
+
+    It pads tokens and labels (B, S).
     """
 
     def collate_evened(rows: Sequence[Any]) -> dict[str, torch.Tensor]:
         batch = collate(rows)
         length = batch["tokens"].shape[1]
-        more = (0, least_length(length, chunks) - length)
+        added = (0, least_length(length, chunks) - length)
         values = {"tokens": pad_id, "labels": CROSS_ENTROPY_IGNORE_IDX}
-        return batch | {name: pad(batch[name], more, value=value) for name, value in values.items()}
+        return batch | {
+            name: pad(batch[name], added, value=value) for name, value in values.items()
+        }
 
     return collate_evened
 
 
 def least_length(length: int, chunks: int) -> int:
-    """The least length, from `length` on, that `torch.chunk` cuts into
-    exactly `chunks`: ceil(S / ceil(S / chunks)).
+    """Return the least length >= `length` that `torch.chunk` cuts into exactly `chunks` chunks.
+
+    A length S has ceil(S / ceil(S / chunks)) chunks.
     """
     while -(-length // -(-length // chunks)) != chunks:
         length += 1

@@ -1,10 +1,12 @@
-"""Imports of a tuning rank before torchtune, whose import starts
-CUDA: CUDA ranks are forked with these alone.
+"""Import what a tuning rank needs before torchtune.
+
+Importing torchtune starts CUDA, and a process with CUDA must not be forked. Before CUDA ranks are
+forked, only these modules are imported.
 """
 
 import os
 
-# the controller has fetched what is needed; ranks open no connection
+# The controller has downloaded everything, so ranks need no network.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
 

@@ -1,6 +1,4 @@
-"""Collectives of a tuning rank: the bytes that it receives while a recipe trains,
-and FSDP or DDP without exchange.
-"""
+"""Count the bytes that a rank receives in collectives, and turn the exchange of FSDP or DDP off."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +20,9 @@ KINDS = ("all_gather", "reduce_scatter", "all_reduce")
 
 
 class ReceivedBytes:
-    """Counts by kind of collective: (w - 1) / w of what is gathered or scattered,
+    """Counts the received bytes for each kind of collective.
+
+    With world size w, a rank receives (w - 1) / w of what is gathered or scattered, and
     2 (w - 1) / w of what is reduced.
     """
 
@@ -33,33 +33,35 @@ class ReceivedBytes:
         """Start again from zero."""
         self.bytes.update(dict.fromkeys(KINDS, 0))
 
-    def counted(self) -> dict[str, int]:
+    def rounded_counts(self) -> dict[str, int]:
+        """Return the rounded counts by kind of collective."""
         return {kind: round(count) for kind, count in self.bytes.items()}
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Count nothing meanwhile."""
-        before = dict(self.bytes)
+        """Count nothing within this context."""
+        bytes_before = dict(self.bytes)
         try:
             yield
         finally:
-            self.bytes.update(before)
+            self.bytes.update(bytes_before)
 
     def watch(self, model: torch.nn.Module) -> None:
-        """Count what FSDP gathers and scatters for `model`, or DDP reduces: all gradients after a
-        forward pass, but within `no_sync`.
+        """Count the bytes that FSDP gathers and scatters for `model`, or that DDP reduces.
+
+        DDP reduces all gradients after a forward pass, except within `no_sync`.
         """
         counts = self.bytes
         gradients = sum(
             parameter.nbytes for parameter in model.parameters() if parameter.requires_grad
         )
 
-        def reduced(ddp: DistributedDataParallel, *_: Any) -> None:
+        def count_reduced(ddp: DistributedDataParallel, *_: Any) -> None:
             if ddp.require_backward_grad_sync and torch.is_grad_enabled():
                 counts["all_reduce"] += ring_all_reduce_bytes(gradients, dist.get_world_size())
 
         if isinstance(model, DistributedDataParallel):
-            model.register_forward_pre_hook(reduced)
+            model.register_forward_pre_hook(count_reduced)
 
         class Gather(DefaultAllGather):
             def __call__(
@@ -67,10 +69,10 @@ class ReceivedBytes:
                 output_tensor: torch.Tensor,
                 input_tensor: torch.Tensor,
                 *rest: Any,
-                **more: Any,
+                **keywords: Any,
             ) -> Any:
                 counts["all_gather"] += output_tensor.nbytes - input_tensor.nbytes
-                return super().__call__(output_tensor, input_tensor, *rest, **more)
+                return super().__call__(output_tensor, input_tensor, *rest, **keywords)
 
         class Scatter(DefaultReduceScatter):
             def __call__(
@@ -78,28 +80,28 @@ class ReceivedBytes:
                 output_tensor: torch.Tensor,
                 input_tensor: torch.Tensor,
                 *rest: Any,
-                **more: Any,
+                **keywords: Any,
             ) -> Any:
                 counts["reduce_scatter"] += input_tensor.nbytes - output_tensor.nbytes
-                return super().__call__(output_tensor, input_tensor, *rest, **more)
+                return super().__call__(output_tensor, input_tensor, *rest, **keywords)
 
-        _exchange_by(model, Gather(), Scatter())
+        _set_collectives(model, Gather(), Scatter())
 
     @contextmanager
     def all_reduces(self) -> Iterator[None]:
-        """Count the all-reduces that the recipe calls (token counts, losses, rewards)."""
-        real = dist.all_reduce
+        """Count the all-reduces that the recipe itself calls (token counts, losses, rewards)."""
+        all_reduce = dist.all_reduce
 
-        def counting(tensor: torch.Tensor, *rest: Any, **more: Any) -> Any:
+        def counting_all_reduce(tensor: torch.Tensor, *rest: Any, **keywords: Any) -> Any:
             self.bytes["all_reduce"] += ring_all_reduce_bytes(tensor.nbytes, dist.get_world_size())
-            return real(tensor, *rest, **more)
+            return all_reduce(tensor, *rest, **keywords)
 
-        with mock.patch.object(dist, "all_reduce", counting):
+        with mock.patch.object(dist, "all_reduce", counting_all_reduce):
             yield
 
 
 class OwnShards(DefaultAllGather):
-    """Copies a rank's own shard, on its device, into the place of every other rank's."""
+    """Copies a rank's own shard to the place of every other shard, on the rank's device."""
 
     def __call__(
         self,
@@ -110,12 +112,12 @@ class OwnShards(DefaultAllGather):
         **__: Any,
     ) -> None:
         for shard in output_tensor.view(group.size(), -1):
-            if shard.data_ptr() != input_tensor.data_ptr():  # FSDP gathers in place
+            if shard.data_ptr() != input_tensor.data_ptr():  # FSDP's input is part of its output.
                 shard.copy_(input_tensor.view(-1))
 
 
 class NoGradients(DefaultReduceScatter):
-    """Gives gradients of zero, so that the optimiser takes its time and changes little."""
+    """Sets gradients to zero. The optimizer takes its usual time, but changes little."""
 
     def __call__(self, output_tensor: torch.Tensor, *_: Any, **__: Any) -> Any:
         output_tensor.zero_()
@@ -123,23 +125,23 @@ class NoGradients(DefaultReduceScatter):
 
 @contextmanager
 def without_exchange(model: torch.nn.Module) -> Iterator[None]:
-    """Have ranks exchange neither weights nor gradients:
-    their results are worthless and take as long.
+    """Stop ranks from exchanging weights and gradients.
 
-    Call it after the measured training, whose bytes are counted no more then.
+    Steps take as long as before without the exchange, and their results are worthless. Use it after
+    the measured training only, because the bytes of collectives are no longer counted afterwards.
     """
     if isinstance(model, DistributedDataParallel):
         with model.no_sync():
             yield
         return
-    _exchange_by(model, OwnShards(), NoGradients())
+    _set_collectives(model, OwnShards(), NoGradients())
     try:
         yield
     finally:
-        _exchange_by(model, DefaultAllGather(), DefaultReduceScatter())
+        _set_collectives(model, DefaultAllGather(), DefaultReduceScatter())
 
 
-def _exchange_by(
+def _set_collectives(
     model: torch.nn.Module, gather: DefaultAllGather, scatter: DefaultReduceScatter
 ) -> None:
     for module in model.modules():

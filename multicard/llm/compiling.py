@@ -1,8 +1,8 @@
-"""torch.compile of the engines' layers: all of its work before training starts, so that neither
-time nor energy of training includes it.
+"""Compile the engines' layers with torch.compile before the training starts.
 
-torch.compile works when a model is called, and again for the backward pass and for another length
-of rows. The engine's own loop therefore takes some steps on the first rows, which leave no trace.
+Neither the time nor the energy of the training should include compilation. torch.compile only works
+when a model is called, and again for the backward pass and for another length of rows. The engine's
+own loop therefore takes a few steps on the first rows, which leave the model unchanged.
 """
 
 from collections.abc import Iterator
@@ -17,36 +17,39 @@ from torchtune.data import CROSS_ENTROPY_IGNORE_IDX
 
 from multicard.config.llm import Engine, LlmConfig
 from multicard.llm.after_tuning import train_on
-from multicard.llm.batches import Batch, mapped
+from multicard.llm.batches import Batch, map_tensors
 from multicard.llm.step_probe import Probe
 from multicard.llm.tuning_engine import TuningEngine
 from multicard.measure import memory, timing
 from multicard.messages import Message
 from multicard.ranks.failures import compile_explained
 
-LENGTHS = (1.0, 0.75)  # of the first rows: at the second length, torch compiles for any
+# Shares of the first rows' length. At the second length, torch compiles for all lengths.
+LENGTH_SHARES = (1.0, 0.75)
 RECOMPILE_LIMIT = 64
 
 
 def compiles(probe: Probe) -> bool:
-    """True if anything is compiled: torchtune compiles the attention
-    of packed rows on GPUs even without `compile`.
+    """Return True if anything is compiled.
+
+    On GPUs, torchtune compiles the attention of packed rows even without `compile`.
     """
     return bool(probe.config.compile) or (probe.config.packed and probe.rank.device.type == "cuda")
 
 
 def compile_now(engine: TuningEngine, probe: Probe) -> float:
-    """Have the engine compile what its steps call: the seconds that it took. All ranks call it.
-    What torch cannot compile here is refused.
+    """Make the engine compile what its steps call, and return the seconds that this took.
+
+    All ranks must call it together. If torch cannot compile here, the run is refused.
     """
     device = probe.rank.device
     started_s = timing.clock_s()
-    asked = probe.config.compile
+    compile_option = probe.config.compile
     generators = [device] if device.type == "cuda" else []
     with (
-        compile_explained(asked),
-        limited(probe.config),
-        unchanged(engine),
+        compile_explained(compile_option),
+        limit_recompiles(probe.config),
+        without_updates(engine),
         torch.random.fork_rng(generators),
     ):
         train_on(engine, probe, iter(first_batches(engine, probe)))
@@ -58,40 +61,40 @@ def compile_now(engine: TuningEngine, probe: Probe) -> float:
 
 
 def first_batches(engine: TuningEngine, probe: Probe) -> list[Batch]:
-    """Batches of the first rows, made past the loader, whose order of rows the training needs.
+    """Return batches of the first rows, with a shorter second one if lengths vary.
 
-    Where lengths differ, a second one is shorter.
+    The rows do not come from the loader, because the training needs its order of the rows.
     """
     config = probe.config
     loader = engine.batches.loader
     rows = [loader.dataset[index % len(loader.dataset)] for index in range(config.batch_size)]
     if config.packed and config.engine is Engine.torchtune:
-        return [probe.moved(mapped(loader.collate_fn(rows), lambda values: values))]
-    if config.packed:  # transformers' layers have a mask where a sequence holds several rows
+        return [probe.to_device(map_tensors(loader.collate_fn(rows), lambda values: values))]
+    if config.packed:  # transformers' layers have a mask if a sequence holds several rows.
         batch = loader.collate_fn(rows)
-        return [probe.moved(of_rows(batch, count)) for count in (2, 1)]
+        return [probe.to_device(split_into_rows(batch, count)) for count in (2, 1)]
 
-    def cut(share: float) -> Batch:
-        return mapped(
+    def shortened(share: float) -> Batch:
+        return map_tensors(
             loader.collate_fn(rows),
             lambda values: values[:, : round(share * values.shape[1])].clone(),
         )
 
     if config.engine is Engine.torchtune:
-        return [probe.moved(cut(share)) for share in LENGTHS]
-    # transformers' layers have a mask where a batch is padded,
-    # and none where no row is shorter than another
-    forms = [True, False] if probe.pairs or config.batch_size > 1 else [False]
+        return [probe.to_device(shortened(share)) for share in LENGTH_SHARES]
+    # transformers' layers have a mask if a batch is padded, and none if all its rows have the same
+    # length.
+    padding_options = [True, False] if probe.pairs or config.batch_size > 1 else [False]
     return [
-        probe.moved(filled(cut(share), probe.pad_id, padded))
-        for padded, share in product(forms, LENGTHS)
+        probe.to_device(pad_or_fill(shortened(share), probe.pad_id, is_padded))
+        for is_padded, share in product(padding_options, LENGTH_SHARES)
     ]
 
 
-def filled(batch: Batch, pad_id: int, padded: bool) -> Batch:
-    """The batch with padding at the end of its last row, or with tokens in place of all padding."""
+def pad_or_fill(batch: Batch, pad_id: int, is_padded: bool) -> Batch:
+    """Return the batch with its last row padded, or with all padding replaced by tokens."""
     tokens, labels = batch if isinstance(batch, tuple) else (batch["tokens"], batch["labels"])
-    if padded:
+    if is_padded:
         tokens[-1, -2:] = pad_id
         labels[-1, -2:] = CROSS_ENTROPY_IGNORE_IDX
     else:
@@ -99,26 +102,27 @@ def filled(batch: Batch, pad_id: int, padded: bool) -> Batch:
     return batch
 
 
-def of_rows(batch: Batch, count: int) -> Batch:
-    """The packed batch as if each of its sequences (B, S) held so many rows of one length."""
+def split_into_rows(batch: Batch, count: int) -> Batch:
+    """Return the packed batch as if each sequence (B, S) held `count` rows of equal length."""
     positions = batch["input_pos"]
     length = -(-positions.shape[1] // count)
     rows = torch.arange(positions.shape[1]) % length
-    return mapped(
+    return map_tensors(
         batch | {"input_pos": rows.expand_as(positions).contiguous()}, lambda values: values
     )
 
 
-def graphs(probe: Probe) -> int:
-    """How many graphs this process has compiled so far; 0 where nothing is compiled."""
+def count_graphs(probe: Probe) -> int:
+    """Return how many graphs this process has compiled so far, or 0 if nothing is compiled."""
     return counters["stats"]["unique_graphs"] if compiles(probe) else 0
 
 
 @contextmanager
-def limited(config: LlmConfig) -> Iterator[None]:
-    """Let torch compile a layer as often as rows and masks need it, and raise where it would go on
-    uncompiled, in
-    silence: layers share their code, and dynamo's own limit of 8 counts all of them together.
+def limit_recompiles(config: LlmConfig) -> Iterator[None]:
+    """Let torch compile a layer as often as rows and masks need it.
+
+    Beyond RECOMPILE_LIMIT, torch would silently go on uncompiled. This raises an error instead.
+    dynamo's own limit of 8 is too low: layers share their code, and all of them count together.
     """
     if not config.compile:
         yield
@@ -129,21 +133,21 @@ def limited(config: LlmConfig) -> Iterator[None]:
         ):
             yield
     except FailOnRecompileLimitHit as error:
-        said = Message(
+        message = Message(
             "llm.recompile-limit",
             f"compile=true: torch compiled a layer {RECOMPILE_LIMIT} times, and would go on"
-            " without; use `compile=false`",
+            " uncompiled; use `compile=false`",
             key="compile",
             limit=RECOMPILE_LIMIT,
         )
-        raise RuntimeError(said) from error
+        raise RuntimeError(message) from error
 
 
 @contextmanager
-def unchanged(engine: TuningEngine) -> Iterator[None]:
-    """Keep weights, optimisers and schedule of the engine as they are while it takes steps."""
+def without_updates(engine: TuningEngine) -> Iterator[None]:
+    """Keep weights and learning rate unchanged while the engine takes steps."""
     with ExitStack() as stack:
-        for stepping in (*engine.optimizers, engine.scheduler):
-            if stepping is not None:
-                stack.enter_context(mock.patch.object(stepping, "step", lambda *_, **__: None))
+        for stepper in (*engine.optimizers, engine.scheduler):
+            if stepper is not None:
+                stack.enter_context(mock.patch.object(stepper, "step", lambda *_, **__: None))
         yield

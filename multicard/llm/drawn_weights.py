@@ -1,6 +1,4 @@
-"""torchtune's random weights in the form of transformers: with its names,
-and its order of a head's rows.
-"""
+"""Convert torchtune's random weights to transformers' names and order of a head's rows."""
 
 from typing import Any
 
@@ -14,23 +12,24 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def weights(config: LlmConfig, cfg: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """torchtune's random weights by transformers' names, and the adapters' by PEFT's,
-    each generated when asked for.
+    """Return torchtune's random weights by transformers' names, and the adapters by PEFT's names.
+
+    Each weight is only generated when it is read.
     """
-    named = {}
+    weights_by_name = {}
     component = {key: value for key, value in cfg["model"].items() if key != "quantize_base"}
-    own: dict[str, Any] = random_weights(
+    torchtune_weights: dict[str, Any] = random_weights(
         component, config.seed, DTYPES[config.formats.weights], device.type
     )
-    for name, weight in own.items():
-        named[models.hugging_face_name(name, adapter=".default")] = DrawnWeight(
+    for name, weight in torchtune_weights.items():
+        weights_by_name[models.hugging_face_name(name, adapter=".default")] = DrawnWeight(
             name, weight, config
         )
-    return named
+    return weights_by_name
 
 
 class DrawnWeight:
-    """A random weight in transformers' order, as a slice of a file: it is there once it is read."""
+    """A random weight in transformers' order. Like a slice of a file, it is read by `[...]`."""
 
     def __init__(self, name: str, weight: RandomWeight, config: LlmConfig) -> None:
         self.name = name
@@ -38,8 +37,8 @@ class DrawnWeight:
         self.config = config
 
     def __getitem__(self, _: Any) -> torch.Tensor:
-        return self.turned(self.weight.generated())
+        return self.to_transformers_order(self.weight.generate())
 
-    def turned(self, whole: torch.Tensor) -> torch.Tensor:
-        """The weight, which was generated in torchtune's order."""
-        return models.permuted(self.name, whole, self.config.model)
+    def to_transformers_order(self, whole_tensor: torch.Tensor) -> torch.Tensor:
+        """Return the weight in transformers' order. It was generated in torchtune's order."""
+        return models.permute_heads(self.name, whole_tensor, self.config.model)

@@ -1,5 +1,6 @@
-"""AdamW with states of 8 bits (Dettmers et al., 2022, arXiv:2110.02861): bitsandbytes',
-of sharded weights too.
+"""Define an AdamW with 8-bit states (Dettmers et al., 2022, arXiv:2110.02861).
+
+It is bitsandbytes' optimizer, extended to sharded weights.
 """
 
 from collections.abc import Callable
@@ -11,60 +12,61 @@ from torch.distributed.tensor import DTensor
 
 
 class AdamW8bit(bitsandbytes.optim.AdamW8bit):  # pyright: ignore[reportPrivateImportUsage]
-    """bitsandbytes' optimiser, whose kernels take no DTensors: each
-    rank updates its own part of a sharded weight.
+    """bitsandbytes' optimizer, in which each rank updates its own shard of a sharded weight.
 
-    States are quantised in blocks of 256 values. Weights, or parts of them, of fewer than 4,096
-    values keep states in float32, which are better for small ones.
+    bitsandbytes' kernels do not accept DTensors. States are quantised in blocks of 256 values.
+    Weights or shards of fewer than 4,096 values keep float32 states, which suit small ones better.
 
     Args:
-        parameters: as torch's optimisers take them.
-        is_paged: states lie in memory that moves to the host where the GPU has too little.
+        parameters: Parameters or groups of them, as for torch's optimizers.
+        is_paged: True if states should move to the host's memory when the GPU's is full.
     """
 
     def __init__(
         self, parameters: Any, lr: float, weight_decay: float, is_paged: bool = False
     ) -> None:
         super().__init__(parameters, lr=lr, weight_decay=weight_decay, is_paged=is_paged)
-        # of DTensors, this rank's, by which states are kept
-        self._parts: dict[torch.Tensor, torch.Tensor] = {}
+        # For each DTensor, this rank's shard. bitsandbytes stores the states by the shard.
+        self._shards: dict[torch.Tensor, torch.Tensor] = {}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        whole = [group["params"] for group in self.param_groups]
+        whole_parameters = [group["params"] for group in self.param_groups]
         for group in self.param_groups:
-            group["params"] = [self._part(parameter) for parameter in group["params"]]
+            group["params"] = [self._local_shard(parameter) for parameter in group["params"]]
         try:
             return super().step(closure)
         finally:
-            for group, parameters in zip(self.param_groups, whole, strict=True):
+            for group, parameters in zip(self.param_groups, whole_parameters, strict=True):
                 group["params"] = parameters
-            for part in self._parts.values():
-                part.grad = None
+            for shard in self._shards.values():
+                shard.grad = None
 
-    def _part(self, parameter: torch.Tensor) -> torch.Tensor:
-        """This rank's part, which shares the memory of the DTensor,
-        with its part of the gradient.
+    def _local_shard(self, parameter: torch.Tensor) -> torch.Tensor:
+        """Return this rank's shard of a parameter, with its shard of the gradient.
+
+        The shard shares the memory of the DTensor.
         """
         if not isinstance(parameter, DTensor):
             return parameter
-        own = parameter.to_local().detach()
-        part = self._parts.setdefault(parameter, own)
-        if part.data_ptr() != own.data_ptr():
-            part.data = own
+        current_shard = parameter.to_local().detach()
+        shard = self._shards.setdefault(parameter, current_shard)
+        if shard.data_ptr() != current_shard.data_ptr():
+            shard.data = current_shard
         gradient = parameter.grad
-        # a rank may have no row of a small weight
-        if isinstance(gradient, DTensor) and own.numel():
-            part.grad = gradient.to_local()
-        return part
+        # A rank may have no row of a small weight.
+        if isinstance(gradient, DTensor) and current_shard.numel():
+            shard.grad = gradient.to_local()
+        return shard
 
 
-def share(optimizer: torch.optim.Optimizer) -> float | None:
-    """Of the values that were updated, the share whose states are held in 8 bits;
-    None before the first step.
+def share_in_8_bits(optimizer: torch.optim.Optimizer) -> float | None:
+    """Return the share of the updated values whose states have 8 bits.
+
+    Returns None before the first step.
     """
     sizes = {True: 0, False: 0}
     for state in optimizer.state.values():
-        first = state["state1"]
-        sizes[first.dtype is torch.uint8] += first.numel()
+        first_state = state["state1"]
+        sizes[first_state.dtype is torch.uint8] += first_state.numel()
     return sizes[True] / sum(sizes.values()) if any(sizes.values()) else None

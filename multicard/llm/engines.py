@@ -1,4 +1,7 @@
-"""The engines, whose loops tune: what each of them refuses. No torch."""
+"""List the engines, which run the training loop, and refuse options that an engine lacks.
+
+Imports no torch.
+"""
 
 from importlib.util import find_spec
 
@@ -7,7 +10,7 @@ from multicard.config.llm_models import HfConfig
 from multicard.llm.method_options import LoraConfig
 from multicard.messages import Refusal, install
 
-# By engine the module with its `prepared` (see `tuning_engine`)
+# The module of each engine that defines `prepared` (see `tuning_engine`).
 MODULES = {
     Engine.torchtune: "multicard.llm.torchtune_engine",
     Engine.trl: "multicard.llm.trl.engine",
@@ -15,13 +18,13 @@ MODULES = {
 TRL_METHODS = ("lora", "qlora", "full", "dpo", "qat")
 
 
-def check(config: LlmConfig) -> None:
-    """Refuse (ValueError) what the engine cannot do, or would do otherwise in silence."""
+def check_engine(config: LlmConfig) -> None:
+    """Refuse (ValueError) options that the engine does not support, or would ignore in silence."""
     if config.world_size == 1 and config.sharding is not Sharding.fsdp:
         raise Refusal(
             "llm.sharding-alone",
-            f"sharding={config.sharding}: one GPU shares nothing with others; leave it out, or use"
-            " `gpus=2`",
+            f"sharding={config.sharding}: one GPU has no other GPU to share the model with; leave"
+            " the key out, or use `gpus=2`",
             key="sharding",
             value=config.sharding,
         )
@@ -29,8 +32,8 @@ def check(config: LlmConfig) -> None:
     if is_hf != (config.tokenizer.name == "own"):
         raise Refusal(
             "llm.tokenizer-of-another-model",
-            f"tokenizer={config.tokenizer.name}: does not go with model={config.model.name}, "
-            "as only model=hf has its own tokenizer, and takes no other; leave it out",
+            f"tokenizer={config.tokenizer.name}: does not fit model={config.model.name}. Only"
+            " model=hf has its own tokenizer, and accepts no other; leave the key out",
             key="tokenizer",
             value=config.tokenizer.name,
             model=config.model.name,
@@ -51,8 +54,8 @@ def _check_torchtune(config: LlmConfig) -> None:
     if config.sharding is Sharding.ddp:
         raise Refusal(
             "llm.torchtune-sharding",
-            f"sharding={config.sharding}: torchtune's recipes only know FSDP2; use `engine=trl`, or"
-            " `sharding=fsdp`",
+            f"sharding={config.sharding}: torchtune's recipes only support FSDP2; use `engine=trl`,"
+            " or `sharding=fsdp`",
             key="sharding",
             value=config.sharding,
         )
@@ -72,7 +75,7 @@ def _check_trl(config: LlmConfig) -> None:
         options = ", ".join(f"`method={other}`" for other in TRL_METHODS)
         raise Refusal(
             "llm.trl-method",
-            f"method={method.name}: is not built for engine=trl; use {options}, or"
+            f"method={method.name}: is not supported by engine=trl; use {options}, or"
             " `engine=torchtune`",
             key="method",
             value=method.name,
@@ -80,7 +83,7 @@ def _check_trl(config: LlmConfig) -> None:
     if config.recipe is not Recipe.auto:
         raise Refusal(
             "llm.trl-recipe",
-            f"recipe={config.recipe}: is an option of torchtune; leave it out, or use"
+            f"recipe={config.recipe}: is an option of torchtune only; leave the key out, or use"
             " `engine=torchtune`",
             key="recipe",
             value=config.recipe,
@@ -88,30 +91,31 @@ def _check_trl(config: LlmConfig) -> None:
     if config.optimizer_in_bwd:
         raise Refusal(
             "llm.trl-optimizer-in-bwd",
-            "optimizer_in_bwd=true: TRL has no such option; leave it out, or use"
+            "optimizer_in_bwd=true: TRL has no such option; leave the key out, or use"
             " `engine=torchtune`",
             key="optimizer_in_bwd",
         )
     if config.custom_sharded_layers:
         raise Refusal(
             "llm.trl-sharded-layers",
-            f"custom_sharded_layers={config.custom_sharded_layers}: accelerate only shards each"
-            " layer, and the rest as one; leave it out, or use `engine=torchtune`",
+            f"custom_sharded_layers={config.custom_sharded_layers}: accelerate shards each layer"
+            " separately, and all other weights together; leave the key out, or use"
+            " `engine=torchtune`",
             key="custom_sharded_layers",
             value=list(config.custom_sharded_layers),
         )
     if config.offloads and method.name == "qat":
         raise Refusal(
             "llm.trl-qat-offload",
-            f"sharding={config.sharding}: method=qat gathers the output on the GPU for engine=trl; "
-            "use `sharding=fsdp`, or `engine=torchtune`",
+            f"sharding={config.sharding}: with engine=trl, method=qat gathers the output on the"
+            " GPU; use `sharding=fsdp`, or `engine=torchtune`",
             key="sharding",
             value=config.sharding,
         )
     if isinstance(method, LoraConfig) and method.apply_lora_to_output:
         raise Refusal(
             "llm.trl-output-adapter",
-            "method.apply_lora_to_output=true: TRL's loss reads the output's weights and skips an"
-            " adapter; leave it out, or use `engine=torchtune`",
+            "method.apply_lora_to_output=true: TRL's loss reads the output's weights, and would"
+            " skip an adapter; leave the key out, or use `engine=torchtune`",
             key="method.apply_lora_to_output",
         )

@@ -1,4 +1,4 @@
-"""What a rank notes of the batches of an epoch, and the columns of its steps that follow."""
+"""Collect the times and counts of an epoch's batches, and turn them into columns of steps."""
 
 from collections.abc import Sequence
 
@@ -7,21 +7,25 @@ import numpy as np
 from multicard.llm.batches import COUNTS
 
 REWARDS = ("rewards/chosen", "rewards/rejected", "rewards/accuracies")
-LOGGED = ("loss", "grad_norm", *REWARDS)  # of what engines log of a step
+LOGGED = (
+    "loss",
+    "grad_norm",
+    *REWARDS,
+)  # The figures of a step that are kept, if engines log them.
 
 
 class EpochMarks:
-    """An epoch's batches: when each was asked for and received, what is in it, what was logged.
+    """The batches of an epoch: request and arrival times, contents, and logged figures.
 
     Args:
-        per_step: batches of an optimiser step.
+        per_step: Number of batches in an optimizer step.
 
     Attributes:
-        requested_s: when each batch was asked for, on the probe's clock.
-        received_s: when it was there.
-        counts: of each batch, by `COUNTS`.
-        logged: figures of each step; empty on other ranks than 0.
-        steps: that have ended.
+        requested_s: When each batch was requested, on the probe's clock.
+        received_s: When each batch arrived.
+        counts: The counts of each batch, in the order of `COUNTS`.
+        logged: The logged figures of each step. Empty on all ranks except rank 0.
+        steps: Number of steps that have ended.
     """
 
     def __init__(self, per_step: int) -> None:
@@ -38,20 +42,21 @@ class EpochMarks:
 
     @property
     def tokens_of_last_step(self) -> int:
-        """Tokens of the step that has just ended, without padding."""
-        place = COUNTS.index("non_padding")
-        return sum(counts[place] for counts in self.counts[-self.per_step :])
+        """Number of non-padding tokens in the step that has just ended."""
+        index = COUNTS.index("non_padding")
+        return sum(counts[index] for counts in self.counts[-self.per_step :])
 
     def lasted_s(self, ended_s: float) -> float:
-        """Seconds from the first request to the end of the epoch."""
+        """Return the seconds from the first request to the end of the epoch."""
         return ended_s - (self.requested_s[0] if self.requested_s else ended_s)
 
     def columns(self, most_steps: int, ended_s: float) -> dict[str, np.ndarray]:
-        """A value for each step: its time, its wait for batches, counts, and what was logged.
+        """Return the columns of the steps: time, wait for batches, counts and logged figures.
 
         Args:
-            most_steps: of an epoch. An engine that stops early has fetched one batch more.
-            ended_s: when the epoch's last step had ended.
+            most_steps: Number of steps in an epoch. An engine that stops early has requested one
+                further batch, which does not count.
+            ended_s: When the last step of the epoch ended.
         """
         per_step = self.per_step
         steps = min(len(self.counts) // per_step, most_steps)
@@ -64,14 +69,14 @@ class EpochMarks:
             "step_s": np.diff(marks).reshape(-1, per_step).sum(axis=1),
             "data_s": waits.reshape(-1, per_step).sum(axis=1),
         }
-        for place, name in enumerate(COUNTS):
-            columns[name] = counts[:, place]
+        for index, name in enumerate(COUNTS):
+            columns[name] = counts[:, index]
         for name in (*LOGGED, "lr"):
-            columns[name.replace("/", "_")] = np.array(self._logged(name, steps))
+            columns[name.replace("/", "_")] = np.array(self._logged_figures(name, steps))
         return columns
 
-    def _logged(self, name: str, steps: int) -> Sequence[float]:
-        """A logged figure of each step; NaN on ranks that log nothing."""
+    def _logged_figures(self, name: str, steps: int) -> Sequence[float]:
+        """Return a logged figure of each step, or NaN on ranks that log nothing."""
         if not self.logged:
             return [np.nan] * steps
         return [figures.get(name, np.nan) for figures in self.logged[:steps]]

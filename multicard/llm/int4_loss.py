@@ -1,10 +1,10 @@
-"""The held-out loss of a model as it is once quantised, at the end of a run,
-which no failure of it costs the run.
+"""Measure the held-out loss of a quantised model at the end of a run.
 
-A rank that fails goes on calling the model as often as the others do, as FSDP's collectives are in
-these calls. After them all ranks learn that one failed, and none has a loss. Only a rank whose call
-was cut off within the model ends, and with it the others; the controller then reads from its report
-that the run was trained (`int4_missing`).
+A failure here must not cost the run its result. FSDP's collectives are inside the model's calls, so
+a rank that fails still calls the model as often as the others. Afterwards, all ranks learn that one
+failed, and none reports a loss. Only a rank that failed inside the model's call must end, which
+ends the others too. The controller then reads in its report that the training itself was measured
+(see `int4_missing`).
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from torch.distributed.fsdp import FSDPModule
 from multicard.config.llm import LlmConfig
 from multicard.llm import int4, int4_missing
 from multicard.llm.held_out import Evaluator
-from multicard.llm.no_trace import tried
+from multicard.llm.no_trace import without_trace
 from multicard.llm.tuning_report import TuningReport
 from multicard.measure import timing
 from multicard.ranks.process import max_over_ranks
@@ -28,53 +28,55 @@ from multicard.records.schema_parts import InInt4Loss
 
 @dataclass
 class Calls:
-    """How often a model was called, and how often such a call came to its end."""
+    """Counts how often a model was called, and how many of these calls returned."""
 
     begun: int = 0
     ended: int = 0
 
 
 def measure(evaluator: Evaluator, config: LlmConfig, report: TuningReport) -> None:
-    """Add to the report the loss in int4 of a method that is quantised, or why there is none. All
-    ranks call it together; no figure of the run has its time.
+    """Add the loss in int4 to the report, or the reason why there is none.
+
+    Models that are not quantised have no such loss. All ranks must call this together. The time
+    does not count in any figure of the run.
     """
     report.content.scoring_in_int4 = True
     report.write()
     failures: list[Exception] = []
     groupsize = int4.groupsize(config, evaluator.engine.model)
     if groupsize is not None:
-        evaluator.content.in_int4 = _scored(evaluator, groupsize, failures, report.folder)
+        evaluator.content.in_int4 = _score_in_int4(evaluator, groupsize, failures, report.folder)
     if failures:
         evaluator.content.int4_problem = int4_missing.problem(failures[0], evaluator.rank.rank)
     report.content.scoring_in_int4 = False
     report.write()
 
 
-def _scored(
+def _score_in_int4(
     evaluator: Evaluator, groupsize: int, failures: list[Exception], folder: Path
 ) -> InInt4Loss | None:
-    """Score all rows in int4; None on every rank where one of them fails.
+    """Score all rows in int4. Return None on every rank if one of them fails.
 
     Args:
-        failures: this rank's own are added.
-        folder: of the run, whose file of rows gets their losses.
+        failures: A failure of this rank is added.
+        folder: The run folder, where each row's loss is written.
     """
     began_s = timing.clock_s()
-    scores = evaluator.no_scores()
+    scores = evaluator.empty_scores()
     model = evaluator.engine.model
-    with evaluator.traffic.paused(), tried(model), counted(model) as calls:
+    with evaluator.traffic.paused(), without_trace(model), counting_calls(model) as calls:
         try:
-            with evaluator.engine.in_int4(groupsize) as found:
-                for places in evaluator.shares:
-                    evaluator.score(scores, places)
-            failures += found
-        # of several libraries; whatever it is, the run itself was measured
+            with evaluator.engine.in_int4(groupsize) as layer_failures:
+                for indices in evaluator.batches:
+                    evaluator.score_batch(scores, indices)
+            failures += layer_failures
+        # Several libraries may raise. The run itself was measured.
         except Exception as error:
             if calls.begun > calls.ended and _is_sharded(model):
                 raise
-            int4.note(failures, error)
-        while _is_sharded(model) and calls.ended < len(evaluator.shares):
-            evaluator.score(scores, [])
+            int4.store_failure(failures, error)
+        while _is_sharded(model) and calls.ended < len(evaluator.batches):
+            evaluator.score_batch(scores, [])
         if max_over_ranks(evaluator.rank, int(bool(failures))):
             return None
         evaluator.exchange(scores)
@@ -89,19 +91,19 @@ def _is_sharded(model: nn.Module) -> bool:
 
 
 @contextmanager
-def counted(model: nn.Module) -> Iterator[Calls]:
-    """Count the model's calls meanwhile."""
+def counting_calls(model: nn.Module) -> Iterator[Calls]:
+    """Count the model's calls within this context."""
     calls = Calls()
 
-    def begins(*_: object) -> None:
+    def count_begun(*_: object) -> None:
         calls.begun += 1
 
-    def ends(*_: object) -> None:
+    def count_ended(*_: object) -> None:
         calls.ended += 1
 
     hooks = [
-        model.register_forward_pre_hook(begins, prepend=True),
-        model.register_forward_hook(ends),
+        model.register_forward_pre_hook(count_begun, prepend=True),
+        model.register_forward_hook(count_ended),
     ]
     try:
         yield calls

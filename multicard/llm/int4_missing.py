@@ -1,5 +1,6 @@
-"""Why a run has no held-out loss in int4, by its ranks' reports.
-No torch: the controller asks too.
+"""Explain why a run has no held-out loss in int4, from its ranks' reports.
+
+Imports no torch, because the controller uses it too.
 """
 
 from pathlib import Path
@@ -11,23 +12,26 @@ from multicard.records.rank_files import LlmReport
 
 
 def problem(error: Exception | Failure, rank: int) -> str:
-    """Why the held-out rows have no loss in int4, in a line."""
+    """Return in one line why the held-out rows have no loss in int4."""
     reason = error.message if isinstance(error, Failure) else in_a_line(error)
-    said = f"no loss in int4: rank {rank} could not score the held-out rows so ({reason})"
-    return str(Message("llm.int4-failed", said, rank=rank, reason=reason))
+    sentence = f"no loss in int4: rank {rank} could not score the held-out rows in int4 ({reason})"
+    return str(Message("llm.int4-failed", sentence, rank=rank, reason=reason))
 
 
 def explains(folder: Path, failure: Failure) -> bool:
-    """True where a failure ended a rank while it scored rows in int4,
-    after the training: the run was measured.
+    """Return True if a rank only failed while it scored rows in int4, after the training.
 
-    Its report has the reason from then on, so that the record follows from the folder.
+    The run was then measured. The reason is written to the rank's report, so that the record can
+    always be made from the run folder alone.
     """
-    reports = [report for report in rank_files.read(folder) if isinstance(report, LlmReport)]
-    own = next((report for report in reports if report.rank == failure.rank), None)
-    if own is None or not own.scoring_in_int4 or own.held_out is None:
+    failed_report = None
+    for report in rank_files.read(folder):
+        if isinstance(report, LlmReport) and report.rank == failure.rank:
+            failed_report = report
+            break
+    if failed_report is None or not failed_report.scoring_in_int4 or failed_report.held_out is None:
         return False
-    own.held_out.int4_problem = problem(failure, own.rank)
-    own.scoring_in_int4 = False
-    rank_files.write(folder, own)
+    failed_report.held_out.int4_problem = problem(failure, failed_report.rank)
+    failed_report.scoring_in_int4 = False
+    rank_files.write(folder, failed_report)
     return True

@@ -1,7 +1,7 @@
-"""What a tuning run kept: what `tuned.json` says of it, and how it is loaded.
-Imports torch only inside functions.
+"""Describe and load the model that a tuning run saved.
 
-Whoever loads it needs transformers, and of adapters PEFT; `lines_to_load` shows how.
+`tuned.json` describes the weights. Loading them needs transformers, and PEFT for adapters, but not
+multicard: `lines_to_load` shows how. Imports torch only inside functions.
 """
 
 from pathlib import Path
@@ -15,14 +15,15 @@ from multicard.records import kept
 if TYPE_CHECKING:
     from torch import nn
 
-# PEFT's names
+# PEFT's file names.
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
-# those of transformers
+# transformers' file names.
 WEIGHTS = "model.safetensors"
 MODEL_CONFIG = "config.json"
-BASE = "base"  # beside the adapter's folder, where its base model lies nowhere else
-# PEFT refuses the torchao that torchtune needs, whatever the adapter. It needs none of it
+BASE = "base"  # Folder of an adapter's base model that only this run has. A sibling of `adapter`.
+# PEFT rejects the version of torchao that torchtune needs, whatever the adapter. Adapters use
+# nothing of torchao, so PEFT is made to believe that torchao is not installed.
 PEFT_LINES = (
     "import peft.tuners.lora.torchao",
     "peft.tuners.lora.torchao.is_torchao_available = lambda: False",
@@ -30,19 +31,18 @@ PEFT_LINES = (
 
 
 class TunedModelInfo(msgspec.Struct, frozen=True):
-    """What `tuned.json` says of the weights beside it.
+    """The content of `tuned.json`, which describes the weights next to it.
 
-    form: adapter, which PEFT reads, or model, or int4, both of which transformers reads; int4 is
-    quantised.
-    reader: the class of transformers that reads the model, or the adapter's base.
-    dtype: in which the run held its weights, as torch names it.
-    base: the folder of the adapter's base model; None: `base` beside the adapter's own folder, or
-    no adapter.
-    nf4: the run held the base in NF4.
-    groupsize: weights that share a scale, of a model that was trained to be quantised (method=qat)
-    and is to be once it
-        is read; None of others.
-    tied: the output is the embeddings, which are not quantised.
+    Attributes:
+        form: "adapter" (read by PEFT), "model", or "int4" (quantised; both read by transformers).
+        reader: The class of transformers that reads the model, or the adapter's base model.
+        dtype: The type in which the run held its weights, by torch's name.
+        base: The folder of the adapter's base model. None if this is the folder `base` next to the
+            adapter's, or if there is no adapter.
+        nf4: True if the run held the base model in NF4.
+        groupsize: Number of weights that share a scale, for a model that was trained for
+            quantisation (method=qat) and is to be quantised after loading. Otherwise None.
+        tied: True if the output is tied to the embeddings, and is thus not quantised.
     """
 
     form: str
@@ -54,122 +54,132 @@ class TunedModelInfo(msgspec.Struct, frozen=True):
     tied: bool = False
 
 
-def read(place: Path) -> TunedModelInfo:
-    """What is said of the weights in a folder.
+def read_info(model_folder: Path) -> TunedModelInfo:
+    """Return the description of the weights in a folder.
 
     Raises:
-        Refusal: it is not whole.
+        Refusal: The folder is not complete.
     """
     weights = {"adapter": ADAPTER_WEIGHTS, "model": WEIGHTS, "int4": WEIGHTS}
     try:
-        about = msgspec.json.decode((place / kept.TUNED_MODEL).read_bytes(), type=TunedModelInfo)
-        (place / weights[about.form]).stat()
+        info = msgspec.json.decode(
+            (model_folder / kept.TUNED_MODEL).read_bytes(), type=TunedModelInfo
+        )
+        (model_folder / weights[info.form]).stat()
     except (OSError, KeyError, msgspec.MsgspecError) as error:
-        raise _unreadable(place, error) from None
-    return about
+        raise _unreadable(model_folder, error) from None
+    return info
 
 
-def _unreadable(place: Path, error: Exception) -> Refusal:
-    why = (str(error).splitlines() or [type(error).__name__])[0]
-    said = (
-        f"{place}: the model cannot be read ({why}); train it again by `rerun=true` in its command"
+def _unreadable(model_folder: Path, error: Exception) -> Refusal:
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    sentence = (
+        f"{model_folder}: the model cannot be read ({reason}); train it again by `rerun=true` in"
+        " its command"
     )
-    return Refusal("save.unreadable-model", said, key="save", folder=str(place), reason=why)
+    return Refusal(
+        "save.unreadable-model", sentence, key="save", folder=str(model_folder), reason=reason
+    )
 
 
-def base_of(place: Path, about: TunedModelInfo) -> str:
-    """The folder of an adapter's base model."""
-    return str((place.parent / BASE).absolute()) if about.base is None else about.base
+def base_folder(model_folder: Path, info: TunedModelInfo) -> str:
+    """Return the folder of an adapter's base model."""
+    return str((model_folder.parent / BASE).absolute()) if info.base is None else info.base
 
 
-def load(place: Path) -> "nn.Module":
-    """The tuned model, for evaluation on the CPU (NF4: on the GPU, where there is one),
-    with its `tokenizer`.
+def load(model_folder: Path) -> "nn.Module":
+    """Load the tuned model, with its `tokenizer`, for evaluation.
 
-    Adapters are on their base model, in NF4 where the run had it so;
-    a model of `method=qat` is quantised.
+    It is on the CPU; in NF4, it is on the GPU if there is one. Adapters are loaded on their base
+    model, which is in NF4 if the run had it so. A model of `method=qat` is quantised.
 
     Raises:
-        Refusal: it is not whole, or a library that reads it is not installed.
+        Refusal: The folder is not complete, or a library is not installed.
     """
-    about = read(place)
+    info = read_info(model_folder)
     try:
         import peft.tuners.lora.torchao
         import torch
         import transformers
     except ImportError as error:
-        said = f"{place}: loading it needs {error.name}; run `{install('trl')}`"
-        raise Refusal("save.no-library", said, folder=str(place), missing=[error.name]) from None
-    reader = getattr(transformers, about.reader)
-    dtype = getattr(torch, about.dtype)
+        sentence = f"{model_folder}: loading it needs {error.name}; run `{install('trl')}`"
+        raise Refusal(
+            "save.no-library", sentence, folder=str(model_folder), missing=[error.name]
+        ) from None
+    reader = getattr(transformers, info.reader)
+    dtype = getattr(torch, info.dtype)
     options: dict[str, Any] = {"dtype": dtype}
-    if about.nf4:
-        options["quantization_config"] = transformers.BitsAndBytesConfig(**_nf4(about))
+    if info.nf4:
+        options["quantization_config"] = transformers.BitsAndBytesConfig(**_nf4_options(info))
     try:
-        if about.form == "adapter":
+        if info.form == "adapter":
             peft.tuners.lora.torchao.is_torchao_available = lambda: False  # pyright: ignore[reportPrivateImportUsage]
-            base = reader.from_pretrained(base_of(place, about), **options)
-            # without the last option PEFT holds adapters in float32, whatever the run had
-            model = peft.PeftModel.from_pretrained(base, str(place), autocast_adapter_dtype=False)
+            base = reader.from_pretrained(base_folder(model_folder, info), **options)
+            # Without autocast_adapter_dtype=False, PEFT would convert adapters to float32.
+            model = peft.PeftModel.from_pretrained(
+                base, str(model_folder), autocast_adapter_dtype=False
+            )
         else:
-            model = reader.from_pretrained(place, **options)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(place)
-    except Exception as error:  # of several libraries
-        raise _unreadable(place, error) from None
-    if about.groupsize is not None:
+            model = reader.from_pretrained(model_folder, **options)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(model_folder)
+    except Exception as error:  # Several libraries may raise.
+        raise _unreadable(model_folder, error) from None
+    if info.groupsize is not None:
         from torchao.quantization.linear_quant_modules import Int8DynActInt4WeightQuantizer
 
-        quantizer = Int8DynActInt4WeightQuantizer(groupsize=about.groupsize, precision=dtype)
-        quantizer.quantize(model.base_model if about.tied else model)
+        quantizer = Int8DynActInt4WeightQuantizer(groupsize=info.groupsize, precision=dtype)
+        quantizer.quantize(model.base_model if info.tied else model)
     model.tokenizer = tokenizer
     return model.eval()
 
 
-def _nf4(about: TunedModelInfo) -> dict[str, Any]:
-    """transformers' name of how a run held its base in NF4."""
+def _nf4_options(info: TunedModelInfo) -> dict[str, Any]:
+    """Return transformers' options for holding a base model in NF4 as the run did."""
     return {
         "load_in_4bit": True,
         "bnb_4bit_quant_type": "nf4",
         "bnb_4bit_use_double_quant": True,
-        "bnb_4bit_compute_dtype": about.dtype,
+        "bnb_4bit_compute_dtype": info.dtype,
     }
 
 
 def lines_to_load(folder: Path) -> list[str]:
-    """Lines of Python that load the tuned model of a run and its tokenizer,
-    without this project.
-    """
-    place = kept.place_of(folder).absolute()
-    about = read(place)
-    options = f'dtype="{about.dtype}"'
-    tokenizer = f"tokenizer = transformers.AutoTokenizer.from_pretrained({str(place)!r})"
-    if about.form != "adapter":
-        model = f"model = transformers.{about.reader}.from_pretrained({str(place)!r}, {options})"
-        return ["import transformers", model, *_quantising(about), tokenizer]
+    """Return lines of Python that load a run's tuned model and tokenizer without multicard."""
+    model_folder = kept.place_of(folder).absolute()
+    info = read_info(model_folder)
+    options = f'dtype="{info.dtype}"'
+    tokenizer = f"tokenizer = transformers.AutoTokenizer.from_pretrained({str(model_folder)!r})"
+    if info.form != "adapter":
+        model = (
+            f"model = transformers.{info.reader}.from_pretrained({str(model_folder)!r}, {options})"
+        )
+        return ["import transformers", model, *_quantising_lines(info), tokenizer]
     lines = [f"{PEFT_LINES[0]}, transformers", PEFT_LINES[1]]
-    if about.nf4:
-        values = ", ".join(f"{name}={value!r}" for name, value in _nf4(about).items())
+    if info.nf4:
+        values = ", ".join(f"{name}={value!r}" for name, value in _nf4_options(info).items())
         lines.append(f"nf4 = transformers.BitsAndBytesConfig({values})")
         options += ", quantization_config=nf4"
+    base = base_folder(model_folder, info)
     return [
         *lines,
-        f"base = transformers.{about.reader}.from_pretrained({base_of(place, about)!r}, {options})",
-        f"model = peft.PeftModel.from_pretrained(base, {str(place)!r})",
+        f"base = transformers.{info.reader}.from_pretrained({base!r}, {options})",
+        f"model = peft.PeftModel.from_pretrained(base, {str(model_folder)!r})",
         tokenizer,
     ]
 
 
-def _quantising(about: TunedModelInfo) -> list[str]:
-    """Lines that quantise a model as it was trained to be: its
-    weights are kept as they were before that.
+def _quantising_lines(info: TunedModelInfo) -> list[str]:
+    """Return lines that quantise a loaded model, if it was trained for this.
+
+    Such a model is saved unquantised.
     """
-    if about.groupsize is None:
+    if info.groupsize is None:
         return []
-    part = "model.base_model" if about.tied else "model"
+    part = "model.base_model" if info.tied else "model"
     return [
         "from torchao.quantization.linear_quant_modules import Int8DynActInt4WeightQuantizer",
         (
-            f"Int8DynActInt4WeightQuantizer(groupsize={about.groupsize},"
+            f"Int8DynActInt4WeightQuantizer(groupsize={info.groupsize},"
             f" precision=model.dtype).quantize({part})"
         ),
     ]

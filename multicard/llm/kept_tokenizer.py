@@ -1,7 +1,7 @@
-"""The tokenizer of a tuning run in Hugging Face's form, beside what it kept.
+"""Save the tokenizer of a tuning run in Hugging Face's form, next to the tuned weights.
 
-torchtune's tokenizers come from files of other forms: those of Llama 3 from tiktoken's, which have
-ranks of tokens and no merges, and Qwen 2.5's from vocab.json and merges.txt.
+torchtune's tokenizers come from other kinds of files. Llama 3's has tiktoken's form: ranks of
+tokens, but no merges. Qwen 2.5's consists of vocab.json and merges.txt.
 """
 
 import base64
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 SETTINGS = "tokenizer_config.json"
-# Of a folder in Hugging Face's form, what its tokenizer is made of, and how text is generated
+# Files of a folder in Hugging Face's form that define its tokenizer and how text is generated.
 COPIED = (
     "tokenizer*",
     "special_tokens_map.json",
@@ -40,70 +40,73 @@ COPIED = (
     "chat_template*",
 )
 COPIED += ("generation_config.json", "*processor_config.json", "spiece.model")
-# as Llama 3's, but for digits, each of which is a token (Qwen 2.5's tokenizer.json)
+# From Qwen 2.5's tokenizer.json. It is Llama 3's pattern, except that each digit is a token.
 QWEN_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
 
-def write(config: LlmConfig, inputs: Path, place: Path) -> None:
-    """Write the run's tokenizer, and the chat template that its rows were written by,
-    with those that have other names.
+def write(config: LlmConfig, inputs: Path, target: Path) -> None:
+    """Write the run's tokenizer, its chat template, and further named templates.
 
     Args:
-        inputs: the run's own files, of the embedded tokenizer.
-        place: a folder that is there.
+        inputs: Folder of the run's inputs, which holds the embedded tokenizer.
+        target: An existing folder.
     """
     if isinstance(config.model, HfConfig):
         folder = Path(str(config.model.path)).expanduser()
         matching = chain.from_iterable(folder.glob(pattern) for pattern in COPIED)
         for path in {path for path in matching if path.is_file()}:
-            shutil.copyfile(path, place / path.name)
-        _name_class(folder, place)
+            shutil.copyfile(path, target / path.name)
+        _name_class(folder, target)
     else:
         numbers = special_numbers(config, inputs)
         if isinstance(config.tokenizer, Qwen25TokenizerConfig):
-            tokenizer = _of_qwen(config.tokenizer, numbers)
+            tokenizer = _qwen_tokenizer(config.tokenizer, numbers)
         else:
-            tokenizer = _of_ranks(_ranks(config, inputs), numbers)
-        tokenizer.save(str(place / FILE))
-        (place / SETTINGS).write_text(json.dumps(_settings(config), indent=2) + "\n")
-    asked = getattr(config.dataset, "chat_template", None)
-    if isinstance(config.dataset, ChatConfig) and (asked or not isinstance(config.model, HfConfig)):
+            tokenizer = _tokenizer_of_ranks(_read_ranks(config, inputs), numbers)
+        tokenizer.save(str(target / FILE))
+        (target / SETTINGS).write_text(json.dumps(_tokenizer_settings(config), indent=2) + "\n")
+    configured_template = getattr(config.dataset, "chat_template", None)
+    if isinstance(config.dataset, ChatConfig) and (
+        configured_template or not isinstance(config.model, HfConfig)
+    ):
         template = chat.template(config)
-        (place / "chat_template.jinja").write_text(template.source, "utf-8")
-        _write_others(template.others, place)
+        (target / "chat_template.jinja").write_text(template.source, "utf-8")
+        _write_named_templates(template.others, target)
     elif isinstance(config.model, HfConfig):
-        own = Path(str(config.model.path)).expanduser() / chat.ADDITIONAL
-        _write_others({path.stem: path.read_text("utf-8") for path in own.glob("*.jinja")}, place)
+        template_folder = Path(str(config.model.path)).expanduser() / chat.ADDITIONAL
+        _write_named_templates(
+            {path.stem: path.read_text("utf-8") for path in template_folder.glob("*.jinja")}, target
+        )
 
 
-def _name_class(folder: Path, place: Path) -> None:
-    """Have the kept settings name the class that reads a folder's tokenizer.
+def _name_class(folder: Path, target: Path) -> None:
+    """Name the class of a folder's tokenizer in the saved settings.
 
-    transformers also looks for it in config.json, and adapters are kept without one.
+    transformers would otherwise look for it in config.json, which adapters do not have.
     """
     name = type(of_folder(str(folder))).__name__
-    # which transformers 4 knows too
+    # transformers 4 only knows this class by its older name.
     name = "PreTrainedTokenizerFast" if name == "TokenizersBackend" else name
-    stored = place / SETTINGS
-    settings = json.loads(stored.read_text("utf-8")) if stored.is_file() else {}
+    settings_path = target / SETTINGS
+    settings = json.loads(settings_path.read_text("utf-8")) if settings_path.is_file() else {}
     if str(settings.get("tokenizer_class")).removesuffix("Fast") != name.removesuffix("Fast"):
-        stored.write_text(
+        settings_path.write_text(
             json.dumps(settings | {"tokenizer_class": name}, indent=2) + "\n", "utf-8"
         )
 
 
-def _write_others(templates: Mapping[str, str], place: Path) -> None:
-    """Write templates beside the default one, as transformers does."""
+def _write_named_templates(templates: Mapping[str, str], target: Path) -> None:
+    """Write templates in addition to the default one, in transformers' layout."""
     for name, source in templates.items():
-        (place / chat.ADDITIONAL).mkdir(exist_ok=True)
-        (place / chat.ADDITIONAL / f"{name}.jinja").write_text(source, "utf-8")
+        (target / chat.ADDITIONAL).mkdir(exist_ok=True)
+        (target / chat.ADDITIONAL / f"{name}.jinja").write_text(source, "utf-8")
 
 
 def special_numbers(config: LlmConfig, inputs: Path) -> dict[str, int]:
-    """The special tokens of a decoder that torchtune builds, and their numbers."""
+    """Return the special tokens of a decoder that torchtune builds, and their ids."""
     if isinstance(config.tokenizer, Qwen25TokenizerConfig):
         from torchtune.models.qwen2_5._tokenizer import QWEN2_5_SPECIAL_TOKENS
 
@@ -111,52 +114,52 @@ def special_numbers(config: LlmConfig, inputs: Path) -> dict[str, int]:
     if isinstance(config.tokenizer, Llama3TokenizerConfig):
         from torchtune.models.llama3._tokenizer import LLAMA3_SPECIAL_TOKENS
 
-        # images, which are beyond the vocabulary, are none of text's
+        # Tokens for images lie beyond the text model's vocabulary.
         return {
             token: number
             for token, number in LLAMA3_SPECIAL_TOKENS.items()
             if number < LLAMA3_VOCABULARY
         }
-    first = len(_ranks(config, inputs))
-    return {token: first + place for place, token in enumerate(SPECIAL)}
+    first_number = len(_read_ranks(config, inputs))
+    return {token: first_number + index for index, token in enumerate(SPECIAL)}
 
 
 def special_ids(config: LlmConfig, inputs: Path) -> dict[str, Any]:
-    """The numbers of the tokens that begin, end and pad a text, as config.json has them."""
+    """Return config.json's ids of the tokens that begin, end and pad a text."""
     numbers = special_numbers(config, inputs)
-    settings = _settings(config)
+    settings = _tokenizer_settings(config)
     ends = [numbers[settings["eos_token"]]]
     if "<|end_of_text|>" in numbers:
         ends.append(numbers["<|end_of_text|>"])
-    own: dict[str, Any] = {"eos_token_id": ends, "pad_token_id": numbers[settings["pad_token"]]}
+    ids: dict[str, Any] = {"eos_token_id": ends, "pad_token_id": numbers[settings["pad_token"]]}
     if "bos_token" in settings:
-        own["bos_token_id"] = numbers[settings["bos_token"]]
-    return own
+        ids["bos_token_id"] = numbers[settings["bos_token"]]
+    return ids
 
 
-def _settings(config: LlmConfig) -> dict[str, Any]:
-    """What tokenizer_config.json says. An answer ends with `eos_token`."""
-    own: dict[str, Any] = {
+def _tokenizer_settings(config: LlmConfig) -> dict[str, Any]:
+    """Return the content of tokenizer_config.json. Its `eos_token` ends an answer."""
+    settings: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
     }
-    own["model_max_length"] = config.model.max_seq_len
+    settings["model_max_length"] = config.model.max_seq_len
     if isinstance(config.tokenizer, Qwen25TokenizerConfig):
-        return own | {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
-    own |= {
+        return settings | {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+    settings |= {
         "bos_token": "<|begin_of_text|>",
         "eos_token": "<|eot_id|>",
         "pad_token": "<|finetune_right_pad_id|>",
     }
-    return own
+    return settings
 
 
-def _ranks(config: LlmConfig, inputs: Path) -> dict[bytes, int]:
-    """Tokens and their ranks, of a file in tiktoken's form."""
-    own = config.tokenizer
+def _read_ranks(config: LlmConfig, inputs: Path) -> dict[bytes, int]:
+    """Read the tokens and their ranks from a file in tiktoken's form."""
+    tokenizer = config.tokenizer
     path = (
-        Path(str(own.path))
-        if isinstance(own, Llama3TokenizerConfig)
+        Path(str(tokenizer.path))
+        if isinstance(tokenizer, Llama3TokenizerConfig)
         else inputs / "tokenizer.tiktoken"
     )
     lines = path.expanduser().read_text().splitlines()
@@ -164,27 +167,29 @@ def _ranks(config: LlmConfig, inputs: Path) -> dict[bytes, int]:
     return {base64.b64decode(token): int(rank) for token, rank in pairs}
 
 
-def _of_ranks(ranks: dict[bytes, int], special: dict[str, int]) -> "Tokenizer":
-    """The tokenizer of tiktoken's ranks. Each way to make a token of two others is a merge,
-    in the token's rank.
+def _tokenizer_of_ranks(ranks: dict[bytes, int], special: dict[str, int]) -> "Tokenizer":
+    """Return a tokenizer with tiktoken's ranks.
+
+    Merges are in the order of their tokens' ranks. Each way to build a token from two others is a
+    merge.
     """
     from tokenizers import Tokenizer, models, processors
 
     characters = {byte: character for character, byte in byte_level_alphabet().items()}
 
-    def written(token: bytes) -> str:
+    def to_text(token: bytes) -> str:
         return "".join(characters[byte] for byte in token)
 
     merges: list[tuple[str, str]] = []
     for token in sorted(ranks, key=ranks.__getitem__):
-        cuts = [(token[:at], token[at:]) for at in range(1, len(token))]
+        cuts = [(token[:position], token[position:]) for position in range(1, len(token))]
         halves = [cut for cut in cuts if cut[0] in ranks and cut[1] in ranks]
         halves.sort(key=lambda cut: (ranks[cut[0]], ranks[cut[1]]))
-        merges += [(written(first), written(second)) for first, second in halves]
-    vocabulary = {written(token): rank for token, rank in ranks.items()} | special
+        merges += [(to_text(first), to_text(second)) for first, second in halves]
+    vocabulary = {to_text(token): rank for token, rank in ranks.items()} | special
     tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=True))
-    _split(tokenizer, PATTERN)
-    _add(tokenizer, special)
+    _set_splitting(tokenizer, PATTERN)
+    _add_special_tokens(tokenizer, special)
     begin = "<|begin_of_text|>"
     tokenizer.post_processor = processors.TemplateProcessing(  # pyright: ignore[reportAttributeAccessIssue]
         single=f"{begin} $A",
@@ -194,19 +199,19 @@ def _of_ranks(ranks: dict[bytes, int], special: dict[str, int]) -> "Tokenizer":
     return tokenizer
 
 
-def _of_qwen(own: Qwen25TokenizerConfig, special: dict[str, int]) -> "Tokenizer":
+def _qwen_tokenizer(options: Qwen25TokenizerConfig, special: dict[str, int]) -> "Tokenizer":
     from tokenizers import Tokenizer, models, normalizers
 
-    files = [str(Path(str(path)).expanduser()) for path in (own.path, own.merges_file)]
+    files = [str(Path(str(path)).expanduser()) for path in (options.path, options.merges_file)]
     tokenizer = Tokenizer(models.BPE.from_file(*files))
     tokenizer.normalizer = normalizers.NFC()  # pyright: ignore[reportAttributeAccessIssue]
-    _split(tokenizer, QWEN_PATTERN)
-    _add(tokenizer, special)
+    _set_splitting(tokenizer, QWEN_PATTERN)
+    _add_special_tokens(tokenizer, special)
     return tokenizer
 
 
-def _split(tokenizer: "Tokenizer", pattern: str) -> None:
-    """Have the tokenizer split text by a pattern, then into bytes, and put bytes together again."""
+def _set_splitting(tokenizer: "Tokenizer", pattern: str) -> None:
+    """Make the tokenizer split text by a pattern, then into bytes, and join bytes in decoding."""
     from tokenizers import Regex, decoders, pre_tokenizers
 
     split = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
@@ -215,8 +220,8 @@ def _split(tokenizer: "Tokenizer", pattern: str) -> None:
     tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def _add(tokenizer: "Tokenizer", special: dict[str, int]) -> None:
-    """Add special tokens, which get the next numbers, or those that the vocabulary has for them."""
+def _add_special_tokens(tokenizer: "Tokenizer", special: dict[str, int]) -> None:
+    """Add special tokens. They get the ids that the vocabulary has for them, or the next ones."""
     from tokenizers import AddedToken
 
     in_order = sorted(special, key=special.__getitem__)

@@ -1,7 +1,7 @@
-"""Rows of text that can be learnt from: those whose answer
-`max_seq_len` cut away altogether are left out.
+"""Read rows of text and leave out rows from which nothing can be learnt.
 
-A batch of such rows alone has no label, and its loss, a mean over none, is NaN.
+If `max_seq_len` cuts off a row's whole answer, the row has no label. A batch of such rows has a
+loss of NaN: it is the mean over no tokens.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,28 +26,33 @@ from multicard.llm.data.tokenizer import FolderTokenizer
 from multicard.messages import Refusal
 from multicard.records.schema_parts import Ignored
 
-Turn = Mapping[str, str]  # ShareGPT's: `from` (system, human, gpt) and `value`
-pc: Any = pyarrow.compute  # makes its functions as it is imported
+Turn = Mapping[str, str]  # A turn in ShareGPT's form: `from` (system, human, gpt) and `value`.
+pc: Any = pyarrow.compute  # Typed as Any: its functions are generated on import.
 
-SCANNED_ROWS = 100_000  # at a time
-# Most tokens that a row has beside one for each byte of its text: the template's text,
-# and each message's header
-AROUND_ROW = 1024
-AROUND_TEXT = 16
+SCANNED_ROWS = 100_000  # Rows that are scanned at a time.
+# A row has at most one token for each byte of its text, and this number in addition, for the text
+# of the template and the header of each message.
+EXTRA_TOKENS_OF_ROW = 1024
+EXTRA_TOKENS_OF_TEXT = 16
 
 
 class LabelledRows(Dataset[dict[str, Any]]):
-    """torchtune's rows without those that have no label left;
-    refused (ValueError) where no row has one.
+    """torchtune's rows without the rows that have no label left.
 
-    The first token of a row has no label: nothing in the row predicts it, and in a pack it stands
-    behind another row. torchtune's recipes count labels before they shift them,
-    and weigh batches and ranks by these counts.
+    The first token of a row never has a label: nothing in the row predicts it, and in a packed
+    sequence it follows another row. Its label must be masked here, because torchtune's recipes
+    count the labels before they shift them, and weigh batches and ranks by these counts.
 
-    read, cut, left_out, broken, equal, last_alone: the record's `text_rows`. ignored: the record's,
-    by name.
-    model_limit: the most tokens that the model reads, which a remedy must not exceed;
-    None: any number.
+    Attributes:
+        read, cut, left_out, broken, equal, last_alone: The fields of the record's `text_rows`.
+        ignored: The record's `ignored`, by name.
+
+    Args:
+        model_limit: Number of tokens that the model reads at most, or None if there is no limit.
+            A remedy must not exceed it.
+
+    Raises:
+        ValueError: No row has a label.
     """
 
     def __init__(
@@ -67,36 +72,40 @@ class LabelledRows(Dataset[dict[str, Any]]):
         self.equal = equal
         self.last_alone = last_alone
         self.ignored = dict(ignored or {})
-        self._kept: Sequence[int] = range(len(rows))
+        self._kept_numbers: Sequence[int] = range(len(rows))
         self.read = len(rows)
         self.cut = 0
         unlabelled = set()
-        for number in np.flatnonzero(most_tokens(rows._data) > limit).tolist() if limit else ():
+        # Only these rows can be cut, so that the others need not be tokenized.
+        long_rows = np.flatnonzero(most_tokens(rows._data) > limit).tolist() if limit else []
+        for number in long_rows:
             row = rows[number]
             answers = labels(row)
             is_cut = False
             if max(map(len, answers)) == limit:
-                with mock.patch.object(tokenizer, "max_seq_len", None):  # the whole row
+                with mock.patch.object(tokenizer, "max_seq_len", None):  # Do not cut the row.
                     is_cut = max(map(len, labels(rows[number]))) > limit
             self.cut += is_cut
             if not all(map(bears_loss, answers)) or (is_cut and _are_equal(row)):
                 unlabelled.add(number)
         self.left_out = len(unlabelled)
         if unlabelled:
-            self._kept = [number for number in self._kept if number not in unlabelled]
-        if self.read and not self._kept:
-            raise _cut_off(rows, tokenizer, model_limit, is_held_out)
+            self._kept_numbers = [
+                number for number in self._kept_numbers if number not in unlabelled
+            ]
+        if self.read and not self._kept_numbers:
+            raise _answers_cut_off(rows, tokenizer, model_limit, is_held_out)
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._kept_numbers)
 
     def column(self, name: str) -> list[Any]:
-        """A column of the kept rows as they are stored."""
-        every = self._rows._data[name]
-        return [every[number] for number in self._kept]
+        """Return a column of the kept rows, as stored."""
+        stored_column = self._rows._data[name]
+        return [stored_column[number] for number in self._kept_numbers]
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        row = self._rows[self._kept[index]]
+        row = self._rows[self._kept_numbers[index]]
         if "labels" not in row:
             return row
         return {**row, "labels": [CROSS_ENTROPY_IGNORE_IDX, *row["labels"][1:]]}
@@ -115,29 +124,31 @@ def dataset(
     model_limit: int | None = None,
     **arguments: Any,
 ) -> LabelledRows | PackedDataset:
-    """The component of torchtune's configuration: `builder`'s rows, those without a label left out
-    before they are packed.
+    """Build the data set that torchtune's configuration names as a component.
+
+    Rows without a label are left out of `builder`'s rows before they are packed.
 
     Args:
-        builder: torchtune's data set, by its path; it takes the other arguments.
-        broken, equal, ignored: what was left out of it before, for the record.
-        last_alone: rows of whose answers only the last is learnt, for the record.
-        is_held_out: they are not trained on, which a refusal says.
-        model_limit: the most tokens that the model reads; None: any number.
+        builder: Import path of a data set of torchtune's. It takes the other arguments.
+        broken, equal, ignored: What was left out earlier, for the record.
+        last_alone: Number of rows of which only the last answer is learnt, for the record.
+        is_held_out: True if the rows are not trained on. A refusal says so.
+        model_limit: Number of tokens that the model reads at most, or None if there is no limit.
     """
-    read = _get_component_from_path(builder)(tokenizer, **arguments)
+    builder_rows = _get_component_from_path(builder)(tokenizer, **arguments)
     rows = LabelledRows(
-        read, tokenizer, broken, equal, last_alone, ignored, is_held_out, model_limit
+        builder_rows, tokenizer, broken, equal, last_alone, ignored, is_held_out, model_limit
     )
     return PackedDataset(rows, max_seq_len=tokenizer.max_seq_len) if packed else rows
 
 
-def _cut_off(rows: Any, tokenizer: Any, model_limit: int | None, is_held_out: bool) -> Refusal:
-    """The refusal of rows that are all cut before anything of them can be learnt,
-    at the tokenizer's `max_seq_len`.
+def _answers_cut_off(
+    rows: Any, tokenizer: Any, model_limit: int | None, is_held_out: bool
+) -> Refusal:
+    """Return the refusal of rows whose answers are all cut off by the tokenizer's `max_seq_len`.
 
     Args:
-        model_limit: the most tokens that the model reads; None: any number.
+        model_limit: Number of tokens that the model reads at most, or None if there is no limit.
     """
     limit = tokenizer.max_seq_len
     with mock.patch.object(tokenizer, "max_seq_len", None):
@@ -151,9 +162,10 @@ def _cut_off(rows: Any, tokenizer: Any, model_limit: int | None, is_held_out: bo
     if not can_be_learnt:
         return Refusal(
             "llm.answers-beyond-model",
-            f"model.max_seq_len={model_limit}: the model reads no more tokens, and the answers, or"
-            f" differences of pairs, of all {len(rows)} {'held-out ' if is_held_out else ''}rows"
-            " are behind them. Shorten what stands before, or take a model that reads more",
+            f"model.max_seq_len={model_limit}: the model reads no more tokens. In all"
+            f" {len(rows)} {'held-out ' if is_held_out else ''}rows, the answers, or the"
+            " differences of pairs, lie behind them. Shorten the text before them, or use a model"
+            " that reads more",
             key="model.max_seq_len",
             value=model_limit,
             rows=len(rows),
@@ -162,9 +174,9 @@ def _cut_off(rows: Any, tokenizer: Any, model_limit: int | None, is_held_out: bo
     if is_held_out:
         return Refusal(
             "llm.held-out-cut-off",
-            f"max_seq_len={limit}: leaves no answer, or of pairs no difference, in any of the"
-            f" {len(rows)} held-out rows; use `max_seq_len={length}`, or `dataset.split=0"
-            " dataset.test_files=null` to hold none out",
+            f"max_seq_len={limit}: none of the {len(rows)} held-out rows has an answer, or a"
+            f" difference between its answers, left; use `max_seq_len={length}`, or"
+            " `dataset.split=0 dataset.test_files=null` to hold no rows out",
             key="max_seq_len",
             value=limit,
             rows=len(rows),
@@ -172,8 +184,8 @@ def _cut_off(rows: Any, tokenizer: Any, model_limit: int | None, is_held_out: bo
         )
     return Refusal(
         "llm.answers-cut-off",
-        f"max_seq_len={limit}: leaves no answer, or of pairs no difference, in any of the"
-        f" {len(rows)} rows; use `max_seq_len={length}`",
+        f"max_seq_len={limit}: none of the {len(rows)} rows has an answer, or a difference between"
+        f" its answers, left; use `max_seq_len={length}`",
         key="max_seq_len",
         value=limit,
         rows=len(rows),
@@ -181,69 +193,71 @@ def _cut_off(rows: Any, tokenizer: Any, model_limit: int | None, is_held_out: bo
     )
 
 
-def _rows_of(data: Any) -> Any:
-    """The labelled rows of what `dataset` returned."""
+def _labelled_rows(data: Any) -> Any:
+    """Return the labelled rows in what `dataset` returned."""
     return data.ds if isinstance(data, PackedDataset) else data
 
 
 def ignored(data: Any) -> list[Ignored]:
-    """The record's `ignored`, of what `dataset` returned: columns,
-    keys of messages and files that were not read.
-    """
-    return [Ignored(what, count) for what, count in _rows_of(data).ignored.items()]
+    """Return the record's `ignored`: columns, keys of messages and files that were not read."""
+    return [Ignored(name, count) for name, count in _labelled_rows(data).ignored.items()]
 
 
 def counts(data: Any) -> dict[str, Any]:
-    """The record's `text_rows`, of what `dataset` returned."""
+    """Return the record's `text_rows`, from what `dataset` returned."""
     packed = isinstance(data, PackedDataset)
-    rows = _rows_of(data)
-    own = {
+    rows = _labelled_rows(data)
+    text_rows = {
         name: getattr(rows, name)
         for name in ("read", "cut", "left_out", "broken", "equal", "last_alone")
     }
-    return own | {"sequences": len(data) if packed else None}
+    return text_rows | {"sequences": len(data) if packed else None}
 
 
 def labels(row: Mapping[str, Any]) -> list[Sequence[int]]:
-    """The labels of a row, or those of a pair's two answers; not yet shifted."""
+    """Return the labels of a row, or of both answers of a pair. They are not yet shifted."""
     return [row["labels"]] if "labels" in row else [row["chosen_labels"], row["rejected_labels"]]
 
 
 def _are_equal(row: Mapping[str, Any]) -> bool:
-    """True of a pair whose answers have the same tokens: they
-    differ after the place where both were cut.
-    """
+    """Return True for a pair whose answers have the same tokens after both were cut."""
     names = ("chosen_input_ids", "rejected_input_ids")
     return "labels" not in row and list(row[names[0]]) == list(row[names[1]])
 
 
 def _can_be_learnt(row: Mapping[str, Any]) -> bool:
-    """True of a row, or of both answers of a pair that differ, with a token to predict."""
+    """Return True if a row has a token to predict.
+
+    For a pair, both answers must have one, and must differ.
+    """
     return all(map(bears_loss, labels(row))) and not _are_equal(row)
 
 
 def bears_loss(answer: Sequence[int]) -> bool:
-    """True if a token is to be predicted; the first never is."""
+    """Return True if any token is to be predicted. The first one never is."""
     return any(label != CROSS_ENTROPY_IGNORE_IDX for label in answer[1:])
 
 
 def most_tokens(rows: Any) -> np.ndarray:
-    """The most tokens that each row of a `datasets.Dataset` can have,
-    without tokenizing it: a token is a byte or more.
+    """Return an upper bound of the tokens in each row of a `datasets.Dataset`.
 
-    Works on columns: C4_200M has 18 million rows.
+    It needs no tokenizer, since a token is at least one byte. It works on columns, because
+    C4_200M has 18 million rows.
     """
     tables = rows.with_format("arrow").iter(batch_size=SCANNED_ROWS) if len(rows) else ()
     sizes = (
         sum(text_bytes(column.combine_chunks()) for column in table.columns) for table in tables
     )
-    return AROUND_ROW + np.concatenate([np.empty(0, np.int64), *sizes])
+    return EXTRA_TOKENS_OF_ROW + np.concatenate([np.empty(0, np.int64), *sizes])
 
 
 def text_bytes(values: pa.Array) -> np.ndarray:
-    """Bytes of all text in each value, with `AROUND_TEXT` for each text; 0 for numbers."""
+    """Return the bytes of all text in each value, plus `EXTRA_TOKENS_OF_TEXT` for each text.
+
+    Numbers count 0.
+    """
     if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
-        return pc.fill_null(pc.add(pc.binary_length(values), AROUND_TEXT), 0).to_numpy(
+        return pc.fill_null(pc.add(pc.binary_length(values), EXTRA_TOKENS_OF_TEXT), 0).to_numpy(
             zero_copy_only=False
         )
     if pa.types.is_struct(values.type):
@@ -260,8 +274,9 @@ def text_bytes(values: pa.Array) -> np.ndarray:
 
 
 class ConversationToAlpaca(AlpacaToMessages):
-    """torchtune's messages of a row with `conversations`, in Alpaca's template. The prompt is
-    learnt too, as Alpaca's is by default.
+    """Converts a row with `conversations` to messages in Alpaca's template.
+
+    The prompt is learnt too, which is torchtune's default for Alpaca.
     """
 
     def __call__(self, sample: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -269,30 +284,32 @@ class ConversationToAlpaca(AlpacaToMessages):
 
 
 def instruction(turns: Sequence[Turn]) -> dict[str, str]:
-    """Alpaca's columns of a conversation of one question and one answer: the system's text is the
-    instruction and the question its input; without such a text the question is the instruction.
-    Several questions are refused.
+    """Return Alpaca's columns for a conversation of one question and one answer.
+
+    The system text is the instruction and the question is its input. Without a system text, the
+    question is the instruction. Several questions are refused.
     """
-    said = {turn["from"]: turn["value"] for turn in turns}
-    if len(said) < len(turns):
+    text_by_speaker = {turn["from"]: turn["value"] for turn in turns}
+    if len(text_by_speaker) < len(turns):
         raise Refusal(
             "llm.several-questions",
             "template=instruct: a conversation has several questions; leave it out",
             key="template",
         )
-    system = said.get("system")
-    question = said["human"]
-    asked = (
+    system = text_by_speaker.get("system")
+    question = text_by_speaker["human"]
+    prompt = (
         {"instruction": system, "input": question}
         if system
         else {"instruction": question, "input": ""}
     )
-    return asked | {"output": said["gpt"]}
+    return prompt | {"output": text_by_speaker["gpt"]}
 
 
 def conversations(tokenizer: Any, *, source: str, **arguments: Any) -> SFTDataset:
-    """Rows for torchtune's recipes, as its own builders make them;
-    `arguments` are `datasets.load_dataset`'s.
+    """Build rows of conversations for torchtune's recipes, as torchtune's builders do.
+
+    `arguments` are passed on to `datasets.load_dataset`.
     """
     transform = ConversationToAlpaca(train_on_input=True)
     return SFTDataset(
@@ -301,45 +318,47 @@ def conversations(tokenizer: Any, *, source: str, **arguments: Any) -> SFTDatase
 
 
 def chat_tokens(tokenizer: Any, sample: Mapping[str, Any]) -> dict[str, Any]:
-    """The tokens of a conversation's `pieces`, special tokens read as such, and a mask of those
-    that have no character with loss.
+    """Tokenize the `pieces` of a conversation, and mask tokens without a learnt character.
+
+    Special tokens in the text are encoded as special tokens.
     """
     pieces = sample["pieces"]
     texts = [piece["content"] for piece in sample["pieces"]]
     if isinstance(tokenizer, FolderTokenizer):
         tokens, spans = tokenizer.encode("".join(texts))
-        letters = np.repeat([piece["learnt"] for piece in pieces], [*map(len, texts)])
-        mask = np.array([not letters[first:last].any() for first, last in spans])
+        learnt_characters = np.repeat([piece["learnt"] for piece in pieces], [*map(len, texts)])
+        mask = np.array([not learnt_characters[first:last].any() for first, last in spans])
         return {"tokens": tokens[: tokenizer.max_seq_len], "mask": mask[: tokenizer.max_seq_len]}
     if isinstance(tokenizer, Llama3Tokenizer):
         encoding = tokenizer.tt_model.tt_model
         tokens = encoding.encode("".join(texts), allowed_special="all")
         sizes = [len(encoding.decode_single_token_bytes(token)) for token in tokens]
-    else:  # Qwen's, which normalises text and writes a byte of a token as a character
+    else:  # Qwen's normalises text, and represents each byte of a token by a character.
         texts = [normalize("NFC", text) for text in texts]
         tokens = tokenizer.encode("".join(texts), add_bos=False, add_eos=False)
         special = {token: name for name, token in tokenizer.special_tokens.items()}
         sizes = [len(special.get(token) or tokenizer.decoder[token]) for token in tokens]
-    learnt = [
+    learnt_bytes = [
         np.full(len(text.encode()), piece["learnt"])
         for text, piece in zip(texts, pieces, strict=True)
     ]
-    mask = ~np.logical_or.reduceat(np.concatenate(learnt), [0, *np.cumsum(sizes)[:-1].tolist()])
+    mask = ~np.logical_or.reduceat(
+        np.concatenate(learnt_bytes), [0, *np.cumsum(sizes)[:-1].tolist()]
+    )
     return {"tokens": tokens[: tokenizer.max_seq_len], "mask": mask[: tokenizer.max_seq_len]}
 
 
 def chats(tokenizer: Any, *, source: str, **arguments: Any) -> SFTDataset:
-    """The rows of `dataset=chat`, which are pieces of text;
-    `arguments` as those of `conversations`.
+    """Build the rows of `dataset=chat`, which are pieces of text.
+
+    `arguments` are passed on to `datasets.load_dataset`.
     """
     transform: Any = partial(chat_tokens, tokenizer)
     return SFTDataset(source=source, message_transform=None, model_transform=transform, **arguments)  # pyright: ignore[reportArgumentType]
 
 
 class LastAnswers(ChosenRejectedToMessages):
-    """torchtune's messages of a pair, the assistant's turns of
-    the history that both answers share masked.
-    """
+    """Converts a pair to messages, and masks the assistant's turns in the shared history."""
 
     def __call__(self, sample: Mapping[str, Any]) -> Mapping[str, Any]:
         chosen = sample["chosen"]
@@ -353,8 +372,9 @@ class LastAnswers(ChosenRejectedToMessages):
 
 
 def pairs(tokenizer: Any, *, source: str, **arguments: Any) -> PreferenceDataset:
-    """Pairs for torchtune's recipes, as its own builder makes them;
-    `arguments` are `datasets.load_dataset`'s.
+    """Build pairs for torchtune's recipes, as torchtune's builder does.
+
+    `arguments` are passed on to `datasets.load_dataset`.
     """
     return PreferenceDataset(
         source=source, message_transform=LastAnswers(), tokenizer=tokenizer, **arguments
@@ -362,7 +382,10 @@ def pairs(tokenizer: Any, *, source: str, **arguments: Any) -> PreferenceDataset
 
 
 class ChatPairs(Dataset[dict[str, Any]]):
-    """Pairs of answers, each in pieces of text; `arguments` are `datasets.load_dataset`'s."""
+    """Pairs of answers, each in pieces of text.
+
+    `arguments` are passed on to `datasets.load_dataset`.
+    """
 
     def __init__(self, tokenizer: Any, *, source: str, **arguments: Any) -> None:
         self._data = load_dataset(source, **arguments)
@@ -373,9 +396,9 @@ class ChatPairs(Dataset[dict[str, Any]]):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         row = {}
-        stored = self._data[index]
-        for name in pairs_of_rows.CHOICES:  # held-out rows have others beside them
-            encoded = chat_tokens(self._tokenizer, {"pieces": stored[name]})
+        stored_row = self._data[index]
+        for name in pairs_of_rows.CHOICES:  # Held-out rows have further columns.
+            encoded = chat_tokens(self._tokenizer, {"pieces": stored_row[name]})
             labels = np.where(encoded["mask"], CROSS_ENTROPY_IGNORE_IDX, encoded["tokens"])
             row |= {f"{name}_input_ids": encoded["tokens"], f"{name}_labels": labels.tolist()}
         return row

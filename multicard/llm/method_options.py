@@ -1,4 +1,7 @@
-"""The options of the tuning methods, as under `conf/method/`. No torch."""
+"""Define the options of the tuning methods, which are set under `conf/method/`.
+
+Imports no torch.
+"""
 
 import math
 from dataclasses import dataclass
@@ -10,15 +13,16 @@ from multicard.config.roles import WAY_TO_TRAIN, Role
 from multicard.messages import Refusal
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "output_proj")
-# PEFT's word for every linear of the layers; the output layer is none of them
+# PEFT's word for every linear of the layers, except for the output layer.
 ALL_LINEAR = "all-linear"
 FEED_FORWARD = ("mlp.w1", "mlp.w2", "mlp.w3")
 
 
 @dataclass
 class LoraConfig(MethodConfig):
-    """Low-rank adapters (Hu et al., 2021) beside the named linears; `rslora`: Kalajdzievski, 2023,
-    arXiv:2312.03732.
+    """Low-rank adapters (Hu et al., 2021) for the named linears.
+
+    `rslora` is from Kalajdzievski, 2023 (arXiv:2312.03732).
     """
 
     lora_rank: int = key(
@@ -57,17 +61,17 @@ class LoraConfig(MethodConfig):
                 key="method.lora_dropout",
                 value=self.lora_dropout,
             )
-        named = self.lora_attn_modules
-        if isinstance(named, str):  # as PEFT takes it, and one layer without brackets
-            self.lora_attn_modules = [named]
+        layer_names = self.lora_attn_modules
+        if isinstance(layer_names, str):  # PEFT's "all-linear", or one layer without brackets.
+            self.lora_attn_modules = [layer_names]
         elif (
-            not isinstance(named, list)
-            or not named
-            or not all(isinstance(name, str) for name in named)
+            not isinstance(layer_names, list)
+            or not layer_names
+            or not all(isinstance(name, str) for name in layer_names)
         ):
             raise Refusal(
                 "llm.no-adapted-layers",
-                f"method.lora_attn_modules={named}: name one or more layers, for example"
+                f"method.lora_attn_modules={layer_names}: name one or more layers, for example"
                 f" `method.lora_attn_modules=[{ATTENTION[0]}]` or"
                 f" `method.lora_attn_modules={ALL_LINEAR}`",
                 key="method.lora_attn_modules",
@@ -97,24 +101,25 @@ class LoraConfig(MethodConfig):
 
     @property
     def scale(self) -> float:
-        """By which an adapter's product is multiplied."""
+        """The factor by which an adapter's product is multiplied."""
         return self.lora_alpha / (math.sqrt(self.lora_rank) if self.rslora else self.lora_rank)
 
     @property
     def adapts_all(self) -> bool:
-        """True where every linear of the layers has an adapter, whatever its name."""
+        """True if every linear of the layers has an adapter, whatever its name."""
         return ALL_LINEAR in self.lora_attn_modules
 
     @property
     def attention(self) -> list[str]:
-        """The linears of the attention that have adapters, of a decoder that torchtune builds."""
+        """The linears of the attention that have adapters, in a decoder that torchtune builds."""
         return list(ATTENTION) if self.adapts_all else list(self.lora_attn_modules)
 
 
 @dataclass
 class DpoConfig(LoraConfig):
-    """Direct preference optimisation (Rafailov et al., 2023) of the adapters;
-    the base model is the reference.
+    """Direct preference optimisation (Rafailov et al., 2023) of adapters.
+
+    The base model is the reference.
     """
 
     beta: float = key(
@@ -127,8 +132,9 @@ class DpoConfig(LoraConfig):
 
 @dataclass
 class QatConfig(MethodConfig):
-    """All weights, with int4 weights in groups of `groupsize` and
-    int8 activations simulated in each linear.
+    """Quantisation-aware training of all weights.
+
+    Each linear simulates int4 weights, in groups of `groupsize`, and int8 activations.
     """
 
     groupsize: int = key(

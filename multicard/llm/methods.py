@@ -1,5 +1,6 @@
-"""The tuning methods: what they add to torchtune's configuration, and what they refuse.
-No torch.
+"""Define the tuning methods: what each adds to torchtune's configuration, and what it refuses.
+
+Imports no torch.
 """
 
 import math
@@ -24,31 +25,33 @@ from multicard.llm.method_options import (
 )
 from multicard.messages import Refusal
 
-NF4_BLOCK = 64 * 256  # weights that share torchao's two levels of scales
+NF4_BLOCK = 64 * 256  # This number of weights shares both levels of torchao's scales.
 
 
 @dataclass(frozen=True)
 class Method:
     """A tuning method.
 
-    Fields:
-        schema: its options, as under `conf/method/`.
-        adapters: LoRA adapters are trained and the model's weights are frozen; otherwise all
-            weights are trained. FSDP reduces the gradients of what is trained, and gathers all
-            weights.
-        nf4: the frozen weights are held, and gathered, in NF4.
-        fake_quantised: the linears simulate quantisation.
-        pairs: it reads a chosen and a rejected answer a row, which cannot be packed.
-        reference_passes: forward passes of a frozen reference model a step: FSDP gathers the
-            weights for each, as it does for the forward and the backward pass.
-        compiles, compiles_distributed: torchtune's recipes take `compile`.
-        optimizer_in_bwd: the recipes take it.
-        scheduled: the recipe has a learning-rate schedule.
-        clips: the recipes take `clip_grad_norm`.
-        builder_arguments: what the builder of the model takes for it, from its options, beside
-            those of the adapters.
-        components: what it adds to torchtune's configuration, from its options.
-        check: refuses what torchao would pass over in silence, or break on during the run.
+    Attributes:
+        schema: The type of the method's options, which are set under `conf/method/`.
+        adapters: True if the method trains LoRA adapters and freezes the model's weights. If
+            False, it trains all weights. FSDP reduces the gradients of the trained weights only,
+            and gathers all weights.
+        nf4: True if the frozen weights are stored, and gathered, in NF4.
+        fake_quantised: True if the linears simulate quantisation.
+        pairs: True if each row holds a chosen and a rejected answer. Such rows cannot be packed.
+        reference_passes: Number of forward passes through a frozen reference model in a step.
+            FSDP gathers the weights for each of them, as for the forward and the backward pass.
+        compiles: True if torchtune's recipe for one GPU supports `compile`.
+        compiles_distributed: True if torchtune's distributed recipe supports `compile`.
+        optimizer_in_bwd: True if the recipes support `optimizer_in_bwd`.
+        scheduled: True if the recipe has a learning-rate schedule.
+        clips: True if the recipes support `clip_grad_norm`.
+        builder_arguments: Returns, from the method's options, the arguments that the model's
+            builder needs in addition to the arguments of the adapters.
+        components: Returns, from the method's options, what to add to torchtune's configuration.
+        check: Refuses options that torchao would ignore in silence, or that would fail during the
+            run.
     """
 
     schema: type[MethodConfig]
@@ -83,23 +86,24 @@ def qat_quantizer(options: QatConfig) -> dict[str, Any]:
 
 
 def check_groups(config: LlmConfig) -> None:
-    """Refuse a group size that does not divide the width of
-    every linear: torchao would skip the others.
+    """Refuse a group size that does not divide the width of every linear.
+
+    torchao would leave the other linears unquantised without a word.
     """
     assert isinstance(config.method, QatConfig)
     groupsize = config.method.groupsize
     widths = {name: shape[1] for name, shape in models.linears(config.model).items()}
-    uneven = {name: width for name, width in widths.items() if width % groupsize}
-    if uneven:
+    uneven_widths = {name: width for name, width in widths.items() if width % groupsize}
+    if uneven_widths:
         divisible = math.gcd(*widths.values())
-        listed = ", ".join(f"{name} ({width})" for name, width in uneven.items())
+        listed = ", ".join(f"{name} ({width})" for name, width in uneven_widths.items())
         raise Refusal(
             "llm.groupsize",
-            f"method.groupsize={groupsize}: does not divide the width of {listed}, "
-            f"which method=qat would not quantise; use a divisor of {divisible}",
+            f"method.groupsize={groupsize}: does not divide the width of {listed}. method=qat would"
+            f" leave them unquantised; use a divisor of {divisible}",
             key="method.groupsize",
             value=groupsize,
-            uneven=uneven,
+            uneven=uneven_widths,
             divisible=divisible,
         )
 
@@ -110,7 +114,7 @@ def check_nf4(config: LlmConfig) -> None:
     model = config.model
     ranks = config.world_size
     assert isinstance(method, LoraConfig)
-    # bitsandbytes quantises weights of any size, on one rank under FSDP too
+    # bitsandbytes quantises weights of any size, and with FSDP on a single rank, too.
     if config.engine is Engine.trl:
         return
     if ranks == 1 and config.distributed:
@@ -121,42 +125,44 @@ def check_nf4(config: LlmConfig) -> None:
             key="recipe",
         )
     shapes = models.linears(model)
-    plain = (
-        []
-        if models.family(model).quantizes_all
-        else [name for name in shapes if name not in adapted(method)]
-    )
-    if plain:
-        wanted = {
-            f"lora_attn_modules=[{','.join(ATTENTION)}]": not {*ATTENTION} <= {*method.attention}
-        }
-        wanted["apply_lora_to_mlp=true"] = not method.apply_lora_to_mlp
-        remedy = " ".join(f"method.{word}" for word, is_lacking in wanted.items() if is_lacking)
+    linears_without_adapter = []
+    if not models.family(model).quantizes_all:
+        with_adapter = adapted_linears(method)
+        linears_without_adapter = [name for name in shapes if name not in with_adapter]
+    if linears_without_adapter:
+        overrides = []
+        if not {*ATTENTION} <= {*method.attention}:
+            overrides.append(f"method.lora_attn_modules=[{','.join(ATTENTION)}]")
+        if not method.apply_lora_to_mlp:
+            overrides.append("method.apply_lora_to_mlp=true")
+        remedy = " ".join(overrides)
         raise Refusal(
             "llm.nf4-without-adapters",
             f"method=qlora: torchtune only quantises linears of model={model.name} that have an"
-            f" adapter, and {', '.join(plain)} have none; use `{remedy}`",
+            f" adapter, and {', '.join(linears_without_adapter)} have none; use `{remedy}`",
             key="method",
             model=model.name,
-            plain=plain,
+            plain=linears_without_adapter,
         )
 
     def divides(shape: tuple[int, int]) -> bool:
         return math.prod(shape) % (NF4_BLOCK * ranks) == 0 and shape[0] % ranks == 0
 
-    uneven = {name: math.prod(shape) for name, shape in shapes.items() if not divides(shape)}
-    if uneven:
-        listed = ", ".join(f"{name} ({weights})" for name, weights in uneven.items())
+    uneven_linears = {
+        name: math.prod(shape) for name, shape in shapes.items() if not divides(shape)
+    }
+    if uneven_linears:
+        listed = ", ".join(f"{name} ({weights})" for name, weights in uneven_linears.items())
         raise Refusal(
             "llm.nf4-blocks",
             f"method=qlora: NF4 needs the weights of each layer to be a multiple of {NF4_BLOCK} x"
-            f" {ranks} rank(s), unlike {listed} of model={model.name}; use fewer GPUs,"
+            f" {ranks} rank(s), but model={model.name} has {listed}; use fewer GPUs,"
             " `method=lora`, or other sizes",
             key="method",
             model=model.name,
             block=NF4_BLOCK,
             ranks=ranks,
-            uneven=uneven,
+            uneven=uneven_linears,
         )
 
 
@@ -187,7 +193,10 @@ METHODS: dict[str, Method] = {
 
 
 def recipe_file(name: str) -> Path:
-    """torchtune's file of a recipe; the package of the recipes cannot be imported, by intent."""
+    """Return the path of a torchtune recipe.
+
+    torchtune's package of recipes raises an error if it is imported, so the file is found by path.
+    """
     torchtune = find_spec("torchtune")
     assert torchtune is not None and torchtune.origin is not None
     return Path(torchtune.origin).parents[1] / "recipes" / f"{name}.py"
@@ -204,7 +213,7 @@ def check_recipes(options: MethodConfig) -> None:
         recipes = sorted(path.stem for path in recipe_file("x").parent.glob(f"*_{kind}.py"))
         raise Refusal(
             "llm.no-such-recipe",
-            f"method.{kind}={name}: torchtune has no such recipe; leave it out, or use one of"
+            f"method.{kind}={name}: torchtune has no such recipe; leave the key out, or use one of"
             f" {', '.join(recipes)}",
             key=f"method.{kind}",
             value=name,
@@ -213,12 +222,14 @@ def check_recipes(options: MethodConfig) -> None:
 
 
 def chosen(config: LlmConfig) -> Method:
+    """Return the method that the configuration selects."""
     return METHODS[config.method.name]
 
 
 def compiles(config: LlmConfig) -> bool:
-    """True where the engine takes `compile` with the method: TRL
-    where its layers are plain linears with adapters.
+    """Return True if the engine supports `compile` with the selected method.
+
+    TRL does so if the model's layers are plain linears with adapters.
     """
     method = chosen(config)
     if config.engine is Engine.trl:
@@ -226,26 +237,29 @@ def compiles(config: LlmConfig) -> bool:
     return method.compiles_distributed if config.distributed else method.compiles
 
 
-def adapted(options: LoraConfig) -> list[str]:
-    """The linears of a layer that have an adapter."""
+def adapted_linears(options: LoraConfig) -> list[str]:
+    """Return the names of the linears in a layer that get an adapter."""
     attention = [f"attn.{name}" for name in options.attention]
     return [*attention, *(FEED_FORWARD if options.apply_lora_to_mlp else ())]
 
 
 def adapter_parameters(config: LlmConfig, vocabulary: int) -> int | None:
-    """rank x (in + out) of each linear that has an adapter; None for a method without adapters."""
+    """Return the number of adapter parameters, or None for a method without adapters.
+
+    An adapter of a linear has rank x (in + out) parameters.
+    """
     options = config.method
     model = config.model
     if not isinstance(options, LoraConfig):
         return None
     shapes = models.linears(model)
-    layer = sum(sum(shapes[name]) for name in adapted(options))
+    layer = sum(sum(shapes[name]) for name in adapted_linears(options))
     output = vocabulary + model.embed_dim if options.apply_lora_to_output else 0
     return options.lora_rank * (model.num_layers * layer + output)
 
 
 def model_component(config: LlmConfig, vocabulary: int) -> dict[str, Any]:
-    """torchtune's builder of the model, with the method's adapters, and its arguments."""
+    """Return torchtune's component for the model: its builder, with adapters, and the arguments."""
     model = config.model
     options = config.method
     family = models.family(config.model)
@@ -267,10 +281,8 @@ def model_component(config: LlmConfig, vocabulary: int) -> dict[str, Any]:
     return component | {"vocab_size": vocabulary} | models.builder_arguments(model)
 
 
-def check(config: LlmConfig) -> None:
-    """Refuse (ValueError) options that the method's recipe refuses,
-    or would pass over in silence.
-    """
+def check_options(config: LlmConfig) -> None:
+    """Refuse (ValueError) options that the method's recipe rejects or ignores in silence."""
     _check_layers(config)
     check_recipes(config.method)
     _check_recipe_options(config)
@@ -309,7 +321,8 @@ def _check_recipe_options(config: LlmConfig) -> None:
     if config.recipe is Recipe.single_device and config.method.single_device is None:
         raise Refusal(
             "llm.no-recipe-of-one-gpu",
-            f"recipe=single_device: torchtune has none for method={name}; use `recipe=auto`",
+            f"recipe=single_device: torchtune has no such recipe for method={name}; use"
+            " `recipe=auto`",
             key="recipe",
             method=name,
         )
@@ -335,21 +348,23 @@ def _check_recipe_options(config: LlmConfig) -> None:
             key="optimizer_in_bwd",
             method=name,
         )
-    accumulated = config.gradient_accumulation_steps
-    if config.optimizer_in_bwd and accumulated > 1:
+    accumulation_steps = config.gradient_accumulation_steps
+    if config.optimizer_in_bwd and accumulation_steps > 1:
         raise Refusal(
             "llm.accumulation-in-bwd",
-            f"gradient_accumulation_steps={accumulated}: optimizer_in_bwd=true steps after each"
-            " batch; use `gradient_accumulation_steps=1`, or `optimizer_in_bwd=false`",
+            f"gradient_accumulation_steps={accumulation_steps}: optimizer_in_bwd=true updates the"
+            " weights after each batch; use `gradient_accumulation_steps=1`, or"
+            " `optimizer_in_bwd=false`",
             key="gradient_accumulation_steps",
-            value=accumulated,
+            value=accumulation_steps,
         )
-    # The papers' number may be set for several methods: this one's record says that it took none
+    # A sweep over several methods may set the papers' number for all of them. The record of a
+    # method without a schedule then says that there were no warm-up steps.
     if not method.scheduled and config.warmup_steps not in (None, PAPERS_WARMUP):
         raise Refusal(
             "llm.recipe-warmup",
-            f"warmup_steps={config.warmup_steps}: the recipe of method={name} keeps its learning"
-            " rate; use `warmup_steps=null`",
+            f"warmup_steps={config.warmup_steps}: the recipe of method={name} has a constant"
+            " learning rate; use `warmup_steps=null`",
             key="warmup_steps",
             value=config.warmup_steps,
             method=name,
@@ -357,7 +372,7 @@ def _check_recipe_options(config: LlmConfig) -> None:
 
 
 def _check_save(config: LlmConfig) -> None:
-    """What is kept is what the method trains."""
+    """Refuse a form of `save` that does not fit the weights that the method trains."""
     save = config.save
     name = config.method.name
     method = chosen(config)
@@ -372,7 +387,7 @@ def _check_save(config: LlmConfig) -> None:
     if save is TuningSave.model and method.adapters:
         raise Refusal(
             "llm.save-adapter-alone",
-            f"save=model: method={name} trains adapters beside a model that stays as it was; use"
+            f"save=model: method={name} trains adapters, and leaves the model unchanged; use"
             " `save=adapter`",
             key="save",
             method=name,
@@ -394,7 +409,7 @@ def _check_save(config: LlmConfig) -> None:
     ):
         raise Refusal(
             "llm.save-random-nf4",
-            "save=adapter: the base has random weights, of which the run only has their NF4; use"
+            "save=adapter: the base model has random weights, which the run only holds in NF4; use"
             " `save=none`, `model.weights=own`, or `method=lora`",
             key="save",
             method=name,
@@ -402,23 +417,23 @@ def _check_save(config: LlmConfig) -> None:
 
 
 def _check_tied(config: LlmConfig) -> None:
-    """The output of such a model is its embeddings."""
+    """Refuse options for the output layer of a model that shares it with the embeddings."""
     name = config.model.name
-    apart = config.custom_sharded_layers
-    if apart:
+    sharded_layers = config.custom_sharded_layers
+    if sharded_layers:
         raise Refusal(
             "llm.tied-sharded-layers",
-            f"custom_sharded_layers={apart}: the output of model={name} is its embeddings, "
-            "which cannot be gathered apart; use `custom_sharded_layers=[]`",
+            f"custom_sharded_layers={sharded_layers}: the output layer of model={name} is its"
+            " embeddings, and cannot be gathered separately; use `custom_sharded_layers=[]`",
             key="custom_sharded_layers",
-            value=list(apart),
+            value=list(sharded_layers),
             model=name,
         )
     if isinstance(config.method, LoraConfig) and config.method.apply_lora_to_output:
         raise Refusal(
             "llm.tied-output-adapter",
-            f"method.apply_lora_to_output=true: the output of model={name} is its embeddings; "
-            "use `method.apply_lora_to_output=false`",
+            f"method.apply_lora_to_output=true: the output layer of model={name} is its embeddings;"
+            " use `method.apply_lora_to_output=false`",
             key="method.apply_lora_to_output",
             model=name,
         )

@@ -1,8 +1,8 @@
-"""Writes what was tuned into a run's folder, once all that is timed is over. Works on all ranks;
-rank 0 writes.
+"""Write the tuned weights to the run folder, after all timed work.
 
-No rank ever holds the whole of a sharded model: tensors are gathered, written and let go one by
-one. A tensor of a layer fits, as the layer's were gathered together while it trained.
+All ranks take part, and rank 0 writes. No rank ever holds a sharded model as a whole: tensors are
+gathered, written and freed one by one. A single tensor fits in memory, because training gathered
+whole layers.
 """
 
 import json
@@ -31,7 +31,7 @@ from multicard.ranks.process import Rank, max_over_ranks
 from multicard.records import kept
 from multicard.records.schema_parts import SavedModel
 
-# Types of tensors as safetensors names them
+# safetensors' names of the types.
 TYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64"}
 TYPES |= {
     torch.int64: "I64",
@@ -52,7 +52,7 @@ class WeightFile:
         header: dict[str, Any] = {"__metadata__": {"format": "pt", **(metadata or {})}}
         end = 0
         for name, part in parts.items():
-            for stored_name, (dtype, shape) in part.stored(name).items():
+            for stored_name, (dtype, shape) in part.tensor_entries(name).items():
                 start = end
                 end += prod(shape) * dtype.itemsize
                 header[stored_name] = {
@@ -65,20 +65,20 @@ class WeightFile:
         self._file = path.open("wb")
         self._file.write(len(text).to_bytes(8, "little") + text)
 
-    def add_part(self, name: str, part: TensorPart, whole: torch.Tensor) -> None:
-        for tensor in part.written(name, whole).values():
+    def add_part(self, name: str, part: TensorPart, whole_tensor: torch.Tensor) -> None:
+        for tensor in part.tensors_to_write(name, whole_tensor).values():
             self.add(tensor)
 
-    def add(self, whole: torch.Tensor) -> None:
-        content: Any = whole.contiguous().flatten().view(torch.uint8).numpy()
+    def add(self, whole_tensor: torch.Tensor) -> None:
+        content: Any = whole_tensor.contiguous().flatten().view(torch.uint8).numpy()
         self._file.write(content)
 
     def close(self) -> None:
         self._file.close()
 
 
-def _bytes(part: TensorPart) -> int:
-    return sum(prod(shape) * dtype.itemsize for dtype, shape in part.stored("").values())
+def _stored_bytes(part: TensorPart) -> int:
+    return sum(prod(shape) * dtype.itemsize for dtype, shape in part.tensor_entries("").values())
 
 
 def write_weights(
@@ -87,105 +87,104 @@ def write_weights(
     is_writer: bool,
     metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """Gather and write tensors, one after the other.
+    """Gather and write the tensors, one after the other.
 
-    Every rank gathers all of them, also if the writer cannot go on:
-    its error is raised once no rank waits for it.
+    Every rank gathers all of them, even if the writer fails. Its error is raised at the end, when
+    no rank waits for it any more.
     """
-    failed: Exception | None = None
+    failure: Exception | None = None
     file: WeightFile | None = None
     if is_writer:
         try:
             file = WeightFile(path, parts, metadata)
         except Exception as error:
-            failed = error
+            failure = error
     for name, part in parts.items():
-        whole = None  # before the next one is there
+        whole_tensor = None  # Free this tensor before the next one is gathered.
         try:
-            whole = part.whole()
-            if file is not None and failed is None:
-                file.add_part(name, part, whole)
+            whole_tensor = part.gather()
+            if file is not None and failure is None:
+                file.add_part(name, part, whole_tensor)
         except Exception as error:
-            failed = failed or error.with_traceback(None)  # which would hold the tensor
+            failure = failure or error.with_traceback(None)  # A traceback would keep the tensor.
     try:
         if file is not None:
-            file.close()  # where some file systems say that they are full
+            file.close()  # Some file systems only report here that they are full.
     except OSError as error:
-        failed = failed or error
-    if failed is not None:
-        raise failed
+        failure = failure or error
+    if failure is not None:
+        raise failure
 
 
-def keep(
-    named: Callable[[], TrainedParts],
+def write_trained(
+    get_trained: Callable[[], TrainedParts],
     config: LlmConfig,
     cfg: dict[str, Any],
     rank: Rank,
     folder: Path,
 ) -> SavedModel:
-    """Write what was tuned into the run's folder: `adapter` or `model`,
-    and `base` where nothing else has it.
+    """Write what was tuned to the run folder: `adapter`, `model` or `int4`.
 
-    A disk that has no room for it, or any other failure, is told in the result's `problem`, and
-    leaves nothing behind. The run stays as it was measured.
+    If nothing else holds an adapter's base model, it is written to `base`. A full disk or any other
+    failure is reported in the result's `problem`, and leaves no files. The run's figures stay
+    valid.
 
     Args:
-        named: gives what the engine trained.
+        get_trained: Returns what the engine trained.
         cfg: torchtune's configuration of the run.
-        folder: of the run.
+        folder: The run folder.
     """
     started_s = timing.clock_s()
-    place = folder / config.save
+    saved_folder = folder / config.save
     is_writer = rank.rank == 0
     contents: dict[Path, dict[str, TensorPart]] = {}
     trained: TrainedParts | None = None
-    failed: Exception | None = None
+    failure: Exception | None = None
     try:
-        trained = named()
+        trained = get_trained()
         if config.save is TuningSave.int4:
-            trained = replace(trained, parts=int4_file.parts(trained))
+            trained = replace(trained, parts=int4_file.quantised_parts(trained))
         base = base_parts(trained, config, cfg, rank)
-        contents = {place: trained.parts} | (
+        contents = {saved_folder: trained.parts} | (
             {folder / kept_model.BASE: base} if base is not None else {}
         )
         if is_writer:
             every_part = chain.from_iterable(parts.values() for parts in contents.values())
-            kept.require_room(folder, sum(map(_bytes, every_part)))
-    except Exception as error:  # of several libraries; whatever it is, the run itself was measured
-        failed = error
-    if max_over_ranks(rank, int(failed is not None)):
-        failed = failed or RuntimeError("another rank could not get ready for it")
+            kept.require_room(folder, sum(map(_stored_bytes, every_part)))
+    except Exception as error:  # Several libraries may raise. The run itself was measured.
+        failure = error
+    if max_over_ranks(rank, int(failure is not None)):
+        failure = failure or RuntimeError("another rank could not prepare it")
     elif trained is not None:
         for target, parts in contents.items():
             try:
                 _write_folder(
-                    target, parts, trained, config, cfg, is_writer, is_base=target != place
+                    target, parts, trained, config, cfg, is_writer, is_base=target != saved_folder
                 )
             except Exception as error:
-                failed = failed or error
-    spent_s = timing.clock_s() - started_s
+                failure = failure or error
+    save_s = timing.clock_s() - started_s
     form = str(config.save)
-    if failed is not None or trained is None:
+    if failure is not None or trained is None:
         if is_writer:
-            for target in (place, folder / kept_model.BASE):
+            for target in (saved_folder, folder / kept_model.BASE):
                 shutil.rmtree(target, ignore_errors=True)
                 shutil.rmtree(_unfinished(target), ignore_errors=True)
-        why = kept.reason_of(failed or RuntimeError())
-        said = f"save={form}: the {form} was not saved ({why})"
-        problem = Message("save.failed-tuned", said, key="save", form=form, reason=why)
-        return SavedModel(form=form, save_s=spent_s, problem=str(problem))
-    size_bytes = sum(map(_bytes, trained.parts.values()))
-    return SavedModel(form=form, folder=place.name, bytes=size_bytes, save_s=spent_s)
+        reason = kept.reason_of(failure or RuntimeError())
+        sentence = f"save={form}: the {form} was not saved ({reason})"
+        problem = Message("save.failed-tuned", sentence, key="save", form=form, reason=reason)
+        return SavedModel(form=form, save_s=save_s, problem=str(problem))
+    size_bytes = sum(map(_stored_bytes, trained.parts.values()))
+    return SavedModel(form=form, folder=saved_folder.name, bytes=size_bytes, save_s=save_s)
 
 
 def base_parts(
     trained: TrainedParts, config: LlmConfig, cfg: dict[str, Any], rank: Rank
 ) -> dict[str, TensorPart] | None:
-    """The weights of an adapter's base that lie in no folder: random ones.
-    None where there are none to write.
+    """Return the random weights of an adapter's base model, which no folder holds.
 
-    Those of decoders that torchtune builds follow from the seed,
-    so that the writer draws them again.
+    Returns None if there are none to write. For decoders that torchtune builds, the seed determines
+    the weights, so the writer alone draws them again.
     """
     if trained.adapter is None or config.model.folder is not None:
         return None
@@ -193,10 +192,10 @@ def base_parts(
         return trained.others
     if rank.rank > 0:
         return {}
-    own = weights(config, cfg, rank.device)
+    random_weights = weights(config, cfg, rank.device)
     return {
-        name: TensorPart(drawn.weight, drawn.turned)
-        for name, drawn in own.items()
+        name: TensorPart(random_weight.weight, random_weight.to_transformers_order)
+        for name, random_weight in random_weights.items()
         if ".lora_" not in name
     }
 
@@ -214,8 +213,8 @@ def _write_folder(
     is_writer: bool,
     is_base: bool,
 ) -> None:
-    """Write weights, configuration and tokenizer; the folder is there once it is whole."""
-    part = _unfinished(target)
+    """Write weights, configuration and tokenizer. The folder only appears once it is complete."""
+    unfinished = _unfinished(target)
     is_adapter = trained.adapter is not None and not is_base
     weights_name = kept_model.ADAPTER_WEIGHTS if is_adapter else kept_model.WEIGHTS
     metadata: dict[str, str] | None = None
@@ -223,31 +222,35 @@ def _write_folder(
     if config.save is TuningSave.int4:
         metadata = int4_file.metadata(parts)
         quantised = {"quantization_config": int4_file.quantization_config(trained)}
-    failed: Exception | None = None
+    failure: Exception | None = None
     if is_writer:
         try:
-            shutil.rmtree(part, ignore_errors=True)
-            part.mkdir()
+            shutil.rmtree(unfinished, ignore_errors=True)
+            unfinished.mkdir()
         except OSError as error:
-            failed = error
+            failure = error
     try:
-        write_weights(part / weights_name, parts, is_writer and failed is None, metadata)
+        write_weights(unfinished / weights_name, parts, is_writer and failure is None, metadata)
     except Exception as error:
-        failed = failed or error
-    if failed is not None:
-        raise failed
+        failure = failure or error
+    if failure is not None:
+        raise failure
     if not is_writer:
         return
     inputs = target.parent / "inputs"
     if is_adapter:
-        _write_json(part / kept_model.ADAPTER_CONFIG, adapter_config(trained, config, target))
+        _write_json(unfinished / kept_model.ADAPTER_CONFIG, adapter_config(trained, config, target))
     else:
-        _write_json(part / kept_model.MODEL_CONFIG, model_config(config, cfg, inputs) | quantised)
-    kept_tokenizer.write(config, inputs, part)
+        _write_json(
+            unfinished / kept_model.MODEL_CONFIG, model_config(config, cfg, inputs) | quantised
+        )
+    kept_tokenizer.write(config, inputs, unfinished)
     if not is_base:
-        _write_json(part / kept.TUNED_MODEL, msgspec.to_builtins(about(trained, config)))
+        _write_json(
+            unfinished / kept.TUNED_MODEL, msgspec.to_builtins(tuned_model_info(trained, config))
+        )
     shutil.rmtree(target, ignore_errors=True)
-    part.replace(target)
+    unfinished.replace(target)
 
 
 def _write_json(path: Path, values: dict[str, Any]) -> None:
@@ -258,7 +261,7 @@ def dtype_name(config: LlmConfig) -> str:
     return str(DTYPES[config.formats.weights]).removeprefix("torch.")
 
 
-def about(trained: TrainedParts, config: LlmConfig) -> TunedModelInfo:
+def tuned_model_info(trained: TrainedParts, config: LlmConfig) -> TunedModelInfo:
     options = config.method
     folder = config.model.folder
     is_adapter = trained.adapter is not None
@@ -279,27 +282,29 @@ def about(trained: TrainedParts, config: LlmConfig) -> TunedModelInfo:
     )
 
 
-def adapter_config(trained: TrainedParts, config: LlmConfig, place: Path) -> dict[str, Any]:
-    """PEFT's configuration of the adapters, which names their base."""
-    base = kept_model.base_of(place.absolute(), about(trained, config))
+def adapter_config(trained: TrainedParts, config: LlmConfig, saved_folder: Path) -> dict[str, Any]:
+    """Return PEFT's configuration of the adapters, which names their base model."""
+    base = kept_model.base_folder(saved_folder.absolute(), tuned_model_info(trained, config))
     return {**(trained.adapter or {}), "base_model_name_or_path": base, "inference_mode": True}
 
 
 def model_config(config: LlmConfig, cfg: dict[str, Any], inputs: Path) -> dict[str, Any]:
-    """The config.json of all weights: that of the folder that they were read from,
-    or of the decoder's sizes.
+    """Return the config.json for a whole model.
+
+    It is the config.json of the folder that the weights came from, or is made from the decoder's
+    sizes.
     """
     model = config.model
-    own: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     if isinstance(model, HfConfig) or model.folder is not None:
         folder = model.path if isinstance(model, HfConfig) else model.folder
-        own = json.loads(
+        values = json.loads(
             (Path(str(folder)).expanduser() / kept_model.MODEL_CONFIG).read_text("utf-8")
         )
-        own.pop("quantization_config", None)  # of weights that are not these
+        values.pop("quantization_config", None)  # It describes the folder's weights, not these.
     else:
         sizes = models.hugging_face_config(model, cfg["model"]["vocab_size"])
-        own = {"architectures": [ARCHITECTURES[sizes["model_type"]]], **sizes}
-        own |= kept_tokenizer.special_ids(config, inputs)
-    own.pop("torch_dtype", None)  # the older name
-    return own | {"dtype": dtype_name(config)}
+        values = {"architectures": [ARCHITECTURES[sizes["model_type"]]], **sizes}
+        values |= kept_tokenizer.special_ids(config, inputs)
+    values.pop("torch_dtype", None)  # The older name of "dtype".
+    return values | {"dtype": dtype_name(config)}

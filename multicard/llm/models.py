@@ -1,7 +1,6 @@
-"""Families of decoders: torchtune's builders, arithmetic on a model's tensors,
-and pretrained weights. No torch.
+"""Describe families of decoders: torchtune's builders, shapes and FLOPs, and pretrained weights.
 
-Weights are checked by their files' headers alone.
+Weights are checked by the headers of their files, without reading a tensor. Imports no torch.
 """
 
 import json
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 Shape = tuple[int, ...]
 
-RANDOM = "random"  # model.weights
+RANDOM = "random"  # A value of `model.weights`.
 LINEARS = (
     "attn.q_proj",
     "attn.k_proj",
@@ -39,17 +38,19 @@ SIZES = ("num_layers", "num_heads", "num_kv_heads", "embed_dim", "intermediate_d
 
 @dataclass(frozen=True)
 class Family:
-    """Decoders that torchtune builds by the same function.
+    """Decoders that torchtune builds with the same function.
 
-    Fields:
-        package: holds the builder, `name`, and the one with adapters, `lora_` and `name`.
-        checkpoint: torchtune's name of the checkpoints' form.
-        model_type: `model_type` of the checkpoints' config.json.
-        norm_eps, rope_base: epsilon of the RMS norms, and base of the rotary frequencies.
-        rope_factor: by which Llama 3.1 and 3.2 stretch the lower rotary frequencies; None: they do
-            not.
-        quantizes_all: with NF4, linears without an adapter are quantised too.
-        qkv_bias: the query, key and value projections have a bias.
+    Attributes:
+        package: The module of torchtune that holds the builders.
+        name: Name of the builder. The builder with adapters has the prefix `lora_`.
+        checkpoint: torchtune's name for the format of the checkpoints.
+        model_type: Value of `model_type` in the checkpoints' config.json.
+        norm_eps: Epsilon of the RMS norms.
+        rope_base: Base of the rotary frequencies.
+        rope_factor: Factor by which Llama 3.1 and 3.2 stretch the lower rotary frequencies, or
+            None for a family that does not stretch them.
+        quantizes_all: True if NF4 also quantises linears without an adapter.
+        qkv_bias: True if the query, key and value projections have a bias.
     """
 
     package: str
@@ -86,24 +87,25 @@ FAMILIES: dict[type[DecoderConfig], Family] = {
 
 
 def family(model: DecoderConfig) -> Family:
-    own = FAMILIES[type(model)]
-    return LLAMA3_2 if own is LLAMA3 and model.tied else own
+    """Return the family of a model. Llama 3 with tied embeddings is Llama 3.2."""
+    family_of_type = FAMILIES[type(model)]
+    return LLAMA3_2 if family_of_type is LLAMA3 and model.tied else family_of_type
 
 
 def builder_arguments(model: DecoderConfig) -> dict[str, Any]:
-    """What the builders of torchtune take, beside adapters and the vocabulary."""
-    own = family(model)
+    """Return arguments for torchtune's builder, except for adapters and the vocabulary."""
+    model_family = family(model)
     arguments = {key: getattr(model, key) for key in SIZES} | {
-        "norm_eps": own.norm_eps,
-        "rope_base": own.rope_base,
+        "norm_eps": model_family.norm_eps,
+        "rope_base": model_family.rope_base,
     }
-    if own.rope_factor is not None:
-        arguments["scale_factor"] = own.rope_factor
-    return arguments | ({"tie_word_embeddings": model.tied} if own is QWEN2_5 else {})
+    if model_family.rope_factor is not None:
+        arguments["scale_factor"] = model_family.rope_factor
+    return arguments | ({"tie_word_embeddings": model.tied} if model_family is QWEN2_5 else {})
 
 
 def linears(model: DecoderConfig) -> dict[str, tuple[int, int]]:
-    """The weights of the linears of one layer, (out, in), as torchtune names them."""
+    """Return the shapes (out, in) of the linears in one layer, by torchtune's names."""
     width = model.embed_dim
     inner = model.intermediate_dim
     narrow = model.num_kv_heads * model.head_dim
@@ -114,8 +116,9 @@ def linears(model: DecoderConfig) -> dict[str, tuple[int, int]]:
 
 
 def tensors(model: DecoderConfig, vocabulary: int) -> dict[str, Shape]:
-    """All tensors of the model without adapters, as torchtune names them.
-    Shared embeddings count once.
+    """Return the shapes of all tensors of the model without adapters, by torchtune's names.
+
+    Tied embeddings are one tensor.
     """
     width = model.embed_dim
     has_bias = family(model).qkv_bias
@@ -125,9 +128,8 @@ def tensors(model: DecoderConfig, vocabulary: int) -> dict[str, Shape]:
             shapes[f"layers.{layer}.{name}.weight"] = shape
             if has_bias and name in ("attn.q_proj", "attn.k_proj", "attn.v_proj"):
                 shapes[f"layers.{layer}.{name}.bias"] = shape[:1]
-        shapes[f"layers.{layer}.sa_norm.scale"] = shapes[f"layers.{layer}.mlp_norm.scale"] = (
-            width,
-        )
+        shapes[f"layers.{layer}.sa_norm.scale"] = (width,)
+        shapes[f"layers.{layer}.mlp_norm.scale"] = (width,)
     shapes["norm.scale"] = (width,)
     if not model.tied:
         shapes["output.weight"] = (vocabulary, width)
@@ -141,17 +143,17 @@ def flops_per_token(
     adapters: int | None,
     reference_passes: int,
 ) -> float:
-    """Floating-point operations that training on a token takes.
+    """Return the floating-point operations that training takes for one token.
 
-    2 a weight for each pass over it (Kaplan et al., 2020; the embedding is looked up, biases are
-    left out), and 4 L d s for the attention of a forward pass, not halved for causality (PaLM,
-    appendix B). A backward pass costs twice a forward one, less the gradients of frozen weights.
-    Recomputed activations are no work of the model's.
+    A pass over the weights takes 2 operations a weight (Kaplan et al., 2020). The embedding is
+    looked up, and biases are not counted. The attention of a forward pass takes 4 L d s, not
+    halved for causality (PaLM, appendix B). A backward pass costs twice a forward pass, minus the
+    gradients of frozen weights. Recomputed activations do not count as work of the model.
 
     Args:
-        length: mean over the tokens of their row's length, in tokens, padding included.
-        adapters: parameters of the adapters; None where all weights are trained.
-        reference_passes: forward passes of a frozen reference model a step.
+        length: Length of the token's row in tokens, with padding: the mean over all tokens.
+        adapters: Number of adapter parameters, or None if all weights are trained.
+        reference_passes: Number of forward passes through a frozen reference model in a step.
     """
     weights = (
         model.num_layers * sum(a * b for a, b in linears(model).values())
@@ -163,39 +165,55 @@ def flops_per_token(
 def flops(
     weights: int, width: int, length: float, adapters: int | None, reference_passes: int
 ) -> float:
-    """The same by the number of weights that products of matrices read,
-    and the width of all layers' attention.
+    """Return the FLOPs of training on one token, from sizes instead of a decoder's configuration.
+
+    Args:
+        weights: Number of weights that take part in matrix products.
+        width: Sum of the attention widths of all layers.
+        length, adapters, reference_passes: As in `flops_per_token`.
     """
     attention = 4 * width * length
     trained = 6 * weights if adapters is None else 4 * weights + 6 * adapters
     return trained + 3 * attention + reference_passes * (2 * weights + attention)
 
 
-def stored_shapes(place: str, key: str) -> dict[str, Shape]:
-    """The tensors that a folder's safetensors hold, by their files' headers. Refuses (ValueError)
-    one without; `key` says where the folder is.
+def stored_shapes(folder_name: str, key: str) -> dict[str, Shape]:
+    """Return the shapes of the tensors in a folder's safetensors files, from the files' headers.
+
+    Args:
+        folder_name: Path of the folder.
+        key: The configuration key that names the folder.
+
+    Raises:
+        ValueError: The folder has no readable safetensors files.
     """
     from safetensors import SafetensorError, safe_open
 
-    folder = Path(place).expanduser()
+    folder = Path(folder_name).expanduser()
     remedy = "give a folder with *.safetensors and config.json, or `model.weights=random`"
     if not folder.is_dir():
         raise Refusal(
-            "llm.weights-absent", f"{key}={place}: no such folder; {remedy}", key=key, value=place
+            "llm.weights-absent",
+            f"{key}={folder_name}: no such folder; {remedy}",
+            key=key,
+            value=folder_name,
         )
     files = sorted(folder.glob("*.safetensors"))
     shapes = dict[str, Shape]()
     if not files and any(folder.glob("*.bin")):
         raise Refusal(
             "llm.weights-pickled",
-            f"{key}={place}: its weights are pickled, so that reading them could run any program; "
-            "save them as safetensors (model.save_pretrained)",
+            f"{key}={folder_name}: its weights are pickled, and reading a pickle can run any"
+            " program; save them as safetensors (model.save_pretrained)",
             key=key,
-            value=place,
+            value=folder_name,
         )
     if not files:
         raise Refusal(
-            "llm.no-weights", f"{key}={place}: holds no weights; {remedy}", key=key, value=place
+            "llm.no-weights",
+            f"{key}={folder_name}: holds no weights; {remedy}",
+            key=key,
+            value=folder_name,
         )
     for path in files:
         try:
@@ -204,17 +222,20 @@ def stored_shapes(place: str, key: str) -> dict[str, Shape]:
         except SafetensorError:
             raise Refusal(
                 "llm.weights-cut-off",
-                f"{key}={place}: {path.name} is cut off, or not a safetensors file; fetch it again",
+                f"{key}={folder_name}: {path.name} is cut off, or not a safetensors file; download"
+                " it again",
                 key=key,
-                value=place,
+                value=folder_name,
                 file=path.name,
             ) from None
     return shapes
 
 
 def check_weights(model: DecoderConfig, vocabulary: int) -> None:
-    """Refuse (ValueError) a checkpoint folder that does not hold this model's weights. What
-    transformers cannot read of a folder of `model=hf` it says itself, in the ranks.
+    """Refuse (ValueError) a checkpoint folder that does not hold this model's weights.
+
+    For `model=hf`, only the presence of weights is checked. The ranks report what transformers
+    cannot read.
     """
     if model.folder is None:
         return
@@ -227,14 +248,15 @@ def check_weights(model: DecoderConfig, vocabulary: int) -> None:
     expected = {
         hugging_face_name(name): shape for name, shape in tensors(model, vocabulary).items()
     }
-    # computed anew; the embedding once more, which torchtune leaves out of a Qwen's weights alone
+    # `inv_freq` is computed anew. torchtune drops `lm_head.weight`, a copy of the embedding, from
+    # Qwen's weights only.
     ignored = ("rotary_emb.inv_freq", *(["lm_head.weight"] if family(model) is QWEN2_5 else []))
     unknown = [name for name in shapes if name not in expected and not name.endswith(ignored)]
     if unknown:
         raise Refusal(
             "llm.weights-unknown-tensor",
-            f"{key}={model.weights}: has a tensor {unknown[0]}, which model={model.name} does not"
-            " have; choose the model that fits, or another folder",
+            f"{key}={model.weights}: has a tensor {unknown[0]}, and model={model.name} has no such"
+            " tensor; choose the model that fits, or another folder",
             key=key,
             value=model.weights,
             tensor=unknown[0],
@@ -244,7 +266,7 @@ def check_weights(model: DecoderConfig, vocabulary: int) -> None:
         if name not in shapes:
             raise Refusal(
                 "llm.weights-missing-tensor",
-                f"{key}={model.weights}: has no tensor {name}; fetch the whole folder, not a"
+                f"{key}={model.weights}: has no tensor {name}; download the whole folder, not a"
                 " quantised one",
                 key=key,
                 value=model.weights,
@@ -253,8 +275,8 @@ def check_weights(model: DecoderConfig, vocabulary: int) -> None:
         if shapes[name] != shape:
             raise Refusal(
                 "llm.weights-shape",
-                f"{key}={model.weights}: {name} has shape {shapes[name]}, not {shape} as"
-                f" model={model.name}; choose the model that fits, or another folder",
+                f"{key}={model.weights}: {name} has shape {shapes[name]}, but model={model.name}"
+                f" needs {shape}; choose the model that fits, or another folder",
                 key=key,
                 value=model.weights,
                 tensor=name,
@@ -264,35 +286,36 @@ def check_weights(model: DecoderConfig, vocabulary: int) -> None:
 
 
 def _check_configuration(model: DecoderConfig, vocabulary: int) -> None:
-    """Refuse (ValueError) a checkpoint folder whose config.json is another decoder's."""
+    """Refuse (ValueError) a checkpoint folder whose config.json describes another decoder."""
     key = "model.weights"
     folder = Path(model.weights).expanduser()
     try:
         values = json.loads((folder / "config.json").read_text())
-        own = _facts(values)
+        stored_facts = _stored_facts(values)
     except (OSError, ValueError, AttributeError):
         raise Refusal(
             "llm.weights-no-config",
-            f"{key}={model.weights}: has no complete config.json; fetch the whole folder",
+            f"{key}={model.weights}: has no complete config.json; download the whole folder",
             key=key,
             value=model.weights,
         ) from None
     for name, value in expected_facts(model, vocabulary).items():
-        if own[name] != value:
+        if stored_facts[name] != value:
             raise Refusal(
                 "llm.weights-of-another-model",
-                f"{key}={model.weights}: config.json says {name} {own[name]}, not {value} as"
-                f" model={model.name}; choose the model that fits, or another folder",
+                f"{key}={model.weights}: config.json says {name} {stored_facts[name]}, but"
+                f" model={model.name} needs {value}; choose the model that fits, or another folder",
                 key=key,
                 value=model.weights,
                 name=name,
-                stored=own[name],
+                stored=stored_facts[name],
                 expected=value,
                 model=model.name,
             )
 
 
-# Of config.json, what changes a decoder's answers, with transformers' values where a file has none
+# The values of config.json that change a decoder's output. Where a file lacks one, transformers
+# uses the default given here.
 HUGGING_FACE_DEFAULTS = {
     **dict.fromkeys(
         (
@@ -318,31 +341,36 @@ ROPE_DEFAULTS = {
 }
 
 
-def _facts(values: dict[str, Any]) -> dict[str, Any]:
-    """The facts of a config.json that decide a decoder's answers. Its rotary part is in
-    `rope_parameters`, or before transformers 5 in `rope_theta` and `rope_scaling`,
-    whose `rope_type` was once `type`.
+def _stored_facts(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values in a config.json that change a decoder's output.
+
+    The rotary part is in `rope_parameters`. Before transformers 5, it was in `rope_theta` and
+    `rope_scaling`, and `rope_type` was once called `type`.
     """
     rope = {"rope_theta": values.get("rope_theta", ROPE_DEFAULTS["rope_theta"])}
     rope |= values.get("rope_parameters") or values.get("rope_scaling") or {}
     rope.setdefault("rope_type", rope.get("type", "default"))
-    own = {name: values.get(name, default) for name, default in HUGGING_FACE_DEFAULTS.items()}
-    return own | {name: rope.get(name, default) for name, default in ROPE_DEFAULTS.items()}
+    values_or_defaults = {
+        name: values.get(name, default) for name, default in HUGGING_FACE_DEFAULTS.items()
+    }
+    return values_or_defaults | {
+        name: rope.get(name, default) for name, default in ROPE_DEFAULTS.items()
+    }
 
 
 def expected_facts(model: DecoderConfig, vocabulary: int) -> dict[str, Any]:
-    """The same of a decoder that torchtune builds."""
-    own = family(model)
-    stretched = {
+    """Return the values that config.json should have for a decoder that torchtune builds."""
+    model_family = family(model)
+    llama3_rope = {
         "rope_type": "llama3",
-        "factor": own.rope_factor,
+        "factor": model_family.rope_factor,
         "low_freq_factor": 1,
         "high_freq_factor": 4,
     }
-    stretched["original_max_position_embeddings"] = 8192
+    llama3_rope["original_max_position_embeddings"] = 8192
     return {
         **HUGGING_FACE_DEFAULTS,
-        "model_type": own.model_type,
+        "model_type": model_family.model_type,
         "hidden_size": model.embed_dim,
         "intermediate_size": model.intermediate_dim,
         "num_hidden_layers": model.num_layers,
@@ -350,22 +378,22 @@ def expected_facts(model: DecoderConfig, vocabulary: int) -> dict[str, Any]:
         "num_key_value_heads": model.num_kv_heads,
         "vocab_size": vocabulary,
         "tie_word_embeddings": model.tied,
-        "rms_norm_eps": own.norm_eps,
+        "rms_norm_eps": model_family.norm_eps,
         **ROPE_DEFAULTS,
-        "rope_theta": own.rope_base,
-        **(stretched if own.rope_factor is not None else {}),
+        "rope_theta": model_family.rope_base,
+        **(llama3_rope if model_family.rope_factor is not None else {}),
     }
 
 
 def hugging_face_config(model: DecoderConfig, vocabulary: int) -> dict[str, Any]:
-    """transformers' configuration of the same decoder."""
+    """Return transformers' configuration of the same decoder."""
     facts = expected_facts(model, vocabulary)
     rope = {name: facts.pop(name) for name in ROPE_DEFAULTS}
-    known = {name: value for name, value in rope.items() if value is not None}
-    return facts | {"rope_parameters": known, "max_position_embeddings": model.max_seq_len}
+    known_rope = {name: value for name, value in rope.items() if value is not None}
+    return facts | {"rope_parameters": known_rope, "max_position_embeddings": model.max_seq_len}
 
 
-HUGGING_FACE = {
+HUGGING_FACE_NAMES = {
     "tok_embeddings.weight": "model.embed_tokens.weight",
     "norm.scale": "model.norm.weight",
     "output.weight": "lm_head.weight",
@@ -379,31 +407,32 @@ HUGGING_FACE = {
 
 
 def hugging_face_name(name: str, adapter: str = "") -> str:
-    """Hugging Face's name of one of torchtune's tensors; of an adapter's,
-    PEFT's below its own prefix.
+    """Return Hugging Face's name of one of torchtune's tensors.
+
+    A tensor of an adapter gets PEFT's name, without PEFT's prefix.
 
     Args:
-        adapter: what PEFT has after `lora_A` in a model in memory, as ".default";
-            nothing in a file.
+        adapter: What PEFT writes after `lora_A`: ".default" for a model in memory, and nothing
+            in a file.
     """
-    of_adapter = re.search(r"\.lora_([ab])\.weight$", name)
-    if of_adapter is not None:
-        linear = hugging_face_name(name[: of_adapter.start()] + ".weight")
-        return f"{linear.removesuffix('weight')}lora_{of_adapter[1].upper()}{adapter}.weight"
-    if name in HUGGING_FACE:
-        return HUGGING_FACE[name]
+    adapter_match = re.search(r"\.lora_([ab])\.weight$", name)
+    if adapter_match is not None:
+        linear = hugging_face_name(name[: adapter_match.start()] + ".weight")
+        return f"{linear.removesuffix('weight')}lora_{adapter_match[1].upper()}{adapter}.weight"
+    if name in HUGGING_FACE_NAMES:
+        return HUGGING_FACE_NAMES[name]
     _, layer, part = name.split(".", 2)
     module, _, kind = part.rpartition(".")
-    own = HUGGING_FACE.get(module, module.replace("attn.", "self_attn."))
-    return f"model.layers.{layer}.{own}.{'bias' if kind == 'bias' else 'weight'}"
+    hugging_face_module = HUGGING_FACE_NAMES.get(module, module.replace("attn.", "self_attn."))
+    return f"model.layers.{layer}.{hugging_face_module}.{'bias' if kind == 'bias' else 'weight'}"
 
 
-def permuted(name: str, weight: "torch.Tensor", model: DecoderConfig) -> "torch.Tensor":
-    """A weight (out, in) of torchtune's, with the rows of each head as transformers has them.
+def permute_heads(name: str, weight: "torch.Tensor", model: DecoderConfig) -> "torch.Tensor":
+    """Return a weight (out, in) of torchtune's with its rows in the order that transformers uses.
 
-    torchtune's rotary embedding turns pairs of neighbours, that of transformers a head's first half
-    with its second. torchtune has Qwen's as transformers. Of an adapter the second matrix (out,
-    rank) has the rows of the heads.
+    The rotary embeddings differ. torchtune rotates pairs of neighbouring rows; transformers rotates
+    the first half of a head with the second. For Qwen, torchtune uses transformers' order. In an
+    adapter, only the second matrix (out, rank) has one row for each output of a head.
     """
     has_heads = re.search(r"\.[qk]_proj\.(lora_b\.)?weight$", name) is not None
     if family(model) is QWEN2_5 or not has_heads:

@@ -1,4 +1,4 @@
-"""Calls of a model between training steps, of which no step shows a trace."""
+"""Call a model between training steps without changing any later step."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,23 +8,22 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 
-# attributes of a module that nothing changes in place
-PLAIN = (bool, int, float, str, tuple, torch.dtype, type(None))
+# Types of a module's attributes that cannot be changed in place.
+IMMUTABLE_TYPES = (bool, int, float, str, tuple, torch.dtype, type(None))
 
 
 @contextmanager
-def tried(model: nn.Module) -> Iterator[None]:
-    """Call a model without dropout, without gradients and without compiling it anew,
-    and leave it as it was.
+def without_trace(model: nn.Module) -> Iterator[None]:
+    """Call a model within this context without dropout, gradients or recompilation.
 
-    Layers of bitsandbytes are called in training mode. On CPUs with AVX512-BF16, those in
-    evaluation mode, as they are read, pack their weights for inference,
-    and what is packed is not what a backward pass reads. They have no dropout.
+    Afterwards, the model is as it was before. Layers of bitsandbytes stay in training mode, in
+    which they have no dropout either. In evaluation mode, on CPUs with AVX512-BF16, they would pack
+    their weights for inference, and a backward pass cannot read packed weights.
     """
     modules = list(model.modules())
     modes = [module.training for module in modules]
-    plain = [
-        {name: value for name, value in vars(module).items() if isinstance(value, PLAIN)}
+    attributes_before = [
+        {name: value for name, value in vars(module).items() if isinstance(value, IMMUTABLE_TYPES)}
         for module in modules
     ]
     buffers = []
@@ -52,16 +51,16 @@ def tried(model: nn.Module) -> Iterator[None]:
             for module, name, buffer, values in buffers:
                 buffer.copy_(values)
                 module._buffers[name] = buffer
-        for module, before, training in zip(modules, plain, modes, strict=True):
-            vars(module).update(before | {"training": training})
+        for module, attributes, training in zip(modules, attributes_before, modes, strict=True):
+            vars(module).update(attributes | {"training": training})
 
 
 def _end_forward(module: FSDPModule) -> None:
     """Shard a module again, as a backward pass does at its end.
 
-    FSDP ends the forward pass of modules that it shards as one after the last of them was called.
-    TRL's loss reads the output's weights without calling it, so that FSDP would wait for that call,
-    and gather them no more.
+    If FSDP shards several modules as one, it ends the forward pass when the last of them was
+    called. TRL's loss reads the output's weights without calling the output. FSDP would wait for
+    that call, and not gather the modules any more.
     """
     state = module._get_fsdp_state()
     state._modules_to_run_forward.clear()

@@ -1,4 +1,4 @@
-"""What a run trained, tensor by tensor, as it is written once the training is over."""
+"""Describe the tensors that a run trained, as they are written after the training."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,49 +7,53 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")  # in the names of parameters
-# types and shapes of a file's tensors, by their names
-Stored = dict[str, tuple[torch.dtype, tuple[int, ...]]]
+WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")  # Parts of the names of parameters.
+# Types and shapes of the tensors in a file, by their names.
+TensorEntries = dict[str, tuple[torch.dtype, tuple[int, ...]]]
 
 
 @dataclass(frozen=True)
 class TensorPart:
-    """A tensor that is to be written.
+    """A tensor to be written.
 
-    tensor: on a rank, whose part of it may be a shard; whoever reads it calls collectives, on all
-    ranks.
-    form: what the file has of the whole of it, of the same shape.
+    Attributes:
+        tensor: The tensor on this rank, which may be a shard. Reading it as a whole calls
+            collectives, so all ranks must do so together.
+        form: Converts the whole tensor to what the file holds, which has the same shape.
     """
 
     tensor: torch.Tensor
-    form: Callable[[torch.Tensor], torch.Tensor] = lambda whole: whole
+    form: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor
 
-    def whole(self) -> torch.Tensor:
+    def gather(self) -> torch.Tensor:
+        """Return the whole tensor on the CPU, in the form of the file. All ranks must call this."""
         tensor = self.tensor.detach()
-        gathered = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-        return self.form(gathered).cpu()
+        whole_tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        return self.form(whole_tensor).cpu()
 
-    def stored(self, name: str) -> Stored:
-        """The tensors that a file has of it, in their order."""
+    def tensor_entries(self, name: str) -> TensorEntries:
+        """Return the types and shapes of the tensors in the file, in their order."""
         return {name: (self.tensor.dtype, tuple(self.tensor.shape))}
 
-    def written(self, name: str, whole: torch.Tensor) -> dict[str, torch.Tensor]:
-        """These tensors, of the whole of it."""
-        return {name: whole}
+    def tensors_to_write(self, name: str, whole_tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the tensors in the file, computed from the whole tensor."""
+        return {name: whole_tensor}
 
 
 @dataclass(frozen=True)
 class TrainedParts:
     """What an engine trained.
 
-    parts: its tensors, by the names of PEFT (adapters) or of transformers (all weights).
-    others: of adapters, the tensors of the base model, where the run alone has them; by
-    transformers' names.
-    adapter: PEFT's configuration of the adapters; None of all weights.
-    reader: the class of transformers that reads the model.
-    tied: the output is the embeddings.
-    linears: of all weights, the names of those of linear layers.
-    groupsize: of them, weights that share a scale once they are quantised; None where they are not.
+    Attributes:
+        parts: The trained tensors, by the names of PEFT (adapters) or of transformers (weights).
+        others: The tensors of the adapters' base model, by transformers' names. Only used if no
+            other place holds them.
+        adapter: PEFT's configuration of the adapters, or None if all weights were trained.
+        reader: The class of transformers that reads the model.
+        tied: True if the output is tied to the embeddings.
+        linears: Names of the weights of linear layers, if all weights were trained.
+        groupsize: Number of weights that share a scale once the linears are quantised, or None if
+            they are not quantised.
     """
 
     parts: dict[str, TensorPart]
@@ -61,8 +65,8 @@ class TrainedParts:
     groupsize: int | None = None
 
 
-def own_name(name: str) -> str:
-    """The name of a parameter without those of wrappers around its modules."""
+def unwrapped_name(name: str) -> str:
+    """Return the name of a parameter without the names of wrappers around its modules."""
     for wrapper in WRAPPERS:
         name = name.replace(wrapper, "")
     return name

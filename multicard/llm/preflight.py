@@ -1,5 +1,6 @@
-"""Refusals before any model is built, and the inputs of a run: rows,
-tokenizer and what identifies them. No torch.
+"""Prepare the inputs of a tuning run, and refuse options before any model is built.
+
+The inputs are the rows, the tokenizer and the fingerprints of the data. Imports no torch.
 """
 
 import json
@@ -32,20 +33,24 @@ from multicard.llm.data.held_out_rows import HeldOutRows
 from multicard.messages import Message, Refusal
 from multicard.records.content import Blob, text_blob
 
-TOKENIZER_ROWS = 2000  # that the embedded tokenizer is trained on, at most
-IDENTIFYING_ROWS = 20  # of each template, which tell one version of the generator from another
+TOKENIZER_ROWS = 2000  # The embedded tokenizer is trained on at most this number of rows.
+# Rows of each template that are fingerprinted, so that another version of the generator shows.
+IDENTIFYING_ROWS = 20
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Inputs of a run beside its configuration.
+    """The inputs of a run in addition to its configuration.
 
-    rows: None for a whole data set of the hub. broken, equal, ignored: what was left out of them
-    (`LoadedRows`).
-    last_alone: rows with several answers, of which only the last is learnt.
-    token_ranks: the embedded tokenizer's tokens, by rank; None for another tokenizer.
-    held_out: rows that are not trained on. are_trained: of each,
-    whether it is equal to a row that is.
+    Attributes:
+        rows: The training rows, or None if the ranks read a whole data set of the hub.
+        token_ranks: Tokens of the embedded tokenizer, in the order of their ranks. None for
+            another tokenizer.
+        vocabulary: Number of entries in the model's vocabulary.
+        broken, equal, ignored: What was left out of the rows (see `LoadedRows`).
+        last_alone: Number of rows with several answers of which only the last one is learnt.
+        held_out: Rows that are not trained on.
+        are_trained: For each held-out row, True if an equal row is trained on.
     """
 
     rows: list[row_sources.Row] | None
@@ -59,38 +64,42 @@ class Inputs:
     are_trained: list[bool] = field(default_factory=list)
 
     @property
-    def left(self) -> dict[str, Any]:
-        """What was left out or is not learnt, as arguments of the
-        ranks' data set: those that say something.
+    def dataset_arguments(self) -> dict[str, Any]:
+        """Return what was left out or is not learnt, as arguments of the ranks' data set.
+
+        Only counts that are known and not empty are among them.
         """
-        said: dict[str, Any] = {}
+        arguments: dict[str, Any] = {}
         if self.broken is not None:
-            said["broken"] = self.broken
+            arguments["broken"] = self.broken
         if self.equal is not None:
-            said["equal"] = self.equal
+            arguments["equal"] = self.equal
         if self.ignored:
-            said["ignored"] = dict(self.ignored)
+            arguments["ignored"] = dict(self.ignored)
         if self.last_alone:
-            said["last_alone"] = self.last_alone
-        return said
+            arguments["last_alone"] = self.last_alone
+        return arguments
 
 
-_LATEST: dict[str, Inputs] = {}  # by identity: checking and writing a run need the same
-_NOTICES: dict[str, list[Message]] = {}  # by identity too, of all cells of a sweep
-SHOWN = 8  # names in a line
+# Inputs by the identity of their run. The checks of a run and its start need the same ones.
+_LATEST_INPUTS: dict[str, Inputs] = {}
+# Notices by the same identity, for all cells of a sweep.
+_RUN_NOTICES: dict[str, list[Message]] = {}
+LISTED_NAMES = 8  # A notice lists at most this number of names.
 
 
 def refuse(config: LlmConfig) -> None:
-    """Refuse a method or a template that does not go with the other options."""
-    engines.check(config)
-    methods.check(config)
-    axes.check(config)
+    """Refuse an engine, a method or a template that does not fit the other options."""
+    engines.check_engine(config)
+    methods.check_options(config)
+    axes.check_axes(config)
     templates.check(config)
 
 
 def check(config: LlmConfig) -> None:
-    """See that rows, tokenizer, weights and model fit each other;
-    a command that starts nothing fetches none.
+    """Check that rows, tokenizer, weights and model fit each other.
+
+    A command that starts no run does not download rows for this.
     """
     data = config.dataset
     if starts_nothing(config) and isinstance(data, StoredTextConfig) and data.data_files is None:
@@ -101,11 +110,13 @@ def check(config: LlmConfig) -> None:
 
 
 def prepare(config: LlmConfig) -> Inputs:
-    """Read or generate the rows, train the tokenizer,
-    and refuse (ValueError) what does not fit the model.
+    """Read or generate the rows and train the tokenizer.
+
+    Raises:
+        ValueError: The rows or the tokenizer do not fit the model.
     """
     identity = _identity(config)
-    if identity not in _LATEST:
+    if identity not in _LATEST_INPUTS:
         tokenizer.check_files(config.tokenizer)
         if isinstance(config.model, HfConfig):
             tokenizer.check_folder(config.model)
@@ -123,16 +134,16 @@ def prepare(config: LlmConfig) -> Inputs:
         for row in loaded.held_out.rows if loaded.held_out is not None else ():
             row.pop("last_alone", None)
         needed = config.rows_of_a_step
-        # the number of packed rows is only known to the ranks
+        # With packing, only the ranks know the number of rows.
         if rows is not None and not config.packed and len(rows) < needed:
-            raise _below_a_step(config, loaded, needed)
+            raise _rows_below_a_step(config, loaded, needed)
         token_ranks = train_tokenizer(config, loaded)
         vocabulary = model_vocabulary(config, len(token_ranks or []))
-        quantised.check(config)
+        quantised.check_unquantised(config)
         models.check_weights(config.model, vocabulary)
         are_trained = [] if loaded.held_out is None else loaded.held_out.are_trained(rows or ())
-        _LATEST.clear()
-        _LATEST[identity] = Inputs(
+        _LATEST_INPUTS.clear()
+        _LATEST_INPUTS[identity] = Inputs(
             rows,
             token_ranks,
             vocabulary,
@@ -143,34 +154,41 @@ def prepare(config: LlmConfig) -> Inputs:
             loaded.held_out,
             are_trained,
         )
-        said = [*_of_held_out(config, loaded, sum(are_trained)), *_notices(loaded, last_alone)]
+        run_notices = [
+            *_held_out_notices(config, loaded, sum(are_trained)),
+            *_row_notices(loaded, last_alone),
+        ]
         if rows is not None and not config.packed:
-            said += whole_steps.notices(config, len(rows))
-        _NOTICES[identity] = said
-    return _LATEST[identity]
+            run_notices += whole_steps.notices(config, len(rows))
+        _RUN_NOTICES[identity] = run_notices
+    return _LATEST_INPUTS[identity]
 
 
 def _identity(config: LlmConfig) -> str:
-    """Of the inputs: a share that the command names must be held out, the default need not be."""
+    """Return what the inputs are stored under.
+
+    It says whether the command itself sets the split: only then must rows be held out.
+    """
     return f"{config.identity()}-{config.dataset.is_split_by_default}"
 
 
-def _below_a_step(config: LlmConfig, loaded: row_sources.LoadedRows, needed: int) -> Refusal:
-    """The refusal of rows that fill no step, with more rows if the data have them,
-    or else a smaller step.
+def _rows_below_a_step(config: LlmConfig, loaded: row_sources.LoadedRows, needed: int) -> Refusal:
+    """Return the refusal of rows that do not fill a step.
+
+    Its remedy is more rows if the data set has them, and otherwise a smaller step.
     """
     rows = loaded.rows or []
     split = config.dataset.split
-    each = config.world_size * config.gradient_accumulation_steps
+    micro_batches = config.world_size * config.gradient_accumulation_steps
     held_out = held_out_rows.size(loaded.wanted, split)
     left_out = loaded.wanted - held_out - len(rows)
-    enough = needed + left_out
-    while enough - held_out_rows.size(enough, split) < needed + left_out:
-        enough += 1
-    if loaded.available is None or loaded.available >= enough:
-        remedy = f"dataset.rows={enough}"
-    elif len(rows) >= each:
-        remedy = f"batch_size={len(rows) // each}"
+    sufficient_rows = needed + left_out
+    while sufficient_rows - held_out_rows.size(sufficient_rows, split) < needed + left_out:
+        sufficient_rows += 1
+    if loaded.available is None or loaded.available >= sufficient_rows:
+        remedy = f"dataset.rows={sufficient_rows}"
+    elif len(rows) >= micro_batches:
+        remedy = f"batch_size={len(rows) // micro_batches}"
     elif len(rows) >= config.world_size:
         remedy = f"batch_size=1 gradient_accumulation_steps={len(rows) // config.world_size}"
     elif held_out and len(rows) + held_out >= needed:
@@ -190,98 +208,105 @@ def _below_a_step(config: LlmConfig, loaded: row_sources.LoadedRows, needed: int
 
 
 def notices(config: LlmConfig) -> list[Message]:
-    """What a person should know of the rows before the run starts;
-    nothing of rows that were not read yet.
+    """Return what a user should know about the rows before the run starts.
+
+    Rows that were not read yet have no notices.
     """
-    return _NOTICES.get(_identity(config), [])
+    return _RUN_NOTICES.get(_identity(config), [])
 
 
-def _notices(loaded: row_sources.LoadedRows, last_alone: int) -> list[Message]:
-    said = list[Message]()
+def _row_notices(loaded: row_sources.LoadedRows, last_alone: int) -> list[Message]:
+    messages = list[Message]()
     if loaded.ignored:
-        counted = [f"{name} ({number})" for name, number in loaded.ignored.items()]
-        more = f" and {len(counted) - SHOWN} more" if len(counted) > SHOWN else ""
-        said.append(
+        counted_names = [f"{name} ({number})" for name, number in loaded.ignored.items()]
+        further_names = (
+            f" and {len(counted_names) - LISTED_NAMES} more"
+            if len(counted_names) > LISTED_NAMES
+            else ""
+        )
+        messages.append(
             Message(
                 "llm.ignored",
-                f"not read: {', '.join(counted[:SHOWN])}{more}; see ignored in the record",
+                f"not read: {', '.join(counted_names[:LISTED_NAMES])}{further_names}; see"
+                " ignored in the record",
                 ignored=dict(loaded.ignored),
             )
         )
     if loaded.equal:
-        said.append(
+        messages.append(
             Message(
                 "llm.equal-pairs",
-                f"left out: {loaded.equal} pairs whose answers are the same; see text_rows.equal in"
-                " the record",
+                f"left out: {loaded.equal} pairs whose two answers are equal; see text_rows.equal"
+                " in the record",
                 pairs=loaded.equal,
             )
         )
     if last_alone:
-        said.append(
+        messages.append(
             Message(
                 "llm.last-answers-alone",
-                f"only the last answer is learnt in {last_alone} rows: the chat template rewrites"
+                f"only the last answer is learnt in {last_alone} rows: the chat template changes"
                 " an answer once others follow; see text_rows.last_alone in the record",
                 rows=last_alone,
             )
         )
     if loaded.by_place:
-        said.append(
+        messages.append(
             Message(
                 "llm.turns-by-place",
-                f"{loaded.by_place} rows hold texts without roles, which are read as the user's and"
-                " the assistant's in turn; words that name a speaker in them are learnt as text",
+                f"{loaded.by_place} rows hold texts without roles. They are read as the user's and"
+                " the assistant's in turn; words in them that name a speaker are learnt as text",
                 rows=loaded.by_place,
             )
         )
-    if 2 * loaded.repeating > loaded.wanted:  # of single rows it is what they say
-        said.append(
+    # In a few rows, an answer may well repeat its question on purpose.
+    if 2 * loaded.repeating > loaded.wanted:
+        messages.append(
             Message(
                 "llm.answers-repeat",
                 f"the answers of {loaded.repeating} rows begin with the whole text that they"
-                " answer, which is then there twice. Give the answers alone, unless they are to"
-                " repeat it",
+                " answer, so a row holds this text twice. Give the answers alone, unless they"
+                " should repeat it",
                 rows=loaded.repeating,
             )
         )
     tokens = loaded.tokens
     if tokens is not None and tokens.rows:
-        shown = ", ".join([*tokens.within][:SHOWN])
-        said.append(
+        token_names = ", ".join([*tokens.within][:LISTED_NAMES])
+        messages.append(
             Message(
                 "llm.template-twice",
-                f"{tokens.rows} rows have tokens of the chat template in their own text ({shown}),"
-                " which it writes again. Give the text alone, or segments that are learnt as"
-                " they are",
+                f"{tokens.rows} rows have tokens of the chat template in their own text"
+                f" ({token_names}). The template writes these tokens a second time. Give the"
+                " text alone, or segments that are learnt unchanged",
                 rows=tokens.rows,
                 tokens=dict(tokens.within),
             )
         )
     if tokens is not None and tokens.unended:
-        said.append(
+        messages.append(
             Message(
                 "llm.answers-unended",
                 f"{tokens.unended} rows have an answer that no special token ends, so that the"
-                " model does not learn to stop. Give a chat template that writes one behind each"
-                " answer",
+                " model does not learn to stop. Give a chat template that writes such a token"
+                " after each answer",
                 rows=tokens.unended,
             )
         )
-    return said
+    return messages
 
 
-def _of_held_out(
+def _held_out_notices(
     config: LlmConfig, loaded: row_sources.LoadedRows, also_trained: int
 ) -> list[Message]:
-    """What a person should know of the rows that are held out, or are not."""
+    """Return the notices about held-out rows, or about their absence."""
     data = config.dataset
     if loaded.too_few:
         return [
             Message(
                 "llm.too-few-to-hold-out",
-                f"no row is held out: of {loaded.wanted} rows, too few would be left to train or to"
-                " measure on",
+                f"no row is held out: too few of the {loaded.wanted} rows would be left to train or"
+                " to measure on",
                 key="dataset.split",
                 rows=loaded.wanted,
             )
@@ -291,16 +316,16 @@ def _of_held_out(
     count = len(loaded.held_out.rows)
     trained = len(loaded.rows or ())
     splits = loaded.held_out.splits
-    ways = (
-        "`dataset.split=0` trains on all"
+    explanation = (
+        "`dataset.split=0` trains on all rows"
         if data.split is not None
-        else "the rows of dataset.test_files"
+        else "they are the rows of dataset.test_files"
     )
-    said = [
+    messages = [
         Message(
             "llm.held-out",
-            f"held out: {count} rows beside {trained} that are trained on; their loss is measured"
-            f" after each epoch ({ways})",
+            f"held out: {count} rows; {trained} rows are trained on. The held-out loss is measured"
+            f" after each epoch ({explanation})",
             key="dataset.split" if data.split is not None else "dataset.test_files",
             rows=count,
             trained=trained,
@@ -308,11 +333,11 @@ def _of_held_out(
     ]
     if splits is not None:
         remedy = columns.override({"split": None})
-        said = [
+        messages = [
             Message(
                 "llm.held-out-by-column",
-                f"held out: {count} rows that the column {splits.column} calls {splits.part},"
-                f" beside {trained} that are trained on; `{remedy}` trains on rows of all splits",
+                f"held out: {count} rows that the column {splits.column} calls {splits.part};"
+                f" {trained} rows are trained on. `{remedy}` trains on rows of all splits",
                 key="dataset.columns",
                 rows=count,
                 trained=trained,
@@ -322,7 +347,7 @@ def _of_held_out(
             )
         ]
     if also_trained:
-        said.append(
+        messages.append(
             Message(
                 "llm.also-trained",
                 f"{also_trained} of {count} held-out rows are equal to rows that are trained on:"
@@ -331,15 +356,18 @@ def _of_held_out(
                 held_out=count,
             )
         )
-    return said
+    return messages
 
 
 def train_tokenizer(config: LlmConfig, loaded: row_sources.LoadedRows) -> list[bytes] | None:
-    """The embedded tokenizer's tokens, by rank; None for another tokenizer.
+    """Train the embedded tokenizer and return its tokens in the order of their ranks.
 
-    It sees held-out rows too, which tells nothing to the model: its weights are random, and a token
-    is a token whatever text it was merged from. So a split leaves the model's vocabulary as it is
-    without one.
+    It also sees the held-out rows, so that a split does not change the model's vocabulary. The
+    model learns nothing about them: its weights are random, and a token does not reveal which
+    text it was merged from.
+
+    Returns:
+        The tokens, or None for another tokenizer.
     """
     options = config.tokenizer
     rows = loaded.rows
@@ -348,12 +376,12 @@ def train_tokenizer(config: LlmConfig, loaded: row_sources.LoadedRows) -> list[b
     if rows is None:
         sample = row_sources.sample(config, TOKENIZER_ROWS)
     else:
-        drawn = (
+        held_out_sample = (
             loaded.held_out.rows
             if loaded.held_out is not None and config.dataset.split is not None
             else []
         )
-        sample = [*rows, *drawn][:TOKENIZER_ROWS]
+        sample = [*rows, *held_out_sample][:TOKENIZER_ROWS]
     headers = []
     for role in tokenizer.ROLES:
         headers += [role] * len(sample)
@@ -361,49 +389,57 @@ def train_tokenizer(config: LlmConfig, loaded: row_sources.LoadedRows) -> list[b
 
 
 def model_vocabulary(config: LlmConfig, ranks: int) -> int:
-    """The model's vocabulary: the tokenizer's, unless the model fixes its own.
-    Refuses one that is too small.
+    """Return the size of the model's vocabulary.
+
+    It is the tokenizer's, unless the model sets its own. A size below the tokenizer's is refused.
     """
     needed = tokenizer.vocabulary(config.tokenizer, ranks)
-    fixed = config.model.vocab_size
-    if fixed is not None and fixed < needed:
+    configured_size = config.model.vocab_size
+    if configured_size is not None and configured_size < needed:
         raise Refusal(
             "llm.small-vocabulary",
-            f"model.vocab_size={fixed}: tokenizer={config.tokenizer.name} has {needed} tokens; "
-            f"use `model.vocab_size={needed}` or more, or another tokenizer",
+            f"model.vocab_size={configured_size}: tokenizer={config.tokenizer.name} has {needed}"
+            f" tokens; use `model.vocab_size={needed}` or more, or another tokenizer",
             key="model.vocab_size",
-            value=fixed,
+            value=configured_size,
             tokens=needed,
         )
-    return fixed or needed
+    return configured_size or needed
 
 
 def data_parts(config: LlmConfig) -> dict[str, list[Blob]]:
-    """What identifies the data, before any sampling by rows or seed: rows,
-    the tokenizer's files and the weights.
+    """Return what identifies the data: rows, tokenizer files and weights.
 
-    A part that the run makes itself has no blobs, nor has a data
-    set of the hub that is not in the library's cache.
+    Rows are identified before they are sampled by number or seed. A part that the run generates
+    itself has no blobs. The same holds for a data set of the hub that is not in the library's
+    cache.
     """
     weights: list[Blob] = []
     if config.model.folder is not None:
         folder = Path(config.model.folder).expanduser()
         weights = [(path.name, path) for path in sorted(folder.glob("*.safetensors"))]
-    files: dict[str, str | None] = {}
+    tokenizer_files: dict[str, str | None] = {}
     if isinstance(config.tokenizer, Llama3TokenizerConfig):
-        files = {"tokenizer.model": config.tokenizer.path}
+        tokenizer_files = {"tokenizer.model": config.tokenizer.path}
     elif isinstance(config.tokenizer, Qwen25TokenizerConfig):
-        files = {"vocab.json": config.tokenizer.path, "merges.txt": config.tokenizer.merges_file}
+        tokenizer_files = {
+            "vocab.json": config.tokenizer.path,
+            "merges.txt": config.tokenizer.merges_file,
+        }
     elif isinstance(config.model, HfConfig):
         folder = Path(str(config.model.path)).expanduser()
-        files = {name: str(folder / name) for name in tokenizer.FILES if (folder / name).is_file()}
-    named: list[Blob] = [(name, Path(str(path)).expanduser()) for name, path in files.items()]
+        tokenizer_files = {
+            name: str(folder / name) for name in tokenizer.FILES if (folder / name).is_file()
+        }
+    tokenizer_blobs: list[Blob] = [
+        (name, Path(str(path)).expanduser()) for name, path in tokenizer_files.items()
+    ]
     if isinstance(config.dataset, ChatConfig) or isinstance(config.model, HfConfig):
-        named.append(text_blob("chat_template", chat.template(config).text))
-    return {"dataset": _identified_rows(config), "tokenizer": named, "weights": weights}
+        tokenizer_blobs.append(text_blob("chat_template", chat.template(config).text))
+    return {"dataset": _dataset_blobs(config), "tokenizer": tokenizer_blobs, "weights": weights}
 
 
-def _identified_rows(config: LlmConfig) -> list[Blob]:
+def _dataset_blobs(config: LlmConfig) -> list[Blob]:
     data = config.dataset
     if isinstance(data, SyntheticConfig):
         rows = {

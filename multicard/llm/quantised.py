@@ -1,8 +1,7 @@
-"""Checkpoints whose weights are quantised already, by their headers and config.json. No torch.
+"""Refuse checkpoints whose weights are already quantised, by their headers and config.json.
 
-transformers reads them as what they are, so that their weights stay quantised under any method:
-LoRA on a 4-bit checkpoint is QLoRA in truth, and all weights cannot be trained. They are refused,
-by the name of what they are.
+transformers keeps such weights quantised under any method: LoRA on a 4-bit checkpoint is really
+QLoRA, and full tuning is impossible. The refusal names the quantisation. Imports no torch.
 """
 
 import json
@@ -13,20 +12,20 @@ from multicard.config.llm import LlmConfig
 from multicard.config.llm_models import HfConfig
 from multicard.messages import Refusal
 
-KEYS = ("quantization_config", "compression_config")  # of config.json
-# Types of weights, as safetensors name them, that hold no plain numbers;
-# masks and positions may have them too
-NARROW = ("U8", "I8", "F8", "F4", "I4", "U4", "I32", "F6")
-PACKED = ("weight", "weight_packed", "qweight", "_blocks")
+QUANTISATION_KEYS = ("quantization_config", "compression_config")  # Keys of config.json.
+# safetensors' types of quantised weights. Masks and positions may also have them, so only the
+# tensors with names in WEIGHT_SUFFIXES are checked.
+QUANTISED_TYPES = ("U8", "I8", "F8", "F4", "I4", "U4", "I32", "F6")
+WEIGHT_SUFFIXES = ("weight", "weight_packed", "qweight", "_blocks")
 
 
-def check(config: LlmConfig) -> None:
-    """Refuse (ValueError) a folder of weights that are quantised."""
+def check_unquantised(config: LlmConfig) -> None:
+    """Refuse (ValueError) a folder whose weights are quantised."""
     model = config.model
     if model.folder is None:
         return
     folder = Path(model.folder).expanduser()
-    kind = _of_configuration(folder) or _of_headers(folder)
+    kind = _kind_by_configuration(folder) or _kind_by_headers(folder)
     if kind is None:
         return
     key, value = (
@@ -36,9 +35,9 @@ def check(config: LlmConfig) -> None:
     )
     raise Refusal(
         "llm.weights-quantised",
-        f"{key}={value}: its weights are quantised already ({kind}), so that"
-        f" method={config.method.name} would not be what it says; give the folder of the model"
-        " before that, which method=qlora quantises itself",
+        f"{key}={value}: its weights are already quantised ({kind}), so that"
+        f" method={config.method.name} would not do what it says; give the folder of the original"
+        " model, which method=qlora quantises itself",
         key=key,
         value=value,
         kind=kind,
@@ -46,31 +45,32 @@ def check(config: LlmConfig) -> None:
     )
 
 
-def _of_configuration(folder: Path) -> str | None:
-    """How config.json says that the weights are quantised; None where it says nothing."""
+def _kind_by_configuration(folder: Path) -> str | None:
+    """Return how config.json says the weights are quantised, or None if it does not say so."""
     try:
         values = json.loads((folder / "config.json").read_text("utf-8"))
         parts = [values, *(part for part in values.values() if isinstance(part, dict))]
     except (OSError, ValueError, AttributeError):
-        return None  # refused elsewhere
-    found = list[dict[str, Any]]()
+        return None  # Another check refuses an unreadable config.json.
+    entries = list[dict[str, Any]]()
     for part in parts:
-        found.extend(part[key] for key in KEYS if isinstance(part.get(key), dict))
-    if not found:
+        entries.extend(part[key] for key in QUANTISATION_KEYS if isinstance(part.get(key), dict))
+    if not entries:
         return None
-    said = found[0]
-    name = str(said.get("quant_method") or "quantized")
-    bits = said.get("bits") or said.get("w_bit")
-    if said.get("load_in_4bit") or said.get("_load_in_4bit"):
+    entry = entries[0]
+    name = str(entry.get("quant_method") or "quantized")
+    bits = entry.get("bits") or entry.get("w_bit")
+    if entry.get("load_in_4bit") or entry.get("_load_in_4bit"):
         bits = 4
-    elif said.get("load_in_8bit") or said.get("_load_in_8bit"):
+    elif entry.get("load_in_8bit") or entry.get("_load_in_8bit"):
         bits = 8
     return name if bits is None else f"{name}, {bits} bits"
 
 
-def _of_headers(folder: Path) -> str | None:
-    """The type of the first weight that holds no plain numbers; None where all do,
-    or cannot be read.
+def _kind_by_headers(folder: Path) -> str | None:
+    """Return the name and type of the first quantised weight.
+
+    Returns None if there is none, or if a file cannot be read.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -78,9 +78,11 @@ def _of_headers(folder: Path) -> str | None:
         try:
             with safe_open(path, framework="np") as file:
                 for name in file.keys():  # noqa: SIM118
-                    kind = file.get_slice(name).get_dtype() if name.endswith(PACKED) else ""
-                    if kind.startswith(NARROW):
+                    kind = (
+                        file.get_slice(name).get_dtype() if name.endswith(WEIGHT_SUFFIXES) else ""
+                    )
+                    if kind.startswith(QUANTISED_TYPES):
                         return f"{name} is {kind}"
         except SafetensorError:
-            return None  # refused elsewhere
+            return None  # Another check refuses unreadable files.
     return None

@@ -1,4 +1,4 @@
-"""torchtune's recipe classes, loaded from the installed package and subclassed for measuring."""
+"""Load torchtune's recipe classes from the installed package, and subclass them for measuring."""
 
 import gc
 import importlib.util
@@ -20,45 +20,47 @@ from torchtune.modules import attention_utils
 from multicard.config.llm import LlmConfig
 from multicard.llm import batches, int4, labelled_rows, methods, models
 from multicard.llm.method_options import LoraConfig
-from multicard.llm.parts import TensorPart, TrainedParts, own_name
+from multicard.llm.parts import TensorPart, TrainedParts, unwrapped_name
 from multicard.llm.step_probe import MeasuredBatches, Probe
 from multicard.messages import Message, Refusal
 from multicard.records.schema_parts import TextRows
 
 
-def load(name: str) -> tuple[ModuleType, type]:
-    """The module and the class of a recipe."""
+def load_recipe(name: str) -> tuple[ModuleType, type]:
+    """Load a recipe, and return its module and its class."""
     spec = importlib.util.spec_from_file_location(f"recipe_{name}", methods.recipe_file(name))
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     (recipe,) = (
-        c for c in vars(module).values() if inspect.isclass(c) and c.__module__ == module.__name__
+        value
+        for value in vars(module).values()
+        if inspect.isclass(value) and value.__module__ == module.__name__
     )
     return module, recipe
 
 
-def measured(
+def measured_recipe(
     recipe: type, probe: Probe, on_schedule: Callable[[DictConfig, int], DictConfig]
 ) -> type:
-    """The recipe with measured batches, and with nothing saved at the end of an epoch."""
+    """Return a subclass of the recipe that measures its batches and saves no checkpoints."""
 
     class MeasuredRecipe(recipe):
         def _setup_data(self, *arguments: Any, **keywords: Any) -> Any:
             result = super()._setup_data(*arguments, **keywords)
             *sampler, loader = result if isinstance(result, tuple) else (result,)
-            loader.pin_memory = probe.config.pin_memory  # read when the loader is iterated
+            loader.pin_memory = probe.config.pin_memory  # Only read once the loader is iterated.
             if probe.config.packed:
-                loader.collate_fn = batches.counted(loader.collate_fn)
+                loader.collate_fn = batches.with_counts(loader.collate_fn)
             elif "output" in probe.config.custom_sharded_layers and (
                 chunks := self._model.num_output_chunks
             ):
-                loader.collate_fn = batches.evened(
+                loader.collate_fn = batches.with_even_chunks(
                     loader.collate_fn, chunks, self._tokenizer.pad_id
                 )
-            note(loader, probe, self._tokenizer.pad_id)
-            measured = MeasuredBatches(loader, probe)
-            return (*sampler, measured) if sampler else measured
+            record_rows(loader, probe, self._tokenizer.pad_id)
+            measured_batches = MeasuredBatches(loader, probe)
+            return (*sampler, measured_batches) if sampler else measured_batches
 
         def _setup_lr_scheduler(
             self, cfg_lr_scheduler: Any, num_training_steps: int, last_epoch: int
@@ -76,16 +78,18 @@ def measured(
 
         def setup(self, *arguments: Any, **keywords: Any) -> None:
             super().setup(*arguments, **keywords)
-            client = getattr(self, "_checkpoint_client", None)  # by which the full recipe saves
+            client = getattr(self, "_checkpoint_client", None)  # The full recipe saves by it.
             if client is not None:
                 client.save_checkpoint = self.save_checkpoint
 
     return MeasuredRecipe
 
 
-def note(loader: Any, probe: Probe, pad_id: int) -> None:
-    """Have the probe count the loader's rows and tokens.
-    Refuses (ValueError) less than one step.
+def record_rows(loader: Any, probe: Probe, pad_id: int) -> None:
+    """Record the loader's rows in the report, and set the probe's `pad_id`.
+
+    Raises:
+        ValueError: The rows do not fill one step.
     """
     probe.pad_id = pad_id
     probe.report.content.text_rows = TextRows(**labelled_rows.counts(loader.dataset))
@@ -94,21 +98,22 @@ def note(loader: Any, probe: Probe, pad_id: int) -> None:
 
 
 def check_steps(loader: Any, config: LlmConfig) -> None:
-    """Refuse a data set of less than one step; only the ranks
-    know how many rows or sequences it gives.
+    """Refuse a data set that does not fill one step.
+
+    Only the ranks know how many rows or packed sequences it has.
     """
     samples = len(loader.dataset)
-    accumulated = config.gradient_accumulation_steps
-    if len(loader) >= accumulated:
+    accumulation_steps = config.gradient_accumulation_steps
+    if len(loader) >= accumulation_steps:
         return
     needed = config.rows_of_a_step
-    what = "sequences" if config.packed else "rows with a label"
-    is_cut = config.max_seq_len is not None
-    key = "max_seq_len" if is_cut else "batch_size"
-    value = config.max_seq_len if is_cut else config.batch_size
+    unit = "sequences" if config.packed else "rows with a label"
+    has_length_limit = config.max_seq_len is not None
+    key = "max_seq_len" if has_length_limit else "batch_size"
+    value = config.max_seq_len if has_length_limit else config.batch_size
     raise Refusal(
         "llm.samples-below-a-step",
-        f"{key}={value}: gives {samples} {what}, less than one step (batch_size x gpus x"
+        f"{key}={value}: gives {samples} {unit}, less than one step (batch_size x gpus x"
         f" gradient_accumulation_steps = {needed}); use more rows, or another {key}",
         key=key,
         value=value,
@@ -122,23 +127,23 @@ def check_steps(loader: Any, config: LlmConfig) -> None:
 def patched(module: ModuleType, device: torch.device) -> Iterator[None]:
     """Replace parts of torchtune while a recipe runs in our ranks.
 
-    Reading the memory figures must not reset the peak; on CPU, where there are none, the
-    distributed recipes read them all the same, and masks of packed rows are made for a GPU wherever
-    there is one. The process group exists already.
+    Reading the memory figures must not reset the peak. On the CPU there are no such figures, but
+    the distributed recipes read them nevertheless. They would also build the masks of packed rows
+    for a GPU if the machine has one. The process group already exists.
     """
     with ExitStack() as stack:
         if device.type == "cpu":
-            nothing = {
+            no_figures = {
                 "get_memory_stats": lambda **_: {},
                 "log_memory_stats": lambda *_, **__: None,
             }
             stack.enter_context(
-                mock.patch.multiple(training, cleanup_before_training=gc.collect, **nothing)
+                mock.patch.multiple(training, cleanup_before_training=gc.collect, **no_figures)
             )
             stack.enter_context(
                 mock.patch.object(attention_utils, "_SUPPORTS_FLEX_ATTENTION", False)
             )
-            # only a GPU reads pinned memory, and without one there is none
+            # Pinned memory only helps a GPU, and cannot be allocated without one.
             unpinned = partial(CPUOffloadPolicy, pin_memory=False)
             stack.enter_context(
                 mock.patch("torchtune.training._distributed.CPUOffloadPolicy", unpinned)
@@ -160,17 +165,18 @@ def patched(module: ModuleType, device: torch.device) -> Iterator[None]:
 
 
 def join_alone(backend: str) -> None:
-    """A process group of one, without a network, for a distributed recipe at one rank."""
+    """Create a process group of one rank, without a network, for a distributed recipe."""
     store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
     dist.init_process_group(backend, store=store, rank=0, world_size=1)
 
 
 def built_figures(model: torch.nn.Module, config: LlmConfig) -> dict[str, int]:
-    """Parameters and bytes of torchtune's model, with its numbers of NF4 tensors and of linears
-    that simulate quantisation.
+    """Return the parameters and bytes of torchtune's model.
+
+    They come with the number of NF4 tensors, and of linears with fake quantisation.
 
     Raises:
-        RuntimeError: torchtune left weights as they were that the method quantises.
+        RuntimeError: torchtune did not quantise weights that the method should quantise.
     """
     from torchao.dtypes.nf4tensor import NF4Tensor
     from torchao.quantization.qat.linear import Int8DynActInt4WeightQATLinear
@@ -178,57 +184,60 @@ def built_figures(model: torch.nn.Module, config: LlmConfig) -> dict[str, int]:
     method = methods.chosen(config)
     name = config.method.name
     parameters = list(model.parameters())
-    nf4 = sum(
+    nf4_count = sum(
         isinstance(getattr(parameter, "_local_tensor", parameter), NF4Tensor)
         for parameter in parameters
     )
     linears = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
-    fake = sum(isinstance(module, Int8DynActInt4WeightQATLinear) for module in linears)
-    if method.nf4 and not nf4:
-        said = Message(
+    fake_quantised_count = sum(
+        isinstance(module, Int8DynActInt4WeightQATLinear) for module in linears
+    )
+    if method.nf4 and not nf4_count:
+        message = Message(
             "llm.base-unquantised", f"method={name}: torchtune left the base weights unquantised"
         )
-        raise RuntimeError(said)
-    if method.fake_quantised and fake != len(linears):
-        said = Message(
+        raise RuntimeError(message)
+    if method.fake_quantised and fake_quantised_count != len(linears):
+        message = Message(
             "llm.linears-unquantised",
-            f"method={name}: torchtune quantised {fake} of {len(linears)} linears",
-            quantised=fake,
+            f"method={name}: torchtune quantised {fake_quantised_count} of {len(linears)} linears",
+            quantised=fake_quantised_count,
             linears=len(linears),
         )
-        raise RuntimeError(said)
+        raise RuntimeError(message)
     return {
         "parameters": sum(parameter.numel() for parameter in parameters),
         "trainable_parameters": sum(
             parameter.numel() for parameter in parameters if parameter.requires_grad
         ),
         "parameter_bytes": sum(parameter.nbytes for parameter in parameters),
-        "nf4_tensors": nf4,
-        "fake_quantised_linears": fake,
+        "nf4_tensors": nf4_count,
+        "fake_quantised_linears": fake_quantised_count,
     }
 
 
 def trained_parts(model: torch.nn.Module, config: LlmConfig) -> TrainedParts:
-    """What was trained, by the names of PEFT and transformers, and with their order of a head's
-    rows.
+    """Return what was trained, by the names of PEFT and transformers.
+
+    The rows of a head are in transformers' order.
     """
-    named = {own_name(name): tensor for name, tensor in model.named_parameters()}
+    parameters_by_name = {unwrapped_name(name): tensor for name, tensor in model.named_parameters()}
     tied = config.model.tied
     if not methods.chosen(config).adapters:
         parts = {
             models.hugging_face_name(name): _part(name, tensor, config)
-            for name, tensor in named.items()
+            for name, tensor in parameters_by_name.items()
         }
-        layers = {
-            own_name(name)
+        linear_names = {
+            unwrapped_name(name)
             for name, part in model.named_modules()
             if isinstance(part, torch.nn.Linear)
         }
-        linears = frozenset(models.hugging_face_name(f"{name}.weight") for name in layers)
+        linears = frozenset(models.hugging_face_name(f"{name}.weight") for name in linear_names)
         return TrainedParts(
             parts, {}, None, tied, linears=linears, groupsize=int4.groupsize(config, model)
         )
-    adapters = {name: tensor for name, tensor in named.items() if ".lora_" in name}
+    adapters = {name: tensor for name, tensor in parameters_by_name.items() if ".lora_" in name}
     parts = {
         f"base_model.model.{models.hugging_face_name(name)}": _part(name, tensor, config)
         for name, tensor in adapters.items()
@@ -250,4 +259,6 @@ def trained_parts(model: torch.nn.Module, config: LlmConfig) -> TrainedParts:
 
 
 def _part(name: str, tensor: torch.Tensor, config: LlmConfig) -> TensorPart:
-    return TensorPart(tensor, lambda whole: models.permuted(name, whole, config.model))
+    return TensorPart(
+        tensor, lambda whole_tensor: models.permute_heads(name, whole_tensor, config.model)
+    )

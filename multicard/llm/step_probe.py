@@ -1,9 +1,9 @@
-"""Measures a rank's steps from outside the engine's loop: when it asks for each batch, what is in
-it, what it logs.
+"""Measure a rank's steps from outside the engine's loop.
 
-A step lasts from asking for its first batch to asking for the next step's. The engines read the
-loss on the host at the end of each step. So the device has done its work by then, and the probe
-never waits for it.
+The probe sees when the engine asks for each batch, what the batch holds, and what the engine logs.
+A step lasts from the request for its first batch to the request for the next step's first batch.
+Engines read the loss on the host at the end of each step, so the device has finished its work by
+then. The probe itself never waits for the device.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -13,66 +13,63 @@ from typing import Any
 from multicard.config.base import ProfileName
 from multicard.config.llm import Engine, LlmConfig
 from multicard.llm import methods
-from multicard.llm.batches import COUNTS, Batch, count, mapped
+from multicard.llm.batches import COUNTS, Batch, count, map_tensors
 from multicard.llm.epoch_marks import LOGGED, EpochMarks
 from multicard.llm.held_out_evaluations import HeldOutEvaluations
 from multicard.llm.tuning_report import TuningReport
 from multicard.measure import garbage, timing
 from multicard.measure.timing import Ranges
 from multicard.observe.profiles.capture import TrainingWindow
-from multicard.ranks.gates import Gate
 from multicard.ranks.process import Rank, as_on_rank_0
-from multicard.records.progress import Board
+from multicard.run.training_progress import TrainingProgress
 
-# a run has diverged where one of them is not finite
-JUDGED = ("loss", "rewards/chosen", "rewards/rejected")
+# A run has diverged if one of these figures is not finite.
+JUDGED_FIGURES = ("loss", "rewards/chosen", "rewards/rejected")
 
 
 class DivergenceError(Exception):
-    """Ends a recipe's training at the end of an epoch, on all ranks."""
+    """Ends the training on all ranks at the end of an epoch, because the run has diverged."""
 
 
 class ProbeEndedError(Exception):
-    """Ends a recipe's training once the mean step of a probe is known, on all ranks."""
+    """Ends the training on all ranks once the mean step time of a probe is known."""
 
 
 class TargetReachedError(Exception):
-    """Ends a recipe's training once the held-out loss is as low as is asked for, on all ranks."""
+    """Ends the training on all ranks once the held-out loss has reached the target."""
 
 
 class Probe:
-    """Times and counts of one rank's steps, written epoch by epoch."""
+    """Measures the times and the token counts of one rank's steps, and writes them each epoch."""
 
     def __init__(self, rank: Rank, config: LlmConfig, report: TuningReport) -> None:
         self.rank = rank
         self.config = config
         self.report = report
         self.pairs = methods.chosen(config).pairs
-        self.moves = config.pin_memory and rank.device.type == "cuda"
-        self.copies = 2 if self.pairs and not self.moves else 1  # of a batch, that the recipe makes
-        # batches of a pass after the run, which is not measured
+        self.copies_pinned_batches = config.pin_memory and rank.device.type == "cuda"
+        # How often the recipe copies a batch to the device.
+        self.copies = 2 if self.pairs and not self.copies_pinned_batches else 1
+        # If set, these batches replace the loader's. A pass after the run uses it, unmeasured.
         self.substitute: Iterator[Batch] | None = None
         self.ranges: Ranges | None = None
-        own = Ranges(rank.device, nvtx=config.profile.name is ProfileName.nsys)
-        self.window = TrainingWindow(config.profile, rank, report.folder, own)
-        self.board = Board(report.folder, rank.world_size)
-        self.probing: Gate | None = None
-        self.paused_s = 0.0  # so far, which no clock counts
+        ranges = Ranges(rank.device, nvtx=config.profile.name is ProfileName.nsys)
+        self.window = TrainingWindow(config.profile, rank, report.folder, ranges)
+        self.progress = TrainingProgress(rank, report.folder, loss=lambda: self.loss)
         self.held_out = HeldOutEvaluations(config, report)
-        self.stopped = False
         self.pad_id = -1
-        # of the optimiser, at the time of the call
+        # Returns the optimizer's current learning rate.
         self.lr_now: Callable[[], float] = lambda: config.lr
-        self.lr = float("nan")  # of the step that is under way
-        self.steps_per_epoch = 0
+        self.lr = float("nan")  # The learning rate of the current step.
         self.started_s = 0.0
-        self.steps = self.tokens = 0
+        self.steps_per_epoch = 0
         self.loss = float("nan")
         self.epoch = EpochMarks(config.gradient_accumulation_steps)
 
     def batches(self, loader: Any) -> Iterator[Batch]:
-        """The loader's batches, timed and counted;
-        pinned ones are copied to the device without waiting.
+        """Yield the loader's batches, and time and count them.
+
+        Pinned batches are copied to the device asynchronously.
         """
         if self.substitute is not None:
             yield from self.substitute
@@ -82,86 +79,79 @@ class Probe:
         epoch = self.epoch
         while True:
             if epoch.is_between_steps:
-                if epoch.counts and self.held_out.is_due(self.steps + 1):
+                next_step = self.progress.steps + 1
+                if epoch.counts and self.held_out.is_due(next_step):
                     self.window.pause()
-                    self._evaluate(self.steps + 1)
+                    self._evaluate(next_step)
                 self.window.step()
                 self.lr = self.lr_now()
             epoch.requested_s.append(self._clock_s())
-            if self.probing is not None and not epoch.counts:
-                self.probing.start_epoch()
+            if not epoch.counts:
+                self.progress.start_epoch()
             if epoch.counts and epoch.is_between_steps:
                 self._step_ended()
-                if self.stopped or self.held_out.is_at_target:
-                    return  # the engine takes it for the end of the epoch
+                if self.progress.is_stopped or self.held_out.is_at_target:
+                    return  # The engine takes this for the end of the epoch.
             batch = next(batches, None)
             if batch is None:
                 return
             epoch.received_s.append(self._clock_s())
             epoch.counts.append(count(batch, self.pad_id, self.rank.device.type, self.copies))
             self.window.count(epoch.counts[-1][COUNTS.index("h2d_bytes")])
-            yield self.moved(batch)
+            yield self.to_device(batch)
 
     def _step_ended(self) -> None:
-        self.steps += 1
         self.epoch.steps += 1
-        garbage.step_ended(self.steps)
-        self.tokens += self.epoch.tokens_of_last_step
-        self._post()
-        if self.probing is not None:
-            self.paused_s += self.probing.step_ended(self.steps)
-        self.stopped = self.board.stops(self.steps)
+        garbage.step_ended(self.progress.steps + 1)
+        self.progress.end_step(self.epoch.tokens_of_last_step)
 
     def _clock_s(self) -> float:
-        return timing.clock_s() - self.paused_s - self.held_out.lasted_s
-
-    def _post(self, evaluating: bool = False) -> None:
-        total = self.config.epochs * self.steps_per_epoch
-        epoch = len(self.report.content.epochs)
-        self.board.post(
-            self.rank.rank, min(self.steps, total), total, self.tokens, epoch, self.loss, evaluating
-        )
+        return timing.clock_s() - self.progress.paused_s - self.held_out.lasted_s
 
     def _evaluate(self, step: int) -> None:
-        """Measure the held-out loss after the run's step `step`, unless it is known."""
-        self.held_out.evaluate(step, self.started_s + self.paused_s, self._post)
+        """Measure the held-out loss after step `step` of the run, unless it is already known."""
+        since_s = self.started_s + self.progress.paused_s
+        self.held_out.evaluate(step, since_s, self.progress.post)
 
-    def moved(self, batch: Batch) -> Batch:
-        """The batch, on the device where its copy need not wait for the recipe."""
-        if not self.moves:
+    def to_device(self, batch: Batch) -> Batch:
+        """Return the batch, copied to the device if the batch is pinned."""
+        if not self.copies_pinned_batches:
             return batch
         if self.ranges is not None:
             self.ranges.open("h2d")
-        return mapped(batch, lambda tensor: tensor.to(self.rank.device, non_blocking=True))
+        return map_tensors(batch, lambda tensor: tensor.to(self.rank.device, non_blocking=True))
 
     def log(self, payload: Mapping[str, Any]) -> None:
-        """A step's figures, as the recipe logs them on rank 0: after its schedule has gone on, so
-        that the learning rate among them is that of the next step.
+        """Store the figures of a step, which the recipe logs on rank 0.
+
+        The recipe logs after its scheduler has advanced, so the learning rate that it logs is the
+        next step's. The probe stores the step's own learning rate.
         """
         if self.substitute is not None:
             return
         figures = {key: float(payload[key]) for key in LOGGED if key in payload} | {"lr": self.lr}
         if self.pairs and self.config.distributed and self.config.engine is Engine.torchtune:
-            figures["loss"] /= self.rank.world_size  # its recipe sums it over the ranks
+            figures["loss"] /= self.rank.world_size  # This recipe logs the sum over the ranks.
         self.epoch.logged.append(figures)
         self.loss = figures["loss"]
 
     def start(self) -> None:
-        """Training starts now, on all ranks."""
+        """Mark the start of the training on this rank."""
         self.report.counters.read()
         self.window.open()
         self.started_s = timing.clock_s()
-        self.report.started(self.started_s)
-        self._post()
+        self.report.mark_start(self.started_s)
+        self.progress.total = self.config.epochs * self.steps_per_epoch
+        self.progress.post()
 
     def end_epoch(self) -> None:
-        """Write the epoch, whose last step the recipe has just taken.
+        """Write the epoch. The recipe has just taken its last step.
 
         Raises:
-            DivergenceError: on all ranks, where its last loss is not finite and the run is to stop
-                then.
-            TargetReachedError: on all ranks, where the held-out loss is as low as is asked for.
-            ProbeEndedError: on all ranks, where a probe is to stop.
+            DivergenceError: On all ranks, if the last loss is not finite and the run should then
+                stop.
+            TargetReachedError: On all ranks, if the held-out loss has reached the target.
+            ProbeEndedError: On all ranks, if a probe has ended.
         """
         if self.substitute is not None:
             return
@@ -171,28 +161,34 @@ class Probe:
         ended_s = self._clock_s()
         self.report.counters.read()
         columns = epoch.columns(self.config.max_steps or self.steps_per_epoch, ended_s)
-        # the engine stopped without asking for another batch
+        # The engine may stop without asking for another batch. Then the last step ends here.
         if len(columns["step_s"]) > epoch.steps:
             self._step_ended()
-        self._evaluate(self.steps)
+        self._evaluate(self.progress.steps)
         since_start_s = ended_s - self.started_s + held_out.lasted_s
         if held_out.evaluator is not None:
             self.report.counters.read()
-        self.report.epoch(columns, epoch.lasted_s(ended_s), since_start_s)
-        last = epoch.logged[-1] if epoch.logged else {}
+        self.report.add_epoch(columns, epoch.lasted_s(ended_s), since_start_s)
+        self.progress.epoch = len(self.report.content.epochs)
+        last_figures = epoch.logged[-1] if epoch.logged else {}
         self.epoch = EpochMarks(epoch.per_step)
-        diverged = not all(isfinite(last[key]) for key in JUDGED if key in last)
+        diverged = not all(
+            isfinite(last_figures[key]) for key in JUDGED_FIGURES if key in last_figures
+        )
         diverged |= held_out.has_diverged
         if self.config.stop_on_divergence and as_on_rank_0(self.rank, diverged):
             raise DivergenceError
         if held_out.is_at_target:
             raise TargetReachedError
-        if self.probing is not None and (self.probing.end_epoch() or self.stopped):
+        if self.progress.ends_with_epoch():
             raise ProbeEndedError
 
 
 class MeasuredBatches:
-    """The recipe's loader with measured iteration; everything else is the loader's own."""
+    """Wraps the recipe's loader so that iterating over it is measured.
+
+    All other attributes are the loader's.
+    """
 
     def __init__(self, loader: Any, probe: Probe) -> None:
         self.loader = loader

@@ -1,6 +1,4 @@
-"""A run in torchtune's own terms: `torchtune.yaml`,
-and the rows and the tokenizer that it names.
-"""
+"""Write a run's inputs in torchtune's terms: `torchtune.yaml`, and its rows and tokenizer."""
 
 import json
 from pathlib import Path
@@ -16,12 +14,13 @@ from multicard.records import run_folder
 
 
 def write(config: LlmConfig, placement: Placement, folder: Path) -> dict[str, Any]:
-    """Write rows and tokenizer to `folder/inputs`, and of its own engine torchtune's configuration
-    to `folder/torchtune.yaml`.
+    """Write the rows and the tokenizer to `folder/inputs`.
+
+    With `engine=torchtune`, also write torchtune's configuration to `folder/torchtune.yaml`.
 
     Returns:
-        That configuration. `lr_scheduler.num_warmup_steps` is None
-        where only torchtune will know the number of steps.
+        The configuration. `lr_scheduler.num_warmup_steps` is None if only torchtune will know the
+        number of steps.
     """
     inputs = preflight.prepare(config)
     if inputs.rows is not None:
@@ -44,17 +43,21 @@ def write(config: LlmConfig, placement: Placement, folder: Path) -> dict[str, An
 
 
 def held_out_file(folder: Path) -> Path:
-    """The rows that are not trained on; there is none where all are."""
+    """Return the path of the held-out rows. There is no such file if all rows are trained on."""
     return folder / "inputs" / "held_out.jsonl"
 
 
 def held_out_rows(cfg: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The component of the rows in `held_out_file`,
-    which are read as those of the training and not packed.
+    """Return the component that reads the rows in `held_out_file`.
+
+    They are read in the same way as the training rows, but are not packed.
     """
-    counts = ("broken", "equal", "ignored", "last_alone", "revision")  # of the others
-    own = {name: value for name, value in cfg["dataset"].items() if name not in counts}
-    return own | {
+    # These values describe the training rows only.
+    training_counts = ("broken", "equal", "ignored", "last_alone", "revision")
+    component = {
+        name: value for name, value in cfg["dataset"].items() if name not in training_counts
+    }
+    return component | {
         "packed": False,
         "is_held_out": True,
         "source": "json",
@@ -63,47 +66,57 @@ def held_out_rows(cfg: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def folder_config(config: LlmConfig, inputs: preflight.Inputs, folder: Path) -> dict[str, Any]:
-    """Rows and tokenizer of `model=hf` as torchtune's components."""
+    """Return the rows and the tokenizer of `model=hf` as torchtune's components."""
     assert isinstance(config.model, HfConfig)
-    limit = config.max_seq_len or config.model.max_seq_len or None  # of positions without end
-    own = {"_component_": "multicard.llm.data.tokenizer.FolderTokenizer", "path": config.model.path}
+    # A model without a limit of positions has the limit 0.
+    limit = config.max_seq_len or config.model.max_seq_len or None
+    tokenizer_component = {
+        "_component_": "multicard.llm.data.tokenizer.FolderTokenizer",
+        "path": config.model.path,
+    }
     rows = _dataset(config, inputs, folder)
     rows["builder"] = (
         f"multicard.llm.labelled_rows.{'ChatPairs' if methods.chosen(config).pairs else 'chats'}"
     )
     return {
         "model": {"vocab_size": inputs.vocabulary},
-        "tokenizer": own | {"max_seq_len": limit},
+        "tokenizer": tokenizer_component | {"max_seq_len": limit},
         "dataset": rows,
     }
 
 
 def write_yaml(config: LlmConfig, cfg: dict[str, Any], folder: Path) -> None:
-    """Write torchtune's configuration, headed by the
-    command that runs it from the project's root.
+    """Write torchtune's configuration.
+
+    Its first line is the command that runs it from the project's root.
     """
     from omegaconf import OmegaConf
 
-    processes = f"--nproc_per_node {config.gpus} " if config.distributed else ""
+    processes_option = f"--nproc_per_node {config.gpus} " if config.distributed else ""
     path = _relative_to_cwd(folder) / "torchtune.yaml"
-    head = f"# PYTHONPATH=. tune run {processes}{config.recipe_name} --config {path}\n"
+    first_line = f"# PYTHONPATH=. tune run {processes_option}{config.recipe_name} --config {path}\n"
     run_folder.write_text(
-        folder / "torchtune.yaml", head + OmegaConf.to_yaml(OmegaConf.create(cfg))
+        folder / "torchtune.yaml", first_line + OmegaConf.to_yaml(OmegaConf.create(cfg))
     )
 
 
 def _relative_to_cwd(folder: Path) -> Path:
-    """The folder relative to the working directory if it lies below it,
-    so that the record can be moved.
+    """Return the folder relative to the working directory if it lies below it.
+
+    The record can then be moved.
     """
-    here = Path.cwd()
-    return folder.relative_to(here) if folder.is_relative_to(here) else folder
+    working_directory = Path.cwd()
+    return (
+        folder.relative_to(working_directory)
+        if folder.is_relative_to(working_directory)
+        else folder
+    )
 
 
 def torchtune_config(
     config: LlmConfig, device: str, inputs: preflight.Inputs, folder: Path
 ) -> dict[str, Any]:
-    """The configuration for `tune run <recipe> --config torchtune.yaml`."""
+    """Return the configuration for `tune run <recipe> --config torchtune.yaml`."""
     method = methods.chosen(config)
     model = methods.model_component(config, inputs.vocabulary)
     template = templates.chosen(config)
@@ -148,7 +161,7 @@ def torchtune_config(
         **method.components(config.method),
     }
     if method.scheduled:
-        # None: only torchtune will know the number of rows
+        # If the number of rows is None, only torchtune will know it.
         rows = None if inputs.rows is None or config.packed else len(inputs.rows)
         steps = None if rows is None else config.epochs * steps_per_epoch(config, rows)
         cfg["lr_scheduler"] = {
@@ -161,16 +174,18 @@ def torchtune_config(
 
 
 def optimizer(config: LlmConfig) -> dict[str, Any]:
-    """The component of the optimiser."""
+    """Return the component of the optimizer."""
     common = {"lr": config.lr, "weight_decay": config.weight_decay}
     if config.optimizer.has_8_bits:
-        own = {"_component_": "multicard.llm.eight_bit.AdamW8bit"}
-        return own | common | {"is_paged": config.optimizer.is_paged}
+        component = {"_component_": "multicard.llm.eight_bit.AdamW8bit"}
+        return component | common | {"is_paged": config.optimizer.is_paged}
     return {"_component_": "torch.optim.AdamW"} | common | {"fused": True}
 
 
 def steps_per_epoch(config: LlmConfig, rows: int) -> int:
-    """Steps as the recipes count them: the sampler fills the last round; incomplete batches and
+    """Return the number of steps in an epoch, as torchtune's recipes count them.
+
+    The sampler repeats rows until all ranks have the same number. Incomplete batches and
     accumulations are dropped.
     """
     steps = -(-rows // config.world_size) // config.batch_size // config.gradient_accumulation_steps
@@ -178,8 +193,9 @@ def steps_per_epoch(config: LlmConfig, rows: int) -> int:
 
 
 def warmup_steps(config: LlmConfig, total: int) -> int:
-    """Warm-up steps of the learning rate: as configured, else 100 as in the papers, or a tenth of a
-    run shorter than 1000.
+    """Return the number of warm-up steps of the learning rate.
+
+    If it is not configured, it is the papers' 100, or a tenth of a run below 1000 steps.
     """
     return (
         config.warmup_steps
@@ -202,8 +218,9 @@ def _dataset(config: LlmConfig, inputs: preflight.Inputs, folder: Path) -> dict[
         "builder": builder,
         "split": "train",
         "packed": config.packed,
-        "model_limit": config.model.max_seq_len or None,  # of positions without end
-    } | inputs.left
+        # A model without a limit of positions has the limit 0.
+        "model_limit": config.model.max_seq_len or None,
+    } | inputs.dataset_arguments
     if inputs.rows is None:
         assert isinstance(config.dataset, StoredTextConfig)
         revision = {} if config.dataset.revision is None else {"revision": config.dataset.revision}

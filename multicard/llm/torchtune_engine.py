@@ -1,6 +1,6 @@
-"""`engine=torchtune`: one of torchtune's recipes.
+"""Tune with one of torchtune's recipes (`engine=torchtune`).
 
-Private names of recipes stand here and in `recipes`.
+Only this module and `recipes` use private names of the recipes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,13 +20,13 @@ from multicard.llm import batches, int4, recipes, torchtune_config
 from multicard.llm.parts import TrainedParts
 from multicard.llm.step_probe import MeasuredBatches, Probe
 
-LOGIT_CHUNKS = 8  # of a sequence, as torchtune's losses have by default
-# of a recipe: which epochs and steps it takes, and how many it has taken
+LOGIT_CHUNKS = 8  # Chunks of a sequence, by default as many as in torchtune's losses.
+# Attributes of a recipe that say which epochs and steps it takes, and how many it has taken.
 COUNTERS = ("epochs_run", "total_epochs", "max_steps_per_epoch", "global_step")
 
 
 class TorchtuneEngine:
-    """A recipe that is set up. See `tuning_engine.TuningEngine`."""
+    """Tunes with a recipe that is set up. See `tuning_engine.TuningEngine`."""
 
     def __init__(self, recipe: Any, config: LlmConfig, pad_id: int) -> None:
         self._recipe = recipe
@@ -48,48 +48,51 @@ class TorchtuneEngine:
         self._recipe.train()
 
     def train_pass(self) -> None:
-        """See `TuningEngine`. The distributed recipes' `train` would first hand all free memory
-        back to the GPU, and allocate it again in the first steps. It is kept, as from one step of
-        a training to the next.
+        """See `TuningEngine`.
+
+        The distributed recipes' `train` would first return all free memory to the GPU, and allocate
+        it again in the first steps. Here the memory is kept, as between two steps of a training.
         """
         recipe = self._recipe
-        before = {name: value for name, value in vars(recipe).items() if name in COUNTERS}
+        counters_before = {name: value for name, value in vars(recipe).items() if name in COUNTERS}
         recipe.epochs_run = 0
         recipe.total_epochs = 1
         recipe.max_steps_per_epoch = None
         with mock.patch.object(torchtune.training, "cleanup_before_training", lambda: None):
             recipe.train()
-        vars(recipe).update(before)
+        vars(recipe).update(counters_before)
 
     def check_built(self) -> dict[str, Any]:
         return recipes.built_figures(self.model, self._config)
 
     def row_losses(self, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """See `TuningEngine`. The model returns its logits (rows, S, vocabulary) whole, or in
-        chunks of S. One chunk is in float32 at a time: DPO's recipe, whose logits are whole, never
-        has that of all.
+        """See `TuningEngine`.
+
+        The model returns its logits (rows, S, vocabulary) as one tensor, or in chunks of S. Only
+        one chunk at a time is converted to float32: DPO's recipe, which holds all logits, never
+        converts them all.
         """
         model: Any = self.model
         chunks = model.num_output_chunks
-        # gathered for each: as many on every rank
+        # The output is gathered for each chunk, so all ranks need the same number of chunks.
         if "output" in self._config.custom_sharded_layers and chunks:
-            more = (0, batches.least_length(tokens.shape[1], chunks) - tokens.shape[1])
-            tokens = pad(tokens, more, value=self._pad_id)
-            labels = pad(labels, more, value=CROSS_ENTROPY_IGNORE_IDX)
+            padding = (0, batches.least_length(tokens.shape[1], chunks) - tokens.shape[1])
+            tokens = pad(tokens, padding, value=self._pad_id)
+            labels = pad(labels, padding, value=CROSS_ENTROPY_IGNORE_IDX)
         output = model(tokens=tokens)
-        following = pad(labels[:, 1:], (0, 1), value=CROSS_ENTROPY_IGNORE_IDX)
+        next_labels = pad(labels[:, 1:], (0, 1), value=CROSS_ENTROPY_IGNORE_IDX)
         options: Any = {"ignore_index": CROSS_ENTROPY_IGNORE_IDX, "reduction": "none"}
         losses = torch.zeros(len(tokens), dtype=torch.float64)
         start = 0
         for logits in output if isinstance(output, list) else output.chunk(LOGIT_CHUNKS, dim=1):
-            own = following[:, start : start + logits.shape[1]]
-            nats = cross_entropy(logits.float().flatten(0, 1), own.flatten(), **options)
-            losses += nats.view(own.shape).double().sum(1).cpu()
+            chunk_labels = next_labels[:, start : start + logits.shape[1]]
+            nats = cross_entropy(logits.float().flatten(0, 1), chunk_labels.flatten(), **options)
+            losses += nats.view(chunk_labels.shape).double().sum(1).cpu()
             start += logits.shape[1]
         return losses
 
     def reference(self) -> AbstractContextManager[Any]:
-        """See `TuningEngine`: the model without its adapters."""
+        """See `TuningEngine`. The reference model is the model without its adapters."""
         return disable_adapter(self.model)
 
     def in_int4(self, groupsize: int) -> AbstractContextManager[list[Exception]]:
@@ -104,11 +107,12 @@ class TorchtuneEngine:
 
 @contextmanager
 def prepared(probe: Probe, cfg: dict[str, Any], run_cfg: DictConfig) -> Iterator[TorchtuneEngine]:
-    """The recipe that the run's configuration names, set up.
+    """Set up the recipe that the configuration selects, and yield its engine.
 
     Args:
-        cfg: as in torchtune.yaml, which is written anew where the warm-up differs.
-        run_cfg: with which the recipe is run.
+        cfg: The configuration in torchtune.yaml. The file is rewritten if the number of warm-up
+            steps differs.
+        run_cfg: The configuration with which the recipe runs.
     """
     config = probe.config
     rank = probe.rank
@@ -116,16 +120,16 @@ def prepared(probe: Probe, cfg: dict[str, Any], run_cfg: DictConfig) -> Iterator
     def on_schedule(scheduler: DictConfig, steps: int) -> DictConfig:
         warmup = torchtune_config.warmup_steps(config, steps)
         probe.report.content.warmup_steps = warmup
-        # the number of steps was not known, or is less
+        # The file does not know the number of steps yet, or the run takes fewer.
         if scheduler["num_warmup_steps"] != warmup and rank.rank == 0:
             cfg["lr_scheduler"]["num_warmup_steps"] = warmup
             torchtune_config.write_yaml(config, cfg, probe.report.folder)
         scheduler["num_warmup_steps"] = warmup
         return scheduler
 
-    module, recipe_class = recipes.load(config.recipe_name)
+    module, recipe_class = recipes.load_recipe(config.recipe_name)
     with recipes.patched(module, rank.device):
-        recipe: Any = recipes.measured(recipe_class, probe, on_schedule)(cfg=run_cfg)
+        recipe: Any = recipes.measured_recipe(recipe_class, probe, on_schedule)(cfg=run_cfg)
         recipe.setup(cfg=run_cfg)
         if rank.rank == 0:
             recipe._metric_logger.listener = probe.log

@@ -1,12 +1,16 @@
-"""What multicard asks of an engine, whose loop tunes.
+"""Define the interface of an engine, which runs the training loop of a tuning run.
 
-An engine is a module with a function `prepared(probe, cfg, run_cfg)`: a context manager that yields
-a `TuningEngine`, ready to train. Its name stands in `engines.MODULES`.
+An engine is a module with a function `prepared(probe, cfg, run_cfg)`. This is a context manager
+that yields a `TuningEngine`, ready to train. `engines.MODULES` names the module.
 
-`prepared` owes the probe three things: the rows, noted by `recipes.note`, which also sets `pad_id`;
-`report.content.warmup_steps`, if the learning rate has a schedule; and `copies`, if the engine
-copies a batch to the device other than once. `run_cfg` is `cfg` as torchtune's recipes run it: with
-multicard's logger, and a cache of the rows in the run folder.
+`prepared` must do up to three things with the probe:
+
+- Call `recipes.record_rows` with the loader of the rows, which also sets `pad_id`.
+- Set `report.content.warmup_steps` if the learning rate has a schedule.
+- Set `copies` if the engine does not copy each batch to the device exactly once.
+
+`run_cfg` is `cfg` as torchtune's recipes run it: with multicard's logger, and a cache of the rows
+in the run folder.
 """
 
 from collections.abc import Sequence
@@ -20,15 +24,15 @@ from multicard.llm.step_probe import MeasuredBatches
 
 
 class TuningEngine(Protocol):
-    """A model with its optimiser and its rows, ready to train.
+    """A model with its optimizer and its rows, ready to train.
 
     Attributes:
-        model: as a step calls it, within the wrappers of FSDP or DDP.
-        optimizers: those that update the model: one, or one for each weight where weights are
-            updated in the backward pass.
-        scheduler: of the learning rate; None where that is constant.
-        batches: the measured batches. Each pass over the rows draws from them.
-        steps_per_epoch: optimiser steps of an epoch.
+        model: The model that a step calls, inside the wrappers of FSDP or DDP.
+        optimizers: The optimizers that update the model. There is one for each weight if the
+            weights are updated in the backward pass, and otherwise a single one.
+        scheduler: The scheduler of the learning rate, or None if the rate is constant.
+        batches: The measured batches. Each pass over the rows draws from them.
+        steps_per_epoch: Number of optimizer steps in an epoch.
     """
 
     model: torch.nn.Module
@@ -38,59 +42,59 @@ class TuningEngine(Protocol):
     steps_per_epoch: int
 
     def train(self, epochs: int) -> None:
-        """Train for so many epochs.
+        """Train for `epochs` epochs.
 
-        After each step rank 0 calls the probe's `log` with what it knows of `epoch_marks.LOGGED`,
-        at least `loss`. After each epoch all ranks call its `end_epoch`, whose exceptions end the
-        training.
+        After each step, rank 0 calls the probe's `log` with the figures of `epoch_marks.LOGGED`
+        that it knows, at least with `loss`. After each epoch, all ranks call the probe's
+        `end_epoch`. The exceptions that it raises end the training.
         """
         ...
 
     def train_pass(self) -> None:
-        """Train on the batches until they end, beside the training: counters stay as they are."""
+        """Train on the batches until they end, without changing the counters of the training."""
         ...
 
     def check_built(self) -> dict[str, Any]:
-        """Figures of the model for the report of a rank.
+        """Return figures of the model for the rank's report.
 
-        At least `parameters`, `trainable_parameters` and `parameter_bytes`.
+        They include at least `parameters`, `trainable_parameters` and `parameter_bytes`.
 
         Raises:
-            RuntimeError: what runs is not what the configuration asks for.
+            RuntimeError: The built model differs from the configuration.
         """
         ...
 
     def row_losses(self, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Each row's loss: the sum over its labelled tokens, in nats.
+        """Return the loss of each row: the sum over its labelled tokens, in nats.
 
         Args:
-            tokens: (rows, S), padded with the probe's `pad_id`.
-            labels: (rows, S), not yet shifted.
+            tokens: Shape (rows, S), padded with the probe's `pad_id`.
+            labels: Shape (rows, S), not yet shifted.
 
         Returns:
-            (rows,), float64, on the CPU.
+            Shape (rows,), float64, on the CPU.
         """
         ...
 
     def reference(self) -> AbstractContextManager[Any]:
-        """Within it, losses are those of DPO's reference model."""
+        """Within this context, losses are those of DPO's reference model."""
         ...
 
     def in_int4(self, groupsize: int) -> AbstractContextManager[list[Exception]]:
-        """Within it, the model computes as once it is quantised to int4.
+        """Within this context, the model computes as if it were quantised to int4.
 
         Args:
-            groupsize: weights that share a scale.
+            groupsize: Number of weights that share a scale.
 
         Yields:
-            The failures of single layers (`int4.computing`).
+            The failures of single layers (see `int4.computing`).
         """
         ...
 
     def trained(self) -> TrainedParts:
-        """The tensors that were trained, by the names of PEFT and transformers."""
+        """Return the trained tensors, by the names of PEFT and transformers."""
         ...
 
     def close(self) -> None:
-        """Release what the engine holds. No method is called afterwards."""
+        """Release all resources of the engine. No method is called afterwards."""
         ...

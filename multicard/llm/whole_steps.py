@@ -1,8 +1,8 @@
-"""Rows that fill no whole step: they are left out of each epoch, as torchtune's recipes drop them,
-in both engines.
+"""Report rows that do not fill a whole step, and rows that two ranks train on.
 
-Ranks take as many rows each; where these do not divide, some
-rows are trained on by two ranks. No torch.
+Both engines leave out of each epoch the rows that do not fill a step, as torchtune's recipes do.
+All ranks take the same number of rows. If the rows do not divide evenly, two ranks train on some of
+them. Imports no torch.
 """
 
 from typing import NamedTuple
@@ -11,12 +11,15 @@ from multicard.config.base import GLOBAL
 from multicard.config.llm import LlmConfig
 from multicard.messages import Message
 
-SAID_FROM = 0.01  # share of the rows
+NOTICE_FROM = 0.01  # A smaller share of the rows is not worth a notice.
 
 
 class EpochRows(NamedTuple):
-    """An epoch's rows. left_out: those of no whole step.
-    repeated: those that two ranks train on.
+    """Rows of an epoch that are not trained on exactly once.
+
+    Attributes:
+        left_out: Number of rows that do not fill a step.
+        repeated: Number of rows that two ranks train on.
     """
 
     left_out: int
@@ -24,7 +27,7 @@ class EpochRows(NamedTuple):
 
 
 class StepSize(NamedTuple):
-    """A rank's rows in a batch, and the batches of a step."""
+    """The rows in a rank's batch, and the batches in a step."""
 
     batch: int
     batches: int
@@ -34,49 +37,53 @@ class StepSize(NamedTuple):
         return self.batch * self.batches
 
 
-def epoch_of(rows: int, ranks: int, step: StepSize) -> EpochRows:
-    """What of so many rows is left out, or trained on twice: `DistributedSampler` fills the ranks'
-    last round with the first rows, and only whole steps are trained.
+def count_epoch_rows(rows: int, ranks: int, step: StepSize) -> EpochRows:
+    """Return how many rows of an epoch are left out, or trained on twice.
+
+    `DistributedSampler` fills up the ranks' last rows with the first ones. Then only whole steps
+    are trained.
     """
-    of_rank = -(-rows // ranks)
-    rest = of_rank // step.batch // step.batches * step.rows
-    if rest < of_rank:
-        return EpochRows(rows - ranks * rest, 0)
-    return EpochRows(0, ranks * of_rank - rows)
+    rank_rows = -(-rows // ranks)
+    trained_rows = rank_rows // step.batch // step.batches * step.rows
+    if trained_rows < rank_rows:
+        return EpochRows(rows - ranks * trained_rows, 0)
+    return EpochRows(0, ranks * rank_rows - rows)
 
 
 def notices(config: LlmConfig, rows: int) -> list[Message]:
-    """What a person should know of the last rows of each epoch;
-    nothing where `max_steps` ends it before.
+    """Return the notices about the last rows of each epoch.
+
+    There are none if `max_steps` ends the epoch before these rows.
     """
     step = StepSize(config.batch_size, config.gradient_accumulation_steps)
-    found = epoch_of(rows, config.world_size, step)
-    steps = (rows - found.left_out) // config.rows_of_a_step
+    epoch_rows = count_epoch_rows(rows, config.world_size, step)
+    steps = (rows - epoch_rows.left_out) // config.rows_of_a_step
     if config.max_steps is not None and config.max_steps < steps:
         return []
-    if found.left_out > SAID_FROM * rows:
-        return [_left_out(config, rows, found.left_out, step)]
-    if found.repeated > SAID_FROM * rows:
+    if epoch_rows.left_out > NOTICE_FROM * rows:
+        return [_left_out_notice(config, rows, epoch_rows.left_out, step)]
+    if epoch_rows.repeated > NOTICE_FROM * rows:
         return [
             Message(
                 "llm.rows-repeated",
-                f"{found.repeated} of {rows} rows are trained on twice in each epoch: the"
-                f" {config.world_size} ranks take as many rows each, and the rows do not divide",
+                f"{epoch_rows.repeated} of {rows} rows are trained on twice in each epoch: the"
+                f" {config.world_size} ranks take the same number of rows, and {rows} rows do not"
+                " divide evenly",
                 key="gpus",
                 rows=rows,
-                repeated=found.repeated,
+                repeated=epoch_rows.repeated,
                 ranks=config.world_size,
             )
         ]
     return []
 
 
-def _left_out(config: LlmConfig, rows: int, left_out: int, step: StepSize) -> Message:
+def _left_out_notice(config: LlmConfig, rows: int, left_out: int, step: StepSize) -> Message:
     remedy = _remedy(config, rows, step)
     hint = f"; `{remedy}` trains on all but 1 % or fewer" if remedy else ""
     return Message(
         "llm.rows-of-no-step",
-        f"{left_out} of {rows} rows are not trained on in each epoch: they fill no whole step "
+        f"{left_out} of {rows} rows are not trained on in each epoch: they do not fill a step "
         f"(batch_size x gpus x gradient_accumulation_steps = {config.rows_of_a_step}){hint}",
         key="batch_size",
         rows=rows,
@@ -87,40 +94,43 @@ def _left_out(config: LlmConfig, rows: int, left_out: int, step: StepSize) -> Me
 
 
 def _remedy(config: LlmConfig, rows: int, step: StepSize) -> str | None:
-    """The overrides of the nearest step that trains on the rows, of half to twice its size;
-    None if there is none.
+    """Return overrides for the nearest step size that trains on (almost) all rows.
 
-    A batch is not made larger, as memory bounds it.
+    The size may be half to twice the present one. The batch does not grow, because it may not fit
+    in memory. Returns None if there is no such step size.
     """
-    is_of_global = config.global_batch_size is not None and config.batch_size_asked == GLOBAL
-    found = list[StepSize]()
+    sets_global_batch = config.global_batch_size is not None and config.batch_size_asked == GLOBAL
+    candidates = list[StepSize]()
     for batch in range(1, step.batch + 1):
         for batches in range(1, 2 * step.rows // batch + 1):
             size = StepSize(batch, batches)
-            if is_of_global and batches != step.batches:
+            if sets_global_batch and batches != step.batches:
                 continue
             is_near = step.rows <= 2 * size.rows and size.rows <= 2 * step.rows
-            if is_near and epoch_of(rows, config.world_size, size).left_out <= SAID_FROM * rows:
-                found.append(size)
-    if not found:
+            if (
+                is_near
+                and count_epoch_rows(rows, config.world_size, size).left_out <= NOTICE_FROM * rows
+            ):
+                candidates.append(size)
+    if not candidates:
         return None
     best = min(
-        found,
+        candidates,
         key=lambda size: (_distance(size.rows, step.rows), size.batch != step.batch, -size.batch),
     )
-    whole = config.world_size * best.rows
-    if is_of_global:
-        return f"global_batch_size={whole}"
-    words = list[str]()
+    global_batch_size = config.world_size * best.rows
+    if sets_global_batch:
+        return f"global_batch_size={global_batch_size}"
+    overrides = list[str]()
     if config.global_batch_size is not None:
-        words = [f"global_batch_size={whole}"]
-    if best.batch != step.batch or words:
-        words.append(f"batch_size={best.batch}")
+        overrides = [f"global_batch_size={global_batch_size}"]
+    if best.batch != step.batch or overrides:
+        overrides.append(f"batch_size={best.batch}")
     if best.batches != step.batches or config.global_batch_size is not None:
-        words.append(f"gradient_accumulation_steps={best.batches}")
-    return " ".join(words)
+        overrides.append(f"gradient_accumulation_steps={best.batches}")
+    return " ".join(overrides)
 
 
-def _distance(rows: int, wanted: int) -> float:
-    """How many times larger or smaller a step is than another."""
-    return max(rows / wanted, wanted / rows)
+def _distance(rows: int, reference: int) -> float:
+    """Return by what factor a step is larger or smaller than another."""
+    return max(rows / reference, reference / rows)

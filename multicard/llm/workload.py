@@ -1,4 +1,4 @@
-"""The workload of `tune_llm.py`. Imports neither torch nor torchtune."""
+"""Define the workload of `tune_llm.py`. Imports neither torch nor torchtune."""
 
 from multicard.config import llm, llm_models, llm_texts, llm_tokenizers
 from multicard.config.base import PROFILES, PrecisionConfig
@@ -12,7 +12,7 @@ from multicard.run.workload import Workload, untried
 
 
 def describe(config: LlmConfig) -> list[str]:
-    """What will run, in parts of a line."""
+    """Return the parts of a line that says what will run."""
     weights = "random weights" if config.model.weights == "random" else "its own weights"
     template = [f"template {config.template_name}"] if config.template_name else []
     options = [*template, config.method.name, config.precision.name, config.recipe_name]
@@ -24,12 +24,12 @@ def describe(config: LlmConfig) -> list[str]:
 
 
 def advise(config: LlmConfig, placement: Placement, bound: str) -> str:
-    """The option to try next where a run is bound by `bound`."""
+    """Return the option to try next if a run is bound by `bound`."""
     on_cuda = placement.device == "cuda"
     method = methods.chosen(config)
     compiles = on_cuda and methods.compiles(config) and not config.compile
     packs = not config.packed and not method.pairs
-    packing = waiting.packing(config)
+    packing = waiting.packing_overrides(config)
     options = {
         "input": [(packing, packs)],
         "copy": [("pin_memory=true", not config.pin_memory)],
@@ -49,7 +49,7 @@ def advise(config: LlmConfig, placement: Placement, bound: str) -> str:
 
 
 def fits(config: LlmConfig, placement: Placement) -> None:
-    """Refuse what the machine lacks: a compiler, or a library; else engines take any placement."""
+    """Refuse options for which this machine lacks a compiler or a library."""
     if config.compile:
         environment.require_compilers(config.compile, placement.device)
     axes.fits(config, placement)
@@ -59,7 +59,7 @@ WORKLOAD = Workload(
     name="llm",
     entry="tune_llm.py",
     schema=LlmConfig,
-    # no roles: the schemas of options, by group
+    # no roles: for each group, the schema of each option.
     options={
         "method": {name: method.schema for name, method in methods.METHODS.items()},
         "template": dict.fromkeys(TEMPLATES, llm.TemplateConfig),
@@ -91,5 +91,5 @@ WORKLOAD = Workload(
     free=("dataset.columns",),
     notices=preflight.notices,
     is_measured_despite=int4_missing.explains,
-    nccl="cuda:nccl,cpu:gloo",  # torchtune reduces some counts on the host
+    nccl="cuda:nccl,cpu:gloo",  # torchtune reduces some counts on the host.
 )

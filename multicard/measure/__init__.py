@@ -1,1 +1,1 @@
-"""Clocks, memory counters, phase ranges, and the formulas on what they give."""
+"""Read clocks and memory counters, mark phases, and compute statistics of what was measured."""

@@ -1,4 +1,4 @@
-"""Statistics and formulas on measured times, bytes and losses."""
+"""Compute statistics and formulas of measured times, bytes and losses."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -6,8 +6,10 @@ from typing import NamedTuple
 import numpy as np
 
 STEP_DEFINITION = "slowest rank's clock"
-SLOW_MEDIANS = 3  # steps longer than so many medians are slow, where one in twenty is
-# the shortest stall, also in median steps; more are the run's own
+# A step is slow if it is longer than this many medians, and if at least one in twenty steps is.
+SLOW_MEDIANS = 3
+# A stall is longer than the median step by both these limits. If there are more than MOST_STALLS,
+# they belong to the run itself.
 STALL_S = 10.0
 STALL_MEDIANS = 20
 MOST_STALLS = 2
@@ -16,12 +18,12 @@ MOST_STALLS = 2
 def step_times_s(
     epoch: np.ndarray, rank: np.ndarray, step: np.ndarray, step_s: np.ndarray
 ) -> np.ndarray:
-    """Seconds of each step of a run (steps,), from those of each rank (ranks x steps,).
+    """Return the seconds of each step of a run (steps,), given those of all ranks (ranks x steps,).
 
-    A step ends when its slowest rank has ended it: with T_k the longest that any rank took from the
-    start of the epoch to the end of step k, a step takes T_k - T_(k-1), and the steps add up to the
-    epoch. The maxima over ranks of single steps add up to more, as a rank that is late in one step
-    waits less in the next.
+    A step ends when its slowest rank has ended it. Let T_k be the longest time that any rank took
+    from the start of the epoch to the end of step k. Then step k takes T_k - T_(k-1), and the steps
+    add up to the epoch. The maxima over ranks of single steps would add up to more, because a rank
+    that is late in one step waits less in the next.
     """
     if not len(step_s):
         return np.empty(0)
@@ -29,17 +31,19 @@ def step_times_s(
     seconds = np.zeros((int(rank.max()) + 1, int(epoch.max()) + 1, per_epoch))
     seconds[rank, epoch, step] = step_s
     ends_s = seconds.cumsum(axis=2).max(axis=0)
-    number = epoch.astype(int) * per_epoch + step
-    return np.diff(ends_s, axis=1, prepend=0.0).ravel()[: number.max() + 1]
+    step_number = epoch.astype(int) * per_epoch + step
+    return np.diff(ends_s, axis=1, prepend=0.0).ravel()[: step_number.max() + 1]
 
 
-def stalled(steps_s: np.ndarray, steps_per_epoch: int) -> np.ndarray:
-    """Flags of the steps (steps,) in which a process was stopped, or the machine slept: longer than
-    the median step by 10 s and by 20 medians. The first step of an epoch, which starts workers, is
-    none, nor are any where more than two are that long.
+def flag_stalled_steps(steps_s: np.ndarray, steps_per_epoch: int) -> np.ndarray:
+    """Return flags of the stalled steps (steps,): a process was stopped, or the machine slept.
+
+    A stalled step is longer than the median step by 10 s and by 20 medians. The first step of an
+    epoch never counts as stalled, because it starts workers. If more than two steps are that long,
+    none of them counts.
 
     Args:
-        steps_s: of all steps (steps,), as `step_times_s` has them.
+        steps_s: Seconds of all steps (steps,), as in `step_times_s`.
     """
     if not len(steps_s):
         return np.zeros(0, dtype=bool)
@@ -49,29 +53,29 @@ def stalled(steps_s: np.ndarray, steps_per_epoch: int) -> np.ndarray:
     return flags & (flags.sum() <= MOST_STALLS)
 
 
-def slow(
+def find_slow_steps(
     steps_s: np.ndarray, counted: np.ndarray, steps_per_epoch: int, work: np.ndarray | None = None
 ) -> list[int]:
-    """The steps, from 0, that took over three times the median step;
-    none where the 95th percentile is below that.
+    """Return the steps, from 0, that took more than three times the median step.
 
-    The first step of an epoch, which starts workers, is none. Nor is one whose work took no longer
-    than three times the median's: rows differ in length.
+    There are none if the 95th percentile is below that. The first step of an epoch never counts as
+    slow, because it starts workers. A step with more work, such as longer rows, only counts if its
+    time per unit of work is also above three times the median.
 
     Args:
-        steps_s: of all steps (steps,), as `step_times_s` has them.
-        counted: flags of those that statistics count (steps,).
-        work: of each step (steps,), as tokens; None where all steps have the same.
+        steps_s: Seconds of all steps (steps,), as in `step_times_s`.
+        counted: Flags of the steps that statistics count (steps,).
+        work: Work of each step (steps,), such as tokens, or None if all steps have the same work.
     """
-    judged = counted & (np.arange(len(steps_s)) % steps_per_epoch > 0)
-    if not judged.any():
+    judged_steps = counted & (np.arange(len(steps_s)) % steps_per_epoch > 0)
+    if not judged_steps.any():
         return []
-    is_slow = judged.copy()
+    is_slow = judged_steps.copy()
     for costs in (steps_s,) if work is None else (steps_s, steps_s / np.maximum(work, 1)):
-        most = SLOW_MEDIANS * float(np.median(costs[judged]))
-        if float(np.percentile(costs[judged], 95)) <= most:
+        limit = SLOW_MEDIANS * float(np.median(costs[judged_steps]))
+        if float(np.percentile(costs[judged_steps], 95)) <= limit:
             return []
-        is_slow &= costs > most
+        is_slow &= costs > limit
     return np.flatnonzero(is_slow).tolist()
 
 
@@ -80,15 +84,15 @@ def statistics(
     warmup: int | np.ndarray,
     stalls: np.ndarray | None = None,
 ) -> dict[str, float | int | str | None]:
-    """Mean, median, 95th and 99th percentile and standard
-    deviation (n - 1) of the steps after the warm-up.
+    """Return statistics of the steps after the warm-up.
 
-    Percentiles interpolate linearly. Without samples all are None; `std` needs two.
+    They are the mean, the median, the 95th and 99th percentiles, and the standard deviation
+    (n - 1). Percentiles are interpolated linearly. Without samples, all are None; `std` needs two.
 
     Args:
-        samples_s: of all steps, as `step_times_s` has them.
-        warmup: the number of the first steps that are warm-up, or flags of those (steps,).
-        stalls: flags of the steps that are left out as well, as `stalled` has them.
+        samples_s: Seconds of all steps, as in `step_times_s`.
+        warmup: Number of warm-up steps at the start, or flags of the warm-up steps (steps,).
+        stalls: Flags of stalled steps, as in `flag_stalled_steps`. They are left out too.
     """
     is_warm = np.arange(len(samples_s)) < warmup if isinstance(warmup, int) else warmup
     is_stalled = np.zeros_like(is_warm) if stalls is None else stalls & ~is_warm
@@ -111,49 +115,50 @@ def statistics(
 
 
 def throughput_per_s(units: Sequence[float], seconds: Sequence[float]) -> float | None:
-    """Units of all ranks / the slowest rank's time for them; None where no time was measured.
+    """Return the units of all ranks divided by the slowest rank's time, or None without a time.
 
     Args:
-        units: per rank, images or tokens processed in the measured steps.
-        seconds: per rank, duration of those steps.
+        units: For each rank, the images or tokens that it processed in the measured steps.
+        seconds: For each rank, the duration of these steps.
     """
     slowest = max(seconds, default=0.0)
     return sum(units) / slowest if slowest > 0 else None
 
 
 def speedup(reference_s: float, time_s: float) -> float:
-    """Reference time / time, which 2503.15252 (Tables 2 and 3) prints as efficiency."""
+    """Return reference time / time, which 2503.15252 (Tables 2 and 3) prints as efficiency."""
     return reference_s / time_s
 
 
-# above it, a parallel efficiency says more of the run on one GPU than of the others
+# A higher parallel efficiency says more about the run on one GPU than about the other runs.
 DOUBTFUL_EFFICIENCY = 1.1
 
 
 def parallel_efficiency(one_gpu_s: float, time_s: float, gpus: int) -> float:
-    """T(1) / (n T(n)): 1 if n GPUs are n times as fast as one."""
+    """Return T(1) / (n T(n)), which is 1 if n GPUs are n times as fast as one."""
     return one_gpu_s / (gpus * time_s)
 
 
 def ring_all_reduce_bytes(payload_bytes: int, world_size: int) -> float:
-    """Bytes each rank sends, and receives, in a ring all-reduce: 2
-    (w - 1) / w x payload (Patarasuk, Yuan 2009).
+    """Return the bytes that each rank sends, and receives, in a ring all-reduce.
+
+    They are 2 (w - 1) / w x payload (Patarasuk, Yuan 2009).
     """
     return 2 * (world_size - 1) / world_size * payload_bytes
 
 
 class FurtherGpus(NamedTuple):
-    """What all GPUs but the first one get: samples, and replicas of the model."""
+    """The samples, and the replicas of the model, that all GPUs except the first one get."""
 
     samples: int
     replicas: int
 
 
 def on_further_gpus(batches: Mapping[int, int], gpus: int) -> FurtherGpus:
-    """How nn.DataParallel divides batches, which it does as `torch.chunk`.
+    """Return how nn.DataParallel divides batches. It does so like `torch.chunk`.
 
     Args:
-        batches: how many there are, by size.
+        batches: Number of batches for each batch size.
     """
     samples = replicas = 0
     for size, count in batches.items():
@@ -163,24 +168,25 @@ def on_further_gpus(batches: Mapping[int, int], gpus: int) -> FurtherGpus:
     return FurtherGpus(samples, replicas)
 
 
-def not_finite(
+def count_non_finite(
     table: Mapping[str, np.ndarray], finite: np.ndarray
 ) -> tuple[int, tuple[int, int, int] | None]:
-    """The number of losses that are not finite, and epoch, step and rank where a run diverged.
+    """Return the number of losses that are not finite, and where the run diverged, if it did.
 
-    A run diverged where the last loss of a rank is not finite.
-    Losses from which it recovered are only counted.
+    A run diverged if the last loss of a rank is not finite. The place is the epoch, step and rank
+    of the first loss after its last finite one. Losses from which the run recovered only count in
+    the number.
 
     Args:
-        table: epoch, step of the epoch and rank of each loss (losses,).
-        finite: whether it is a finite number (losses,).
+        table: Epoch, step of the epoch and rank of each loss (losses,).
+        finite: True for each loss that is finite (losses,).
     """
     epoch, step, rank = (table[name] for name in ("epoch", "step", "rank"))
     starts = []
-    for number in np.unique(rank):
-        rows = np.flatnonzero(rank == number)
+    for rank_number in np.unique(rank):
+        rows = np.flatnonzero(rank == rank_number)
         rows = rows[np.lexsort((step[rows], epoch[rows]))]
         finite_rows = np.flatnonzero(finite[rows])
         trailing = rows[finite_rows[-1] + 1 :] if len(finite_rows) else rows
-        starts += [(int(epoch[row]), int(step[row]), int(number)) for row in trailing[:1]]
+        starts += [(int(epoch[row]), int(step[row]), int(rank_number)) for row in trailing[:1]]
     return int((~finite).sum()), min(starts, default=None)

@@ -1,17 +1,17 @@
-"""Python's garbage collection at fixed steps, the same on every rank,
-so that no rank waits for one that collects.
+"""Collect Python's garbage at fixed steps, the same on every rank.
 
-Left to itself, Python collects when so many objects were made, now on one rank and now on another,
-and goes through all objects of torch and its libraries from time to time.
+By itself, Python collects after a certain number of new objects. Ranks would then collect at
+different times and wait for each other. From time to time, Python would also search all objects of
+torch and its libraries.
 """
 
 import gc
 
-COLLECT_EVERY = 100  # steps between collections of the young generation
+COLLECT_EVERY = 100  # Number of steps between collections of the young generation.
 
 
 def begin() -> None:
-    """Collect once, leave what is there out of later collections, and collect by itself no more."""
+    """Collect once, exclude present objects from later collections, and stop automatic ones."""
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -22,12 +22,12 @@ def epoch_began() -> None:
 
 
 def step_ended(steps: int) -> None:
-    """Collect where it is time, after so many steps of the run."""
+    """Collect if it is time after `steps` steps of the run."""
     if steps % COLLECT_EVERY == 0:
         gc.collect(0)
 
 
 def end() -> None:
-    """Collect as Python does again."""
+    """Return to Python's automatic collections."""
     gc.unfreeze()
     gc.enable()

@@ -1,4 +1,4 @@
-"""Memory counters of this process and of its device; no other module reads one."""
+"""Read the memory counters of this process and its device. No other module reads them."""
 
 import os
 import shutil
@@ -13,8 +13,11 @@ if TYPE_CHECKING:
 
 
 class DeviceMemory(NamedTuple):
-    """Memory of a CUDA device, whoever holds it; `failed_allocations` of torch in this process,
-    caught ones too.
+    """The memory of a CUDA device, including that of other processes.
+
+    Attributes:
+        failed_allocations: Number of torch's failed allocations in this process, including those
+            whose error was caught.
     """
 
     free_bytes: int
@@ -23,19 +26,19 @@ class DeviceMemory(NamedTuple):
 
 
 def reset_peak_memory(device: "torch.device") -> None:
-    """Restart the peak at what is allocated now, where the system allows it."""
+    """Reset the peak to what is allocated now, if the system allows it."""
     if device.type == "cuda":
         import torch
 
         torch.cuda.reset_peak_memory_stats(device)
         return
-    # needs a kernel with CONFIG_PROC_PAGE_MONITOR; without, the peak is the process's
+    # This needs a kernel with CONFIG_PROC_PAGE_MONITOR. Without it, the peak stays the process's.
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def held_memory_bytes(device: str) -> int:
-    """Memory that this process holds now: torch's allocations on CUDA, the resident set on CPU."""
+    """Return the memory in use: torch's allocations on CUDA, and the resident set on the CPU."""
     if device == "cuda":
         import torch
 
@@ -44,15 +47,13 @@ def held_memory_bytes(device: str) -> int:
 
 
 def private_memory_bytes() -> int:
-    """This process's resident memory without what is mapped from files or shared."""
+    """Return this process's resident memory, without memory that is shared or mapped from files."""
     resident, shared = Path("/proc/self/statm").read_text().split()[1:3]
     return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
 
 
 def free_memory_bytes(device: "torch.device") -> int:
-    """Memory that can still be allocated: free on the GPU, whoever holds the rest,
-    or available in the system.
-    """
+    """Return the memory that can still be allocated on the GPU, or on the machine for a CPU."""
     if device.type == "cuda":
         import torch
 
@@ -63,24 +64,26 @@ def free_memory_bytes(device: "torch.device") -> int:
 
 
 def available_memory_bytes() -> int:
-    """Memory of this machine that processes can still have;
-    no more than the limit of their control groups.
+    """Return the memory of this machine that processes can still get.
+
+    It does not exceed the limit of their control groups.
     """
     import psutil
 
-    # version 1 has a number above all memory for none
-    limits = _cgroup_files("memory.limit_in_bytes", "memory.max")
+    # Without a limit, version 1 of control groups has a number that exceeds all memory.
+    limit_texts = _cgroup_files("memory.limit_in_bytes", "memory.max")
     return min(
         [
             psutil.virtual_memory().available,
-            *(int(text) for text in limits if text.strip().isdecimal()),
+            *(int(text) for text in limit_texts if text.strip().isdecimal()),
         ]
     )
 
 
 def device_memory(device: str) -> DeviceMemory | None:
-    """The current device's memory; None on CPU,
-    and where CUDA has not started or does not answer.
+    """Return the memory of the current device.
+
+    Returns None on the CPU, and if CUDA has not started or does not respond.
     """
     if device != "cuda":
         return None
@@ -97,8 +100,9 @@ def device_memory(device: str) -> DeviceMemory | None:
 
 
 def free_shared_memory_bytes() -> int | None:
-    """Bytes that processes can still share through /dev/shm;
-    None where the system has no such folder.
+    """Return the bytes that processes can still share through /dev/shm.
+
+    Returns None if the system has no such folder.
     """
     try:
         return shutil.disk_usage(SHARED_MEMORY).free
@@ -106,18 +110,19 @@ def free_shared_memory_bytes() -> int | None:
         return None
 
 
-SHARED_MEMORY = Path("/dev/shm")  # which workers of loaders, and caches, fill
+SHARED_MEMORY = Path("/dev/shm")  # Loaders' workers, and caches, store data here.
 CGROUPS = Path("/sys/fs/cgroup")
-OWN_CGROUPS = Path("/proc/self/cgroup")
+PROCESS_CGROUPS = Path("/proc/self/cgroup")
 
 
 def oom_kills() -> int | None:
-    """How many processes of this process's control group the kernel has killed for want of memory,
-    of the group or of the machine (memory.events of version 2, memory.oom_control of version 1);
-    None where it does not say.
+    """Return how many processes of this control group the kernel has killed for lack of memory.
 
-    SLURM's jobs and containers each have a group.
-    A container may see its group at the root of the tree.
+    The group or the whole machine may have run out of memory. The number is in memory.events
+    (version 2) or memory.oom_control (version 1). Returns None if neither has it.
+
+    SLURM's jobs and containers each have a control group. Inside a container, its group may be at
+    the root of the tree.
     """
     for text in _cgroup_files("memory.oom_control", "memory.events"):
         counts = dict(row.split() for row in text.splitlines())
@@ -127,12 +132,10 @@ def oom_kills() -> int | None:
 
 
 def _cgroup_files(name_of_version_1: str, name_of_version_2: str) -> Iterator[str]:
-    """The texts of a file of the memory controller,
-    of this process's control group and those that it lies in.
-    """
+    """Yield a memory controller's file of this process's control group, and of its parents."""
     with suppress(OSError):
-        # "0::/path" of version 2, "4:memory:/path" of version 1
-        for line in OWN_CGROUPS.read_text().splitlines():
+        # A line is "0::/path" in version 2, and "4:memory:/path" in version 1.
+        for line in PROCESS_CGROUPS.read_text().splitlines():
             _, controllers, path = line.split(":", 2)
             root, name = (
                 (CGROUPS / "memory", name_of_version_1)
@@ -148,40 +151,42 @@ def _cgroup_files(name_of_version_1: str, name_of_version_2: str) -> Iterator[st
 
 
 def peak_memory_bytes(device: "torch.device") -> int:
-    """This process's peak: torch's allocations and the memory of CUDA graphs on CUDA,
-    else the resident set.
+    """Return this process's peak memory.
+
+    On CUDA, this is torch's allocations and the memory of CUDA graphs. On the CPU, it is the
+    resident set.
     """
     if device.type == "cuda":
         import torch
 
         peak = torch.cuda.max_memory_allocated(device)
         if "torch._inductor.cudagraph_trees" in sys.modules:
-            peak += held_by_graphs_bytes(
-                torch.cuda.memory_snapshot(include_traces=False), device.index
-            )
+            peak += graph_pool_bytes(torch.cuda.memory_snapshot(include_traces=False), device.index)
         return peak
     return peak_resident_bytes()
 
 
-def held_by_graphs_bytes(segments: list[dict[str, Any]], device: int | None) -> int:
-    """Memory in the pools of CUDA graphs that is not counted as allocated: a graph that is replayed
-    writes to it, and the counters of allocations stand still.
+def graph_pool_bytes(segments: list[dict[str, Any]], device: int | None) -> int:
+    """Return the memory in the pools of CUDA graphs that does not count as allocated.
+
+    When a graph is replayed, it writes to this memory, but torch's counters do not change.
 
     Args:
-        segments: of `torch.cuda.memory_snapshot`; device: its index.
+        segments: The result of `torch.cuda.memory_snapshot`.
+        device: Index of the device.
     """
     pools = [
-        s
-        for s in segments
-        if s["device"] == (device or 0) and tuple(s["segment_pool_id"]) != (0, 0)
+        segment
+        for segment in segments
+        if segment["device"] == (device or 0) and tuple(segment["segment_pool_id"]) != (0, 0)
     ]
     return sum(segment["total_size"] - segment["allocated_size"] for segment in pools)
 
 
 def peak_resident_bytes() -> int:
-    """The peak of this process's resident set (VmHWM).
+    """Return the peak of this process's resident set (VmHWM).
 
-    Not `ru_maxrss`, which survives exec and so includes the program that ran before.
+    `ru_maxrss` would not do: it survives exec, and so includes the program that ran before.
     """
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))

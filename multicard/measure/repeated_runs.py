@@ -1,9 +1,10 @@
-"""Ratios of two settings with intervals that include how runs differ, which more steps do not show.
+"""Compare two settings by a ratio whose interval includes how repeated runs differ.
 
-Two runs of the same program differ by more than their steps show: memory lies elsewhere, clocks and
-neighbours change. `multicard.measure.noise` says by how much, setting by setting. Student's t has
-the degrees of freedom of all parts together (Satterthwaite). A difference that a comparison sees
-with a probability of POWER follows from the noncentral t.
+Two runs of the same program differ by more than their steps show, because memory is laid out
+differently, and clocks and neighbouring processes change. `multicard.measure.noise` estimates by
+how much, for each setting. Student's t gets the degrees of freedom of all parts of the variance
+together (Satterthwaite). The noncentral t gives the difference that a comparison detects with a
+probability of POWER.
 """
 
 import math
@@ -16,13 +17,14 @@ from multicard.measure.noise import Spread, Term
 from multicard.messages import Refusal
 
 CONFIDENCE = 0.95
-NORMAL = 1e6  # degrees of freedom from which on Student's t is the normal distribution
+NORMAL = 1e6  # From this number of degrees of freedom on, Student's t equals the normal.
 POWER = 0.8
-PRIOR_SD = noise.GPU_SD  # of the logarithm of a run's mean, before any run was repeated
+# Standard deviation of the logarithm of a run's mean, before any run was repeated.
+PRIOR_SD = noise.GPU_SD
 PRIOR_DEGREES = noise.PRIOR_DEGREES
 PRIOR_LIMIT = noise.PRIOR_LIMIT
-MARGIN = 0.05  # relative difference up to which two settings count as equal
-MOST_LOG = 700.0  # of half an interval: its power is a number yet
+MARGIN = 0.05  # Two settings count as equal up to this relative difference.
+MOST_LOG = 700.0  # Half of an interval is at most this large, so that its exponential is finite.
 ABOVE = "above"
 BELOW = "below"
 WITHIN = "within"
@@ -30,23 +32,29 @@ UNDECIDED = "undecided"
 
 
 def combined(terms: Sequence[Term]) -> Term:
-    """The sum of independent estimates of variances
-    (Satterthwaite 1946, Biometrics Bull. 2:110).
+    """Return the sum of independent estimates of variances.
+
+    Source: Satterthwaite (1946), Biometrics Bull. 2:110.
     """
     total = math.fsum(term.variance for term in terms)
     if not total:
         return Term(0.0, min(term.degrees for term in terms))
-    # nothing, of infinite degrees
-    uncertain = math.fsum(term.variance**2 / term.degrees for term in terms)
-    return Term(total, total**2 / uncertain if uncertain else math.inf)
+    # This is 0 if all degrees of freedom are infinite.
+    uncertainty = math.fsum(term.variance**2 / term.degrees for term in terms)
+    return Term(total, total**2 / uncertainty if uncertainty else math.inf)
 
 
 @cache
 def student_quantile(confidence: float, degrees: float) -> float:
-    """The two-sided quantile of Student's t: 3.18 at 95 % and 3 degrees of freedom; the normal one
-    at infinitely many. A ValueError for less than 1 degree.
+    """Return the two-sided quantile of Student's t, such as 3.18 at 95 % and 3 degrees of freedom.
+
+    With infinitely many degrees, this is the normal quantile.
+
+    Raises:
+        ValueError: There is less than 1 degree of freedom.
     """
-    from scipy.special import stdtrit  # a third of a second, which most commands do without
+    # Importing scipy takes a third of a second, and most commands do not need it.
+    from scipy.special import stdtrit
 
     if degrees < 1:
         raise ValueError("a spread needs at least two values")
@@ -55,10 +63,13 @@ def student_quantile(confidence: float, degrees: float) -> float:
 
 @dataclass(frozen=True)
 class Ratio:
-    """The mean of B / the mean of A.
+    """The ratio of the mean of B to the mean of A.
 
-    error: standard error of the logarithm; None where the samples are too few. degrees: of freedom.
-    repeated: `error` includes how runs differ; else it is that of the samples of single runs alone.
+    Attributes:
+        error: Standard error of the logarithm, or None if there are too few samples.
+        degrees: Degrees of freedom.
+        repeated: True if `error` includes how runs differ. If False, it only includes how the
+            samples of single runs differ.
     """
 
     ratio: float
@@ -75,11 +86,13 @@ class Ratio:
     def verdict(
         self, margin: float = MARGIN, confidence: float = CONFIDENCE, is_known: bool = False
     ) -> str:
-        """Where the whole interval lies: ABOVE 1, BELOW 1, WITHIN 1 / (1 + margin) to 1 + margin,
-        or UNDECIDED.
+        """Return where the whole interval lies.
+
+        ABOVE and BELOW are above and below 1. WITHIN is from 1 / (1 + margin) to 1 + margin. All
+        other intervals are UNDECIDED.
 
         Args:
-            is_known: what is assumed of repetitions is enough, where there are none.
+            is_known: True if assumptions about repetitions suffice when there are none.
         """
         bounds = self.bounds(confidence)
         if bounds is None or not (self.repeated or is_known):
@@ -92,24 +105,22 @@ class Ratio:
         return WITHIN if low >= 1 / (1 + margin) and high <= 1 + margin else UNDECIDED
 
     def least_difference(self) -> float | None:
-        """The relative difference that such a comparison
-        tells from none with a probability of POWER.
-        """
+        """Return the relative difference that this comparison detects with probability POWER."""
         if self.error is None or not self.repeated:
             return None
-        return math.expm1(min(_noncentral(self.degrees) * self.error, MOST_LOG))
+        return math.expm1(min(_noncentrality(self.degrees) * self.error, MOST_LOG))
 
 
 def of_values(a: Sequence[float], b: Sequence[float], spreads: tuple[Spread, Spread]) -> Ratio:
-    """The mean of B's runs / the mean of A's, of one figure a run.
+    """Return the ratio of the mean of B's runs to the mean of A's, given one figure for each run.
 
-    Where nothing was repeated, runs are taken to differ as is usual for their kind of machine.
+    If nothing was repeated, runs are assumed to differ as usual for their kind of machine.
 
     Args:
-        spreads: of the logarithm of the figure, of A's setting and of B's.
+        spreads: How the logarithm of the figure differs between runs, in A's setting and in B's.
 
     Raises:
-        ValueError: a mean that is not above 0.
+        ValueError: A mean is not above 0.
     """
     means = [math.fsum(side) / len(side) for side in (a, b)]
     if min(means) <= 0:
@@ -120,7 +131,7 @@ def of_values(a: Sequence[float], b: Sequence[float], spreads: tuple[Spread, Spr
 
 
 def half_width(runs: int, spread: Spread, confidence: float = CONFIDENCE) -> float:
-    """Half of the interval of a mean over `runs` runs, on the scale of the spread."""
+    """Return half of the interval of a mean over `runs` runs, on the scale of the spread."""
     return min(
         student_quantile(confidence, spread.term.degrees) * math.sqrt(spread.variance / runs),
         MOST_LOG,
@@ -130,8 +141,10 @@ def half_width(runs: int, spread: Spread, confidence: float = CONFIDENCE) -> flo
 def variance_between(
     spreads: tuple[Spread, Spread], count_a: int, count_b: int
 ) -> list[Term] | None:
-    """Variance between runs of the difference of two means over `count_a` and `count_b` runs (of
-    logarithms: of a ratio); None where nothing was repeated on a machine.
+    """Return the variance between runs of the difference of two means.
+
+    The means are over `count_a` and `count_b` runs. For means of logarithms, it is the variance of
+    a ratio. Returns None if nothing was repeated on a machine.
     """
     if not all(spread.repetitions for spread in spreads):
         return None
@@ -139,15 +152,18 @@ def variance_between(
 
 
 def terms_between(spreads: tuple[Spread, Spread], count_a: int, count_b: int) -> list[Term]:
-    """The same, also where nothing was repeated: then by what is usual for the kind of machine."""
+    """Return the same as `variance_between`, even if nothing was repeated.
+
+    Then it uses the usual variance of the kind of machine.
+    """
     a, b = (spread.term for spread in spreads)
     if spreads[0] == spreads[1]:
         return [Term(a.variance * (1 / count_a + 1 / count_b), a.degrees)]
     return [Term(a.variance / count_a, a.degrees), Term(b.variance / count_b, b.degrees)]
 
 
-def _noncentral(degrees: float) -> float:
-    """The noncentrality with which Student's t exceeds its quantile with a probability of POWER."""
+def _noncentrality(degrees: float) -> float:
+    """Return the noncentrality at which Student's t exceeds its quantile with probability POWER."""
     from scipy.special import nctdtrinc
 
     return float(nctdtrinc(min(degrees, NORMAL), 1 - POWER, student_quantile(CONFIDENCE, degrees)))

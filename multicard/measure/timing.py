@@ -1,7 +1,7 @@
-"""Clocks and the timing of steps; no other module reads a clock.
+"""Read clocks and time steps. No other module reads a clock.
 
-Raw samples are stored and statistics derived from them.
-Nothing here synchronises with the GPU inside a step.
+Raw samples are stored, and statistics are computed from them later. Nothing here synchronises with
+the GPU within a step.
 """
 
 import os
@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-if TYPE_CHECKING:  # the controller times without importing torch
+if TYPE_CHECKING:  # The controller uses this module without importing torch.
     import torch
 
 PHASES = ("data", "h2d", "forward", "backward", "optimizer")
 DATA, H2D, FORWARD, BACKWARD, OPTIMIZER = range(len(PHASES))
-PAUSED = len(PHASES)  # of no step
-# when this machine was started, since 1970
+PAUSED = len(PHASES)  # The label of a lap that belongs to no step.
+# When this machine was started, in seconds since 1970.
 BOOTED_S = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def clock_s() -> float:
-    """Seconds on a clock that all processes of this machine share (CLOCK_MONOTONIC)."""
+    """Return seconds on a clock that all processes of this machine share (CLOCK_MONOTONIC)."""
     return time.monotonic()
 
 
@@ -32,14 +32,15 @@ def pause(seconds: float) -> None:
 
 
 def in_hours(seconds: float) -> str:
-    """A duration for a person to read, as hours, minutes and seconds: "1:02:03"."""
-    whole = round(seconds)
-    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+    """Format a duration as hours, minutes and seconds, such as "1:02:03"."""
+    whole_seconds = round(seconds)
+    return f"{whole_seconds // 3600}:{whole_seconds // 60 % 60:02d}:{whole_seconds % 60:02d}"
 
 
 def process_started_s() -> float:
-    """Start of this process on `clock_s`, to 10 ms;
-    the interpreter's own start-up comes after it.
+    """Return when this process was started on the clock of `clock_s`, to 10 ms.
+
+    The start-up of the interpreter comes after this time.
     """
     age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - (start_ticks() or 0) / os.sysconf(
         "SC_CLK_TCK"
@@ -48,8 +49,9 @@ def process_started_s() -> float:
 
 
 def start_ticks(process: int | str = "self") -> int | None:
-    """When a process was started, in clock ticks since the machine was;
-    None where that cannot be read.
+    """Return when a process was started, in clock ticks since the start of the machine.
+
+    Returns None if this cannot be read.
     """
     try:
         return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19])
@@ -58,26 +60,28 @@ def start_ticks(process: int | str = "self") -> int | None:
 
 
 def timestamp() -> str:
-    """The time of day in UTC, ISO 8601, for records; never for durations."""
+    """Return the time of day in UTC (ISO 8601) for records. It must not be used for durations."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def age_s(status: os.stat_result, now_s: float | None = None) -> float:
-    """Seconds since a file was written to or touched, by the system's clock, or until another was:
-    right to a second or so.
+    """Return the seconds since a file was last written or touched.
+
+    The end is `now_s`, or the present by the system's clock. The result is right to about a second.
     """
     return (time.time() if now_s is None else now_s) - status.st_mtime
 
 
 def since_epoch_s() -> float:
-    """The time of day, for moments that a later command compares. A clock that is set while this
-    process runs does not change it.
+    """Return the time of day in seconds since 1970, for times that a later command compares.
+
+    If the system's clock is set while this process runs, the result does not jump.
     """
     return BOOTED_S + time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def synchronize(device: "torch.device") -> None:
-    """Wait for all work queued on the device; CPU work is never queued."""
+    """Wait for all work that is queued on the device. CPU work is never queued."""
     if device.type == "cuda":
         import torch
 
@@ -85,49 +89,50 @@ def synchronize(device: "torch.device") -> None:
 
 
 class Laps:
-    """Laps of the device's work, each with a label, read as soon as the device has passed them.
+    """Times labelled laps of the device's work.
 
-    On CUDA they are the time between events in the stream, which do not synchronise and are used
-    again; on CPU between readings of a clock. Nothing waits for the device until
-    `known(wait=True)`, except a host that is more than `lead` laps ahead of it: the device has work
-    for that long.
+    On CUDA, a lap is the time between two events in the stream. Events do not synchronise, and are
+    reused. On the CPU, it is the time between two readings of a clock. Laps can be read as soon as
+    the device has passed them.
+
+    Nothing waits for the device, except `known(wait=True)` and a host that is more than `lead` laps
+    ahead of it. The device then still has work for `lead` laps.
     """
 
     def __init__(self, device: "torch.device", lead: int | None = None) -> None:
         self._device = device
         self._lead = lead
         self._cuda = device.type == "cuda"
-        self._point: Callable[[], Any] = self._event if self._cuda else time.perf_counter
-        self._unused: list[Any] = []
+        self._mark: Callable[[], Any] = self._event if self._cuda else time.perf_counter
+        self._unused_events: list[Any] = []
         self._ends: list[tuple[int, Any]] = []
-        self._last = self._point()
+        self._last = self._mark()
 
     @property
     def pending(self) -> int:
-        """Laps that the device is not known to have ended."""
+        """Number of laps that the device may not have passed yet."""
         return len(self._ends)
 
     def start(self) -> None:
-        """Begin anew: what is pending counts no longer."""
+        """Begin anew, and drop the pending laps."""
         for _, end in self._ends:
-            self._reuse(end)
-        self._reuse(self._last)
+            self._recycle(end)
+        self._recycle(self._last)
         self._ends = []
-        self._last = self._point()
+        self._last = self._mark()
 
     def end(self, label: int = 0) -> None:
         """Credit the time since the last call to `label`."""
-        self._ends.append((label, self._point()))
+        self._ends.append((label, self._mark()))
         if self._cuda and self._lead is not None and self.pending >= self._lead:
-            (
-                self._ends[-1 - self._lead][1] if self.pending > self._lead else self._last
-            ).synchronize()
+            event = self._ends[-1 - self._lead][1] if self.pending > self._lead else self._last
+            event.synchronize()
 
     def known(self, wait: bool = False) -> list[tuple[int, float]]:
-        """The laps since the last call that the device has passed, each with its seconds.
+        """Return the laps since the last call that the device has passed, as (label, seconds).
 
         Args:
-            wait: for the device, and return all.
+            wait: Wait for the device, and return all laps.
         """
         if wait:
             synchronize(self._device)
@@ -138,7 +143,7 @@ class Laps:
             laps.append(
                 (label, self._last.elapsed_time(end) / 1e3 if self._cuda else end - self._last)
             )
-            self._reuse(self._last)
+            self._recycle(self._last)
             self._last = end
         del self._ends[: len(laps)]
         return laps
@@ -146,22 +151,25 @@ class Laps:
     def _event(self) -> Any:
         import torch
 
-        event = self._unused.pop() if self._unused else torch.cuda.Event(enable_timing=True)
+        event = (
+            self._unused_events.pop()
+            if self._unused_events
+            else torch.cuda.Event(enable_timing=True)
+        )
         event.record()
         return event
 
-    def _reuse(self, point: Any) -> None:
+    def _recycle(self, point: Any) -> None:
         if self._cuda:
-            self._unused.append(point)
+            self._unused_events.append(point)
 
 
 class Ranges:
-    """Phase ranges for profilers (NVTX, record_function): at most one is open,
-    named as in `phases_s`, or `evaluate`.
+    """Marks phases for profilers, by NVTX or record_function. At most one phase is open.
 
-    On CUDA an NVTX range: well below a microsecond without a listener, and visible to any profiler
-    attached from outside. torch's own ranges cost more and are opened only while `recording` is
-    set.
+    Phases are named as in `phases_s`, or `evaluate`. On CUDA, NVTX ranges are always set: without a
+    profiler they take far less than a microsecond, and any profiler attached from outside sees
+    them. torch's own ranges cost more, and are only set while `recording` is True.
     """
 
     def __init__(self, device: "torch.device", nvtx: bool = False) -> None:
@@ -170,15 +178,15 @@ class Ranges:
         self.recording = False
         self._nvtx = cuda.nvtx if nvtx or device.type == "cuda" else None
         self._record_function = profiler.record_function
-        self._pushed = False
+        self._is_pushed = False
         self._recorded: Any = None
 
     def open(self, name: str) -> None:
-        """Close the open range and begin another."""
+        """Close the open phase, and open another."""
         self.close()
         if self._nvtx is not None:
             self._nvtx.range_push(name)
-            self._pushed = True
+            self._is_pushed = True
         if self.recording:
             self._recorded = self._record_function(name)
             self._recorded.__enter__()
@@ -187,27 +195,28 @@ class Ranges:
         if self._recorded is not None:
             self._recorded.__exit__(None, None, None)
             self._recorded = None
-        if self._nvtx is not None and self._pushed:
+        if self._nvtx is not None and self._is_pushed:
             self._nvtx.range_pop()
-            self._pushed = False
+            self._is_pushed = False
 
 
 class StepTimer:
     """Measures the seconds of each step in each of `PHASES`.
 
-    `begin(phase)` credits the time since the last call to the phase before. A step starts in DATA
-    and ends with OPTIMIZER. On CUDA figures are GPU time, read after the epoch, and `data` is the
-    time that the GPU idles while the host prepares a batch. On CPU they are wall time.
+    `begin(phase)` counts the time since the last call to the previous phase. A step starts in DATA
+    and ends with OPTIMIZER. On the CPU, times are wall time. On CUDA, they are GPU time and are
+    read after the epoch; `data` is then the time in which the GPU idles while the host prepares a
+    batch.
 
     Args:
-        ranges: names the phases for a profiler.
+        ranges: Marks the phases for a profiler.
     """
 
     def __init__(self, device: "torch.device", ranges: Ranges | None = None) -> None:
         self._device = device
         self._ranges = ranges
         self._laps = Laps(device)
-        self._now = DATA
+        self._phase = DATA
         self._started_s = self.paused_s = 0.0
 
     def start(self) -> None:
@@ -218,20 +227,21 @@ class StepTimer:
         self._started_s = clock_s()
 
     def begin(self, phase: int) -> None:
-        ended = self._now
+        ended_phase = self._phase
         self._enter(phase)
-        self._laps.end(ended)
+        self._laps.end(ended_phase)
 
     def leave_out(self, paused_s: float) -> None:
-        """Count the time since the last call to no step: the run paused,
-        for so many seconds of the host's clock.
+        """Leave the time since the last call out of all steps, because the run paused.
+
+        The pause took `paused_s` seconds of the host's clock.
         """
         self.paused_s += paused_s
-        self._enter(self._now)
+        self._enter(self._phase)
         self._laps.end(PAUSED)
 
     def _enter(self, phase: int) -> None:
-        self._now = phase
+        self._phase = phase
         if self._ranges is not None:
             self._ranges.open(PHASES[phase])
 
@@ -239,8 +249,8 @@ class StepTimer:
         """End the epoch.
 
         Returns:
-            Wall seconds since `start`, the device's work included and pauses left out,
-            and seconds (steps, phases).
+            The wall time since `start` in seconds, with the device's work and without pauses, and
+            the seconds of each phase (steps, phases).
         """
         if self._ranges is not None:
             self._ranges.close()
@@ -250,17 +260,16 @@ class StepTimer:
 
 
 def phase_table(laps: Sequence[tuple[int, float]]) -> np.ndarray:
-    """Sum laps, each with its phase and seconds, by phase, but PAUSED, into seconds (steps,
-    phases); a lap of OPTIMIZER ends its step.
+    """Sum laps (phase, seconds) to a table of seconds (steps, phases).
+
+    A lap of OPTIMIZER ends its step. PAUSED laps are left out.
     """
-    phase, laps_s = (
-        np.array([phase for phase, _ in laps], int),
-        np.array([lap_s for _, lap_s in laps], float),
-    )
+    phase = np.array([phase for phase, _ in laps], int)
+    laps_s = np.array([lap_s for _, lap_s in laps], float)
     ends_step = phase == OPTIMIZER
-    step = np.cumsum(ends_step) - ends_step  # steps that ended before this lap
+    step = np.cumsum(ends_step) - ends_step  # Number of steps that ended before this lap.
     table = np.zeros((int(ends_step.sum()), len(PHASES)))
-    # laps after the end of the last step belong to none
-    counted = (step < len(table)) & (phase < len(PHASES))
-    np.add.at(table, (step[counted], phase[counted]), laps_s[counted])
+    # Laps after the end of the last step belong to no step.
+    is_counted = (step < len(table)) & (phase < len(PHASES))
+    np.add.at(table, (step[is_counted], phase[is_counted]), laps_s[is_counted])
     return table

@@ -125,7 +125,8 @@ def _non_finite_losses(table: dict[str, np.ndarray]) -> tuple[int, Divergence | 
     """
     has_loss = table["samples"] > 0
     rows_with_loss = {name: column[has_loss] for name, column in table.items()}
-    count, first_place = formulas.not_finite(rows_with_loss, np.isfinite(rows_with_loss["loss"]))
+    is_finite = np.isfinite(rows_with_loss["loss"])
+    count, first_place = formulas.count_non_finite(rows_with_loss, is_finite)
     return count, None if first_place is None else Divergence(*first_place)
 
 

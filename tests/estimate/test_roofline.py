@@ -50,7 +50,7 @@ def bounded(
     config: LlmConfig, gpu: str, facts: TextFacts, sizes: ModelSizes | None = None
 ) -> Roofline:
     found = roofline.step(
-        config, GPUS[gpu], facts, sizes or step_work.of_decoder(config, facts.vocabulary)
+        config, GPUS[gpu], facts, sizes or step_work.sizes_of_decoder(config, facts.vocabulary)
     )
     assert isinstance(found, Roofline), found
     return found
@@ -147,7 +147,7 @@ def replace_adapters(sizes: ModelSizes, adapters: int) -> ModelSizes:
 
 def test_a_format_without_a_published_peak_has_no_roofline():
     for_bf16 = config("model=llama3_2_1b")
-    sizes = step_work.of_decoder(for_bf16, 128_256)
+    sizes = step_work.sizes_of_decoder(for_bf16, 128_256)
     none = roofline.step(for_bf16, GPUS["t4"], TextFacts(128_256, 100), sizes)
     assert isinstance(none, Message)
     assert says(none, "roofline.no-peak", key="precision", gpu="t4")
@@ -209,7 +209,7 @@ def test_what_is_left_out_is_faster_than_a_gpu_can_be():
     assert left
     for row in left:
         own, found = of_row(row)
-        sizes = step_work.of_decoder(own, own.model.vocab_size)
+        sizes = step_work.sizes_of_decoder(own, own.model.vocab_size)
         flops = (
             step_work.executed_flops(own, sizes, int(row["row_tokens"]), is_causal=True)
             * found.tokens
@@ -291,7 +291,7 @@ def test_a_folders_model_has_a_roofline_where_its_step_without_values_counted_it
     counted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """A mixture of experts is not counted: a token reads a part of it."""
-    named = step_work.of_decoder(config(*LLAMA[1:]), 128_256)
+    named = step_work.sizes_of_decoder(config(*LLAMA[1:]), 128_256)
     answer = Active(10**9, {}, named if counted else None)
 
     def answer_all(requests: Sequence[Request], compute: bool) -> list[Active | str]:
@@ -333,15 +333,15 @@ def test_a_folders_model_has_a_roofline_where_its_step_without_values_counted_it
 def test_the_table_says_that_nothing_was_measured():
     own = typed_llm(*LLAMA)
     cell = PredictionRow({"gpus": "1"}, Estimate(own, H200, predicted(*LLAMA, "max_steps=10")))
-    head, line = prediction_table.table([cell], 120)
+    head, line = prediction_table.table_lines([cell], 120)
     assert line.endswith("not measured (roofline)") and head.endswith("basis")
-    notes = "\n".join(prediction_table.notes([cell]))
+    notes = "\n".join(prediction_table.note_lines([cell]))
     assert says(notes, "estimate.roofline") and says(notes, "predict.probe")
     other = replace(
         cell, estimate=replace(cell.estimate, prediction=predicted(*LLAMA, "batch_size=8"))
     )
-    assert find("\n".join(prediction_table.notes([cell, other])), "predict.roofline").facts == {
-        "cells": 2
-    }
-    sums = prediction_table.sums([cell], on_gpus=True)
+    assert find(
+        "\n".join(prediction_table.note_lines([cell, other])), "predict.roofline"
+    ).facts == {"cells": 2}
+    sums = prediction_table.sums_line([cell], on_gpus=True)
     assert sums.facts["not_measured"] == sums.facts["runs"] == 1

@@ -36,7 +36,7 @@ class PlainEngine:
         loader = DataLoader(
             rows, config.batch_size, sampler=self.sampler, collate_fn=collate, drop_last=True
         )
-        recipes.note(loader, probe, tokenizer.pad_id)
+        recipes.record_rows(loader, probe, tokenizer.pad_id)
         self.batches = MeasuredBatches(loader, probe)
         self.model: torch.nn.Module = components.instantiate(cfg.model)
         weights = components.instantiate(cfg.checkpointer).load_checkpoint()[MODEL_KEY]

@@ -30,11 +30,11 @@ def build(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> N
     """
     if config.distributed and rank.world_size == 1:
         recipes.join_alone("gloo")
-    module, recipe_class = recipes.load(config.recipe_name)
+    module, recipe_class = recipes.load_recipe(config.recipe_name)
     probe = Probe(rank, config, TuningReport(rank, folder, config))
     with recipes.patched(module, rank.device):
         ours = tune.run_configuration(cfg, folder / ".datasets")
-        recipe: Any = recipes.measured(recipe_class, probe, lambda scheduler, _: scheduler)(
+        recipe: Any = recipes.measured_recipe(recipe_class, probe, lambda scheduler, _: scheduler)(
             cfg=OmegaConf.create(ours)
         )
         recipe.setup(cfg=ours)

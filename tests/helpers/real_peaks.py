@@ -35,7 +35,7 @@ from multicard.estimate.memory.facts import ImageFacts, TextFacts
 from multicard.estimate.memory.simulate import crossing_channels, simulate
 from multicard.estimate.memory.tracker import Tracker
 from multicard.llm import int4, methods, recipes, torchtune_config
-from multicard.llm.no_trace import tried
+from multicard.llm.no_trace import without_trace
 from multicard.llm.torchtune_engine import TorchtuneEngine
 from multicard.ranks.process import Rank
 from multicard.records.progress import Board
@@ -181,7 +181,7 @@ def tune(config: LlmConfig, rank: Any, folder: Path, peaks: Peaks) -> None:
         "checkpointer"
     ]
     cfg.max_steps_per_epoch = STEPS
-    module, recipe_class = recipes.load(config.recipe_name)
+    module, recipe_class = recipes.load_recipe(config.recipe_name)
     if config.distributed and not dist.is_initialized():
         recipes.join_alone("gloo")
 
@@ -237,10 +237,10 @@ def evaluate(config: LlmConfig, rank: Any, folder: Path, peaks: Peaks) -> None:
         tokens, labels = plain if isinstance(plain, tuple) else (plain["tokens"], plain["labels"])
         groupsize = int4.groupsize(config, engine.model)
         peaks.start()
-        with tried(engine.model):
+        with without_trace(engine.model):
             engine.row_losses(tokens, labels)
         if groupsize is not None:
-            with tried(engine.model), engine.in_int4(groupsize):
+            with without_trace(engine.model), engine.in_int4(groupsize):
                 engine.row_losses(tokens, labels)
 
     by_trl = config.engine is Engine.trl
@@ -262,7 +262,7 @@ def evaluate(config: LlmConfig, rank: Any, folder: Path, peaks: Peaks) -> None:
         "checkpointer"
     ]
     cfg.max_steps_per_epoch = 1
-    module, recipe_class = recipes.load(config.recipe_name)
+    module, recipe_class = recipes.load_recipe(config.recipe_name)
     if config.distributed and not dist.is_initialized():
         recipes.join_alone("gloo")
     made = lambda _: tuning_step.batch(config, ROWS, rank.device, Tracker("cpu"))  # noqa: E731

@@ -23,7 +23,7 @@ def test_torchtune_adapts_every_linear_of_a_layer(word: str, method: str):
     config = typed_llm(word, f"method={method}")
     preflight.refuse(config)
     assert isinstance(config.method, LoraConfig)
-    assert methods.adapted(config.method) == [
+    assert methods.adapted_linears(config.method) == [
         *(f"attn.{name}" for name in ATTENTION),
         *FEED_FORWARD,
     ]
@@ -82,7 +82,7 @@ def test_peft_adapts_every_linear_but_the_output(checkpoint: Path, kind: str, co
 
     model: Any = built(kind)
     adapted = peft.get_peft_model(
-        model, models.adapters(model, typed_llm(*words_of(checkpoint, ALL)))
+        model, models.adapter_config(model, typed_llm(*words_of(checkpoint, ALL)))
     )
     names = {
         name.partition(".lora_A")[0] for name, _ in adapted.named_parameters() if ".lora_A" in name

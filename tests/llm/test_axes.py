@@ -228,9 +228,11 @@ def test_transformers_is_asked_for_it_by_its_own_name(
 
     asked: dict[str, Any] = {}
     monkeypatch.setattr(models, "check_attention", lambda *_: None)
-    monkeypatch.setattr(models, "hollow", lambda sizes, device, options: asked.update(options))
+    monkeypatch.setattr(
+        models, "build_on_meta", lambda sizes, device, options: asked.update(options)
+    )
     config = typed_llm("engine=trl", "precision=bf16", f"attention={chosen}")
-    models.built(config, {"model": {"vocab_size": 512}}, torch.device("cpu"), empty=True)
+    models.build_model(config, {"model": {"vocab_size": 512}}, torch.device("cpu"), empty=True)
     assert asked["attn_implementation"] == name
 
 
@@ -332,7 +334,7 @@ def test_a_sharded_weight_is_updated_as_its_whole(tmp_path: Path):
     import torch.distributed as dist
     from torch.distributed.tensor import DTensor, Shard, init_device_mesh
 
-    from multicard.llm.eight_bit import AdamW8bit, share
+    from multicard.llm.eight_bit import AdamW8bit, share_in_8_bits
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
@@ -352,7 +354,7 @@ def test_a_sharded_weight_is_updated_as_its_whole(tmp_path: Path):
         )
         assert not torch.equal(plain, values)
         assert optimisers[1].param_groups[0]["params"] == [sharded, frozen]
-        assert [share(optimiser) for optimiser in optimisers] == [1.0, 1.0]
+        assert [share_in_8_bits(optimiser) for optimiser in optimisers] == [1.0, 1.0]
     finally:
         dist.destroy_process_group()
 
@@ -465,13 +467,13 @@ def test_batches_are_made_with_and_without_padding_and_of_one_row_and_of_several
             "tokens": torch.tensor([[5, 6, 7, 8], [5, 6, 0, 0]]),
             "labels": torch.full((2, 4), 3),
         }
-        made = compiling.filled(batch, 0, padded)
+        made = compiling.pad_or_fill(batch, 0, padded)
         assert bool((made["tokens"] == 0).any()) is padded
-        pairs = compiling.filled((batch["tokens"].clone(), batch["labels"].clone()), 0, padded)
+        pairs = compiling.pad_or_fill((batch["tokens"].clone(), batch["labels"].clone()), 0, padded)
         assert bool((pairs[0] == 0).any()) is padded
     packed = {"tokens": torch.ones(2, 5), "input_pos": torch.zeros(2, 5, dtype=torch.int64)}
-    assert compiling.of_rows(packed, 1)["input_pos"].tolist() == [[0, 1, 2, 3, 4]] * 2
-    assert compiling.of_rows(packed, 2)["input_pos"].tolist() == [[0, 1, 2, 0, 1]] * 2
+    assert compiling.split_into_rows(packed, 1)["input_pos"].tolist() == [[0, 1, 2, 3, 4]] * 2
+    assert compiling.split_into_rows(packed, 2)["input_pos"].tolist() == [[0, 1, 2, 0, 1]] * 2
 
 
 @pytest.mark.parametrize("method", ["qlora", "qat"])

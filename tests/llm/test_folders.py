@@ -280,8 +280,10 @@ def test_an_architecture_tunes_from_the_loss_that_transformers_has(
     batches: list[Any] = []
     monkeypatch.setattr(
         engine,
-        "named",
-        lambda batch, named=engine.named: batches.append(named(batch)) or batches[-1],
+        "with_transformers_names",
+        lambda batch, named=engine.with_transformers_names: (
+            batches.append(named(batch)) or batches[-1]
+        ),
     )
     own = words_of(checkpoint, "model.weights=own", "lr=1e-3", "warmup_steps=0")
     report, steps = tuned_here(tmp_path / "full", *own, "method=full")
@@ -425,7 +427,7 @@ def test_linears_that_can_be_named_are_the_remedy_of_those_that_are_not_there(
     from multicard.llm.trl import models
 
     with refused("llm.folder-layers", key="method", value="lora") as caught:
-        models.adapters(
+        models.adapter_config(
             built(kind), typed_llm(*words_of(checkpoint, "method.lora_attn_modules=[Wqkv]"))
         )
     first = names.split(",")
@@ -558,9 +560,9 @@ def test_a_folder_without_all_weights_is_refused(checkpoint: Path, engine_reads:
     config = typed_llm(*words_of(checkpoint, "model.weights=own", "gpus=2"))
     with refused("llm.folder-unread", reader="transformers") as caught:
         if engine_reads == "stored":
-            models.built(config, {}, torch.device("cpu"), empty=False)
+            models.build_model(config, {}, torch.device("cpu"), empty=False)
         else:
-            models.read(config.model, torch.float32, lambda *_: None)
+            models.read_weights(config.model, torch.float32, lambda *_: None)
     assert find(str(caught.value), "llm.folder-missing-tensor", tensor="lm_head.weight")
 
 

@@ -19,7 +19,7 @@ from torchtune.data import CROSS_ENTROPY_IGNORE_IDX as IGNORED
 from multicard.llm import held_out, summary
 from multicard.llm import workload as llm
 from multicard.llm.collectives import ReceivedBytes
-from multicard.llm.held_out import Evaluator, shares
+from multicard.llm.held_out import Evaluator, batches_of_rank
 from multicard.llm.step_probe import Probe
 from multicard.ranks.process import Rank
 from multicard.records.rank_files import CountedEpoch, LlmReport
@@ -38,7 +38,7 @@ ROUNDING = 1e-5  # of a loss of about 7 in fp32
 
 @pytest.mark.parametrize(("count", "ranks", "batch"), [(5, 2, 2), (1, 3, 4), (12, 3, 2), (7, 1, 3)])
 def test_each_row_is_one_ranks_and_all_have_as_many_batches(count: int, ranks: int, batch: int):
-    found = [shares(count, ranks, rank, batch) for rank in range(ranks)]
+    found = [batches_of_rank(count, ranks, rank, batch) for rank in range(ranks)]
     assert sorted(place for own in found for places in own for place in places) == [*range(count)]
     assert len({len(own) for own in found}) == 1
     assert all(len(places) <= batch for own in found for places in own)
@@ -97,7 +97,7 @@ def test_bytes_of_an_evaluation_are_none_of_the_trainings(tmp_path: Path):
     scored.engine.row_losses = exchanging
     scored.traffic.bytes["all_gather"] = 7
     scored.evaluate(tmp_path)
-    assert scored.traffic.counted()["all_gather"] == 7
+    assert scored.traffic.rounded_counts()["all_gather"] == 7
 
 
 def report(rank: int, slower_s: float, losses: list[float | None]) -> LlmReport:
@@ -114,7 +114,7 @@ def report(rank: int, slower_s: float, losses: list[float | None]) -> LlmReport:
 
 def test_the_record_has_the_slowest_ranks_times_of_epochs_that_ended():
     losses = [3.0, 2.5, 2.0, 1.5, 1.0]
-    found = summary.held_out([report(0, 0.0, losses), report(1, 0.5, losses[:4])], ended=2)
+    found = summary.held_out([report(0, 0.0, losses), report(1, 0.5, losses[:4])], ended_epochs=2)
     assert found is not None and (found.rows, found.tokens) == (5, 50)
     assert [(each.epoch, each.step, each.loss) for each in found.evaluations] == [
         (0, 2, 3.0),
@@ -125,10 +125,10 @@ def test_the_record_has_the_slowest_ranks_times_of_epochs_that_ended():
     assert {each.evaluate_s for each in found.evaluations} == {1.5} and found.evaluations[
         0
     ].ended_s == 20.5
-    assert summary.held_out([report(0, 0.0, losses)], ended=1).evaluations[-1].step == 4  # pyright: ignore[reportOptionalMemberAccess]
+    assert summary.held_out([report(0, 0.0, losses)], ended_epochs=1).evaluations[-1].step == 4  # pyright: ignore[reportOptionalMemberAccess]
     assert (
-        summary.held_out([LlmReport(rank=0)], ended=1) is None
-        and summary.held_out([], ended=0) is None
+        summary.held_out([LlmReport(rank=0)], ended_epochs=1) is None
+        and summary.held_out([], ended_epochs=0) is None
     )
 
 
@@ -278,7 +278,7 @@ def test_no_later_step_knows_of_an_evaluation(
         measured = alone(*usual, "eval_steps=1")
     assert changed == [[]] * 6 and len(losses_of(measured)) == 6  # epochs end where a step does
     weights = {name: weight.clone() for name, weight in measured.model.state_dict().items()}
-    nothing = held_out.Evaluated(0.0)
+    nothing = held_out.EvaluationResult(0.0)
     monkeypatch.setattr(Evaluator, "evaluate", lambda *_: nothing)
     plain = list[Any]()
     end_epoch = Probe.end_epoch
@@ -342,7 +342,7 @@ def test_a_run_stops_at_a_held_out_loss_within_an_epoch(alone: Callable[..., Any
 def test_a_run_whose_held_out_loss_is_not_finite_stops_at_the_end_of_the_epoch(
     alone: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(Evaluator, "evaluate", lambda *_: held_out.Evaluated(math.nan))
+    monkeypatch.setattr(Evaluator, "evaluate", lambda *_: held_out.EvaluationResult(math.nan))
     run = alone("method=full", "epochs=3")
     assert len(run.report.epochs) == 1 and np.isfinite(run.steps["loss"]).all()
     assert losses_of(run) == [None]

@@ -28,12 +28,13 @@ CLOSE = 1e-3  # an activation next to a boundary may round to another int8
 
 
 @pytest.mark.parametrize(
-    ("groupsize", "at_once"), [(32, int4.AT_ONCE), (64, int4.AT_ONCE), (64, 3 * 128)]
+    ("groupsize", "at_once"),
+    [(32, int4.WEIGHTS_AT_ONCE), (64, int4.WEIGHTS_AT_ONCE), (64, 3 * 128)],
 )
 def test_a_layer_computes_as_torchaos_converted_one_and_is_left_as_it_was(
     groupsize: int, at_once: int, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(int4, "AT_ONCE", at_once)
+    monkeypatch.setattr(int4, "WEIGHTS_AT_ONCE", at_once)
     from torchao.quantization.linear_quant_modules import Int8DynActInt4WeightQuantizer
 
     torch.manual_seed(3)
@@ -134,7 +135,7 @@ def test_a_rank_that_ends_in_int4_had_trained(tmp_path: Path):
     assert not int4_missing.explains(tmp_path, Failure("exit", "rank 0 exited", rank=0))
     assert not int4_missing.explains(tmp_path, Failure("timeout", "the job reached its time limit"))
     assert int4_missing.explains(tmp_path, Failure("signal", "rank 1 was killed", rank=1))
-    merged = summary.held_out(rank_files.read(tmp_path), ended=0)
+    merged = summary.held_out(rank_files.read(tmp_path), ended_epochs=0)
     assert merged is not None and find(
         str(merged.int4_problem), "llm.int4-failed", rank=1, reason="rank 1 was killed"
     )

@@ -81,7 +81,7 @@ def test_a_weight_is_stored_as_torchao_quantises_it(
     from torchao.prototype.safetensors.safetensors_support import unflatten_tensor_state_dict
     from torchao.quantization.linear_quant_modules import Int8DynActInt4WeightQuantizer
 
-    monkeypatch.setattr(int4_file, "AT_ONCE", 3 * WIDE)
+    monkeypatch.setattr(int4_file, "WEIGHTS_AT_ONCE", 3 * WIDE)
     torch.manual_seed(2)
     layer = nn.Linear(WIDE, 8, bias=False, dtype=dtype)
     parts = {
@@ -91,15 +91,15 @@ def test_a_weight_is_stored_as_torchao_quantises_it(
     trained = TrainedParts(
         parts, {}, None, tied=False, linears=frozenset({"a.weight"}), groupsize=GROUP
     )
-    made = int4_file.parts(trained)
+    made = int4_file.quantised_parts(trained)
     written: dict[str, torch.Tensor] = {}
     for name, part in made.items():
-        written |= part.written(name, part.whole())
+        written |= part.tensors_to_write(name, part.gather())
         stored = {
             key: (tensor.dtype, tuple(tensor.shape))
-            for key, tensor in part.written(name, part.whole()).items()
+            for key, tensor in part.tensors_to_write(name, part.gather()).items()
         }
-        assert stored == part.stored(name)
+        assert stored == part.tensor_entries(name)
     again, _ = unflatten_tensor_state_dict(written, int4_file.metadata(made))
     inputs = torch.randn(5, WIDE, dtype=dtype)
     expected = Int8DynActInt4WeightQuantizer(GROUP, precision=dtype).quantize(nn.Sequential(layer))(
@@ -114,7 +114,7 @@ def test_a_weight_is_stored_as_torchao_quantises_it(
 def test_widths_without_groups_are_not_kept():
     trained = TrainedParts({}, {}, None, tied=False)
     with pytest.raises(ValueError, match="groups"):
-        int4_file.parts(trained)
+        int4_file.quantised_parts(trained)
 
 
 @pytest.mark.parametrize("method", ["lora", "qlora", "dpo"])

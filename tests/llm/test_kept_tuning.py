@@ -42,7 +42,7 @@ CLOSE = {"fp32": 1e-5, "bf16": 0.02}
 def evaluating(model: torch.nn.Module) -> Iterator[None]:
     from multicard.llm.trl import checks
 
-    with checks.tried(model):
+    with checks.without_trace(model):
         yield
 
 
@@ -481,8 +481,8 @@ class Watched(TensorPart):
     alive: weakref.WeakSet[Any]
     most: list[int]
 
-    def whole(self) -> torch.Tensor:
-        made = super().whole().clone()
+    def gather(self) -> torch.Tensor:
+        made = super().gather().clone()
         self.alive.add(made)
         self.most.append(len(self.alive))
         return made
@@ -529,7 +529,7 @@ def test_a_rank_that_cannot_take_a_tensor_gathers_the_others(tmp_path: Path):
     taken = list[str]()
 
     class Failing(TensorPart):
-        def whole(self) -> torch.Tensor:
+        def gather(self) -> torch.Tensor:
             taken.append("taken")
             raise MemoryError("no room")
 

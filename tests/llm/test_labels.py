@@ -13,7 +13,7 @@ import torch
 from torchtune.data import CROSS_ENTROPY_IGNORE_IDX as IGNORED
 
 from multicard.llm import labelled_rows
-from multicard.llm.batches import COUNTS, count, counted, stacked
+from multicard.llm.batches import COUNTS, count, stack_sequences, with_counts
 from multicard.llm.data import pairs
 from multicard.llm.data.pairs import CHOICES
 from tests.llm.test_chat import ROWS, written
@@ -45,7 +45,7 @@ def test_no_row_of_a_pack_predicts_the_next_rows_first_token(name: str, tmp_path
         assert starts.any() and (pack["labels"][starts] == IGNORED).all()
     predicted = sum(len(row["tokens"]) - 1 for row in rows)
     column = COUNTS.index("loss_bearing")
-    packed = [count(counted(stacked)([pack]), -1, "cpu")[column] for pack in packs]
+    packed = [count(with_counts(stack_sequences)([pack]), -1, "cpu")[column] for pack in packs]
     alone = [int((torch.tensor(row["labels"][1:]) != IGNORED).sum()) for row in rows]
     if name == "chat":
         assert sum(alone) == predicted

@@ -12,7 +12,7 @@ from torchtune.data import CROSS_ENTROPY_IGNORE_IDX as IGNORED
 
 from multicard.config.placement import Placement
 from multicard.llm import batches, labelled_rows, models, summary
-from multicard.llm.batches import COUNTS, PackedBatch, count, counted, half_mask
+from multicard.llm.batches import COUNTS, PackedBatch, count, half_mask, with_counts
 from multicard.llm.data import pairs, row_sources
 from multicard.llm.data import tokenizer as tokens
 from multicard.llm.data.templates import TEMPLATES, examples
@@ -173,7 +173,9 @@ def test_the_embedded_tokenizer_is_byte_level_repeatable_and_gives_text_back(tmp
 
 def test_sequences_are_padded_to_as_many_chunks_as_the_loss_takes():
     rows = torch.arange(1, 42)
-    batch = batches.evened(lambda _: {"tokens": rows[None], "labels": rows[None]}, 8, pad_id=0)([])
+    batch = batches.with_even_chunks(
+        lambda _: {"tokens": rows[None], "labels": rows[None]}, 8, pad_id=0
+    )([])
     assert batch["tokens"].tolist() == [[*range(1, 42), 0, 0]] and batch["labels"][
         0, 41:
     ].tolist() == [-100, -100]
@@ -362,7 +364,7 @@ def test_bytes_of_all_text_of_a_row_whatever_its_columns():
     rows = datasets.Dataset.from_dict(
         {"id": [1, 2, 3], "text": ["abc", "", None], "conversations": turns}
     )
-    around, each = labelled_rows.AROUND_ROW, labelled_rows.AROUND_TEXT
+    around, each = labelled_rows.EXTRA_TOKENS_OF_ROW, labelled_rows.EXTRA_TOKENS_OF_TEXT
     assert labelled_rows.most_tokens(rows).tolist() == [
         around + 3 + 3 * each + 5 + 3,
         around + each,
@@ -389,7 +391,7 @@ def packed(mask: Any = None) -> PackedBatch:
     # token 0 is real
     rows = [{"tokens": [0] * size, "labels": [1] * size} for pack in PACKS for size in pack]
     sequences = list(PackedDataset(rows, max_seq_len=LENGTH))  # pyright: ignore[reportArgumentType]
-    batch = counted(padded_collate_packed)(sequences)  # pyright: ignore[reportArgumentType]
+    batch = with_counts(padded_collate_packed)(sequences)  # pyright: ignore[reportArgumentType]
     if mask is not None:
         batch["mask"] = mask
     return batch
@@ -415,7 +417,7 @@ def test_the_work_of_packed_rows_follows_from_their_lengths():
     table = {name: torch.tensor([value]).numpy() for name, value in batch.items()}
     ranks = [LlmReport(rank=0, vocabulary=100)]
     record = records.as_record(records.llm(tokens_per_s={"all": 1.0}))
-    flops_per_token, _ = summary._work(record, config, ranks, table)
+    flops_per_token, _ = summary._flops_and_mfu(record, config, ranks, table)
     alone = [
         models.flops_per_token(config.model, 100, size, None, 0) * size
         for size in (5, 4, 3, 4, 7, 9, 2, 6, 8)
@@ -444,7 +446,7 @@ def test_the_work_without_padding_is_that_of_rows_as_they_are(monkeypatch: pytes
     assert summary._mfu_non_padding(record, config, ranks, table) == pytest.approx(
         sum(alone) / 1e12
     )
-    _, with_padding = summary._work(record, config, ranks, table)
+    _, with_padding = summary._flops_and_mfu(record, config, ranks, table)
     assert with_padding is not None and with_padding > sum(alone) / 1e12
     del table["attended_non_padding"]  # as in older records
     assert summary._mfu_non_padding(record, config, ranks, table) is None

@@ -25,7 +25,7 @@ from multicard.estimate.memory import torch_internals
 from multicard.estimate.memory.facts import TextFacts
 from multicard.llm import methods, models, torchtune_config
 from multicard.llm.torchtune_components import (
-    CALL,
+    NUMBERS_PER_CALL,
     STD,
     RandomCheckpointer,
     RandomWeight,
@@ -242,7 +242,7 @@ def test_values_follow_from_seed_and_name():
     assert torch.equal(values, weight("layers.0.mlp.w1.weight", 500, 300) + 0)
     assert not torch.equal(values, weight("layers.1.mlp.w1.weight", 500, 300).to("cpu"))
     # no call repeats another's
-    assert values.numel() > 2 * CALL and values.unique().numel() > 0.9 * values.numel()
+    assert values.numel() > 2 * NUMBERS_PER_CALL and values.unique().numel() > 0.9 * values.numel()
     into = torch.empty(500, 300, dtype=torch.bfloat16)
     into.copy_(weight("layers.0.mlp.w1.weight", 500, 300, dtype=torch.bfloat16))
     assert torch.equal(into, values.bfloat16())  # a type rounds the same numbers
@@ -379,7 +379,7 @@ def read_in_little_memory(folder: Path, parameters: int) -> None:
         part.isfinite().all() for part in parts
     )
     with address_space(room_bytes), pytest.raises(RuntimeError, match="can't allocate memory"):
-        trl_models.stored(options.model, {"dtype": torch.float32})
+        trl_models.read_model(options.model, {"dtype": torch.float32})
 
 
 def built_on_ranks(words: list[str], gpus: int, folder: Path) -> list[Any]:

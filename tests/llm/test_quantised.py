@@ -51,7 +51,7 @@ def test_it_is_refused_by_what_it_is(checkpoint: Path, name: str, method: str): 
     values, kind = KINDS[name]
     save_file(PLAIN, checkpoint / "model.safetensors")
     own = words_of(checkpoint, "model.weights=own", f"method={method}")
-    quantised.check(typed_llm(*own))
+    quantised.check_unquantised(typed_llm(*own))
     add(checkpoint, values)
     with refused(
         "llm.weights-quantised", key="model.path", value=str(checkpoint), method=method
@@ -59,7 +59,9 @@ def test_it_is_refused_by_what_it_is(checkpoint: Path, name: str, method: str): 
         preflight.check(typed_llm(*own))
     assert kind in caught.value.facts["kind"]
     assert remedies(caught.value) == []  # with this folder no method is what it says
-    quantised.check(typed_llm(*words_of(checkpoint, f"method={method}")))  # random weights are not
+    quantised.check_unquantised(
+        typed_llm(*words_of(checkpoint, f"method={method}"))
+    )  # random weights are not
 
 
 @pytest.mark.parametrize(

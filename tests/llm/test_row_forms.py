@@ -692,7 +692,7 @@ def test_what_is_not_read_is_counted_and_said_before_the_start(tmp_path: Path):
     assert inputs.ignored == {"id": 2, "score": 1, "messages.ts": 2}
     (notice,) = preflight.notices(config)
     assert (notice.code, notice.facts) == ("llm.ignored", {"ignored": inputs.ignored})
-    assert inputs.left == {"ignored": inputs.ignored}
+    assert inputs.dataset_arguments == {"ignored": inputs.ignored}
 
 
 @pytest.mark.parametrize("value", [4, 0.5, True])

@@ -25,7 +25,7 @@ def test_sizes_of_a_named_model_are_those_of_its_tensors():
         own = typed_llm(f"model={name}", "method=lora" if name == "llama3_8b" else "method=full")
         vocabulary = own.model.vocab_size
         shapes = models.tensors(own.model, vocabulary).values()
-        sizes = step_work.of_decoder(own, vocabulary)
+        sizes = step_work.sizes_of_decoder(own, vocabulary)
         assert sizes.parameters == sum(
             shape[0] * (shape[1] if len(shape) > 1 else 1) for shape in shapes
         )

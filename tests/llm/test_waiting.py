@@ -76,7 +76,7 @@ def test_the_share_of_a_step_in_closed_form():
     ranks = [LlmReport(rank=0, device="NVIDIA H200", vocabulary=vocabulary)]
     found = summary._arithmetic(record, own, ranks, table)
     assert found is not None and found.tokens == pytest.approx(60)
-    sizes = step_work.of_decoder(own, vocabulary)
+    sizes = step_work.sizes_of_decoder(own, vocabulary)
     flops = 60 * step_work.executed_flops(own, sizes, length, is_causal=False)
     assert found.share == pytest.approx(flops / 989e12 / 0.1)
     moved = step_work.read_bytes(own, sizes) + step_work.update_bytes(own, sizes)
@@ -295,7 +295,7 @@ def test_what_a_run_offers_can_be_typed_behind_its_command(
     """
     monkeypatch.setattr(summary, "peak_flops_per_s", lambda *_: 1e15)
     monkeypatch.setattr(summary.gpu_models, "known", lambda _: GPUS["h200"])
-    monkeypatch.setattr(waiting, "_may_be_said", lambda _: True)  # whatever else this machine does
+    monkeypatch.setattr(waiting, "_is_reliable", lambda _: True)  # whatever else this machine does
     words = ("dataset.rows=120",)
     result = ok(tuned(*words))
     found = result["arithmetic"]

@@ -87,6 +87,6 @@ def test_counts_are_those_of_the_sampler_and_its_batches(ranks: int):
                 batches = list(torch_data.BatchSampler(sampler, step.batch, drop_last=True))
                 whole = batches[: len(batches) // step.batches * step.batches]
                 trained += [row for batch in whole for row in batch]
-            found = whole_steps.epoch_of(rows, ranks, step)
+            found = whole_steps.count_epoch_rows(rows, ranks, step)
             assert rows - len({*trained}) == found.left_out, (rows, ranks, step)
             assert len(trained) - len({*trained}) == found.repeated, (rows, ranks, step)

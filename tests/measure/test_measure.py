@@ -150,12 +150,8 @@ def test_memory_of_cuda_graphs_is_what_their_pools_hold_beyond_the_allocations()
         segment(0, (0, 1), 70, 70),
     ]
     segments.append(segment(1, (0, 1), 10_000, 0))
-    assert (
-        memory.held_by_graphs_bytes(segments, 0)
-        == memory.held_by_graphs_bytes(segments, None)
-        == 480
-    )
-    assert memory.held_by_graphs_bytes(segments, 1) == 10_000
+    assert memory.graph_pool_bytes(segments, 0) == memory.graph_pool_bytes(segments, None) == 480
+    assert memory.graph_pool_bytes(segments, 1) == 10_000
 
 
 # ---- slow steps
@@ -165,7 +161,7 @@ def slow(
     steps_s: list[float], warmup: int = 0, per_epoch: int = 1000, work: list[int] | None = None
 ) -> list[int]:
     counted = np.arange(len(steps_s)) >= warmup
-    return formulas.slow(
+    return formulas.find_slow_steps(
         np.array(steps_s), counted, per_epoch, None if work is None else np.array(work)
     )
 

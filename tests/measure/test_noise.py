@@ -56,12 +56,12 @@ def test_the_prior_of_many_settings_is_found():
     true = freedom * level / random.chisquare(freedom, size=20_000)
     degrees = np.full(20_000, 4)
     seen = true * random.chisquare(4, size=20_000) / 4
-    found = noise.fitted(seen, degrees)
+    found = noise.fit_prior(seen, degrees)
     assert found == pytest.approx((freedom, level), rel=0.1)
 
 
 def test_equal_variances_need_no_prior_of_their_own():
-    freedom, level = noise.fitted(np.full(5, 0.0004), np.full(5, 4))
+    freedom, level = noise.fit_prior(np.full(5, 0.0004), np.full(5, 4))
     assert freedom == math.inf
     assert level == pytest.approx(0.0004)
 

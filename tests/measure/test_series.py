@@ -11,7 +11,7 @@ from scipy.signal import lfilter
 from analysis.stats import between_runs
 from analysis.stats.between_runs import Spread
 from multicard.measure.repeated_runs import Term
-from multicard.measure.series import mean_step, mean_variance, warm_up
+from multicard.measure.series import count_warm_up_steps, mean_step, mean_variance
 
 
 def autocorrelated(
@@ -84,11 +84,14 @@ def test_the_warm_up_is_found(warm: int):
     for _ in range(100):
         steps = autocorrelated(random, 400, 0.1, 0.3, 0.05)
         steps[:warm] += np.linspace(0.3, 0.05, warm)
-        cuts.append(warm_up(steps))
+        cuts.append(count_warm_up_steps(steps))
     assert np.mean([0.8 * warm <= cut for cut in cuts]) >= 0.95 and np.median(cuts) <= warm + 10
-    flat = [warm_up(autocorrelated(random, 400, 0.1, 0.0)) for _ in range(100)]
+    flat = [count_warm_up_steps(autocorrelated(random, 400, 0.1, 0.0)) for _ in range(100)]
     assert np.mean(flat) <= 40  # a tenth: noise costs little
-    assert warm_up(np.array([9.0, 1.0, 1.1, 1.0, 1.1, 1.0])) == 1 and warm_up(np.array([2.0])) == 0
+    assert (
+        count_warm_up_steps(np.array([9.0, 1.0, 1.1, 1.0, 1.1, 1.0])) == 1
+        and count_warm_up_steps(np.array([2.0])) == 0
+    )
 
 
 @pytest.mark.parametrize(("phi", "covered"), [(0.0, 0.92), (0.5, 0.92), (0.9, 0.88)])

@@ -265,7 +265,7 @@ def test_steps_alone_exchange_neither_weights_nor_gradients(
     )
     result = ok(tuned("gpus=2", "method=lora", "diagnose=true"))
     for rank in range(2):
-        calls = torch.load(Path(result["folder"]) / f"{rank}.pt")
+        calls = torch.load_recipe(Path(result["folder"]) / f"{rank}.pt")
         # alone, core and half, in the round that warms up and the other
         assert calls["blocks"] == 3 * 2
         assert calls["alone"] == 0 and calls["all"] > 0, calls
@@ -305,7 +305,7 @@ def test_steps_after_the_run_keep_the_memory(name: str, monkeypatch: pytest.Monk
     """The recipes hand back free memory as they enter `train`, where this replaces it;
     not so the ablations' blocks.
     """
-    module, recipe_class = recipes.load(name)
+    module, recipe_class = recipes.load_recipe(name)
     tidied: list[str] = []
     monkeypatch.setattr(torchtune.training, "cleanup_before_training", lambda: tidied.append(name))
 

@@ -219,7 +219,7 @@ def test_a_rank_that_the_kernel_killed_for_want_of_memory_is_oom(
     tmp_path, monkeypatch, own: str, file: str, text: str
 ):
     (tmp_path / "own").write_text(own + "\n")
-    monkeypatch.setattr(memory, "OWN_CGROUPS", tmp_path / "own")
+    monkeypatch.setattr(memory, "PROCESS_CGROUPS", tmp_path / "own")
     monkeypatch.setattr(memory, "CGROUPS", tmp_path)
     assert memory.oom_kills() is None
     count = tmp_path / file

@@ -266,9 +266,11 @@ def test_a_requeued_run_is_refused_on_other_data_and_keeps_its_checkpoint(tmp_pa
 
     def begin() -> None:
         prepare.prepare(WORKLOAD, cfg, folder, 0.0, job, Peers(job))
-        for descriptor in ownership._own.values():  # its process is killed, and its claim stays
+        for (
+            descriptor
+        ) in ownership._own_claims.values():  # its process is killed, and its claim stays
             os.close(descriptor)
-        ownership._own.clear()
+        ownership._own_claims.clear()
 
     def replace(red: int) -> None:
         shutil.rmtree(root)

@@ -407,7 +407,7 @@ STEPS_S = {  # seconds of steps, in epochs of so many, and those in which a proc
 @pytest.mark.parametrize("case", STEPS_S)
 def test_a_run_with_a_step_that_was_stopped_is_marked_and_the_step_left_out(case: str):
     samples_s, per_epoch, stopped = STEPS_S[case]
-    stalls = formulas.stalled(np.array(samples_s), per_epoch)
+    stalls = formulas.flag_stalled_steps(np.array(samples_s), per_epoch)
     statistics = formulas.statistics(samples_s, 0, stalls)
     run = on_cpu({"step_s": statistics})
     assert np.flatnonzero(stalls).tolist() == stopped

@@ -40,15 +40,15 @@ def test_a_run_diverged_where_its_last_losses_are_not_finite(by_rank: Any, count
     order = np.random.default_rng(0).permutation(loss.size)  # rows come in any order
     table = {"rank": rank, "epoch": number // 2, "step": number % 2, "loss": loss}
     table = {name: column.ravel()[order] for name, column in table.items()}
-    assert formulas.not_finite(table, np.isfinite(table["loss"])) == (count, place)
+    assert formulas.count_non_finite(table, np.isfinite(table["loss"])) == (count, place)
 
 
 def test_infinite_rewards_are_a_divergence_of_dpo():
     columns = {"rank": [0, 0], "epoch": [0, 0], "step": [0, 1], "loss": [0.7, 0.0]}
     rewards = {"rewards_chosen": [0.1, 5.0], "rewards_rejected": [0.1, -INF]}
     logged = {name: np.array(values) for name, values in (columns | rewards).items()}  # by rank 0
-    assert summary._judged(logged, ranks=2, pairs=False) == (0, None)
-    assert summary._judged(logged, ranks=2, pairs=True) == (
+    assert summary._non_finite_losses(logged, ranks=2, pairs=False) == (0, None)
+    assert summary._non_finite_losses(logged, ranks=2, pairs=True) == (
         1,
         Divergence(epoch=0, step=1, rank=None),
     )

@@ -257,7 +257,7 @@ def test_memory_is_that_which_the_control_group_leaves(
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(f"{limit}\n")
     monkeypatch.setattr(memory, "CGROUPS", tmp_path)
-    monkeypatch.setattr(memory, "OWN_CGROUPS", tmp_path / "own")
+    monkeypatch.setattr(memory, "PROCESS_CGROUPS", tmp_path / "own")
     for own, limit in (("0::/job/step", 900), ("4:memory:/job", 800)):  # versions 2 and 1
         (tmp_path / "own").write_text(f"{own}\n")
         assert memory.available_memory_bytes() == limit

@@ -52,7 +52,7 @@ def quantised(model: Any, options: transformers.BitsAndBytesConfig, device: torc
 
     Args:
         model: of tensors without values, in its precision.
-        options: as `models.nf4` makes them.
+        options: as `models.nf4_config` makes them.
     """
     dtypes = {
         name: part.weight.dtype for name, part in model.named_modules() if hasattr(part, "weight")

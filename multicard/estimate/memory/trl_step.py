@@ -47,7 +47,7 @@ def run(
         tracker.is_forward = False
         backward(loss, *arguments, **keywords)
 
-    arguments_of = engine.arguments
+    arguments_of = engine.trainer_arguments
 
     def arguments(*given: Any) -> Any:
         """The trainer's, with which accelerate finds several GPUs, where there are none."""
@@ -62,13 +62,13 @@ def run(
 
     replaced: dict[str, Any] = {
         "torch.Tensor.backward": followed,
-        "multicard.llm.trl.engine.arguments": arguments,
+        "multicard.llm.trl.engine.trainer_arguments": arguments,
         "torch.nn.parallel.DistributedDataParallel": torch_internals.replicated(tracker.note),
         "torch.distributed.fsdp._fully_shard._fully_shard._init_default_mesh": lambda: mesh,
-        "multicard.llm.trl.models.built": built,
+        "multicard.llm.trl.models.build_model": built,
         "multicard.llm.trl.models.weights": lambda *_: defaultdict(lambda: torch.zeros(1)),
         "multicard.llm.trl.models.adapter_weights": lambda *_: defaultdict(lambda: torch.zeros(1)),
-        "multicard.llm.trl.models.read": lambda *_: None,
+        "multicard.llm.trl.models.read_weights": lambda *_: None,
         "multicard.llm.trl.checks.check_rows": lambda *_: None,  # by values
         **torch_internals.TRL_WITHOUT_VALUES,
         **nf4_layers.WITHOUT_VALUES,
@@ -120,7 +120,7 @@ def ready(
     )
     probe.log = probe.end_epoch = lambda *_: None
     with (
-        mock.patch.object(engine, "loader", lambda *_: loader),
+        mock.patch.object(engine, "build_loader", lambda *_: loader),
         engine.prepared(probe, cfg, OmegaConf.create()) as tuning,
     ):
         yield tuning
@@ -128,7 +128,7 @@ def ready(
 
 def batch(config: LlmConfig, facts: TextFacts, device: torch.device, tracker: Tracker) -> Batch:
     """A full batch of the longest rows, on the device,
-    as `engine.loader` makes it: packed rows without a mask.
+    as `engine.build_loader` makes it: packed rows without a mask.
     """
     made = tuning_step.batch(config, facts, device, tracker)
     return (
@@ -139,7 +139,7 @@ def batch(config: LlmConfig, facts: TextFacts, device: torch.device, tracker: Tr
 
 
 def built(config: LlmConfig, cfg: dict[str, Any], device: torch.device, empty: bool) -> Any:
-    """`models.built`, without the weights; `empty`: on "meta", those of a folder too,
+    """`models.build_model`, without the weights; `empty`: on "meta", those of a folder too,
     whose shards are the same.
     """
     dtype = models.DTYPES[config.formats.weights]
@@ -148,7 +148,7 @@ def built(config: LlmConfig, cfg: dict[str, Any], device: torch.device, empty: b
         options["attn_implementation"] = str(config.attention)
     is_nf4 = methods.chosen(config).nf4
     if isinstance(config.model, HfConfig):
-        with models.reading(config.model):
+        with models.refuse_unreadable(config.model):
             sizes = transformers.AutoConfig.from_pretrained(
                 Path(str(config.model.path)).expanduser()
             )
@@ -162,5 +162,5 @@ def built(config: LlmConfig, cfg: dict[str, Any], device: torch.device, empty: b
     if not is_nf4:
         return model
     return nf4_layers.quantised(
-        model, models.nf4(dtype, models.DTYPES[config.formats.products]), device
+        model, models.nf4_config(dtype, models.DTYPES[config.formats.products]), device
     )

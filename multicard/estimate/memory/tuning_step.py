@@ -27,7 +27,7 @@ from multicard.estimate.memory import torch_internals
 from multicard.estimate.memory.facts import TextFacts
 from multicard.estimate.memory.tracker import Tracker
 from multicard.llm import batches, int4, methods, preflight, recipes, torchtune_config
-from multicard.llm.no_trace import tried
+from multicard.llm.no_trace import without_trace
 from multicard.llm.torchtune_engine import TorchtuneEngine
 
 HERE = "multicard.estimate.memory.tuning_step"
@@ -100,7 +100,7 @@ def run(
     distributed recipe also within `fake_ranks`, which yields its mesh.
     """
     cfg = recipe_configuration(config, facts, device.type)
-    module, recipe_class = recipes.load(config.recipe_name)
+    module, recipe_class = recipes.load_recipe(config.recipe_name)
     with (
         recipes.patched(module, torch.device("cpu")),
         _without_machine(module, device, tracker),
@@ -134,10 +134,10 @@ def evaluate(
     made = batch(replace(config, packed=False), facts, device, tracker)
     tokens, labels = made if isinstance(made, tuple) else (made["tokens"], made["labels"])
     groupsize = int4.groupsize(config, engine.model)
-    with tried(engine.model):
+    with without_trace(engine.model):
         engine.row_losses(tokens, labels)
     if groupsize is not None:
-        with tried(engine.model), engine.in_int4(groupsize) as failures:
+        with without_trace(engine.model), engine.in_int4(groupsize) as failures:
             engine.row_losses(tokens, labels)
         if failures:  # not of the run, whose layers have values
             raise failures[0]

@@ -1,7 +1,8 @@
-"""`engine=trl`: TRL's SFTTrainer and DPOTrainer.
+"""Tune with TRL's SFTTrainer and DPOTrainer (`engine=trl`).
 
-Rows, tokens, batches and their order, random weights and adapters are those of `engine=torchtune`;
-the engines differ in the model's code, the loop, sharding and the loss alone.
+Rows, tokens, batches and their order, random weights and adapters are the same as with
+`engine=torchtune`. The engines only differ in the model's code, the loop, the sharding and the
+loss.
 """
 
 import os
@@ -10,7 +11,7 @@ import warnings
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-import multicard.llm.before_torchtune  # noqa: F401  sets variables that the libraries below read when imported
+import multicard.llm.before_torchtune  # noqa: F401  Sets variables that the libraries below read on import.
 
 # isort: split
 from collections.abc import Iterator, Sequence
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torchtune.datasets  # noqa: F401  before its own parts, which import each other in a circle
+import torchtune.datasets  # noqa: F401  Must come before its own parts, which import each other in a circle.
 import transformers
 from accelerate.state import DistributedType, PartialState
 from accelerate.utils.fsdp_utils import fsdp2_apply_ac, fsdp2_prepare_model
@@ -38,28 +39,28 @@ from multicard.config.llm_models import HfConfig
 from multicard.llm import batches, eight_bit, int4, methods, recipes, torchtune_config
 from multicard.llm.batches import Batch
 from multicard.llm.epoch_marks import LOGGED
-from multicard.llm.parts import TensorPart, TrainedParts, own_name
+from multicard.llm.parts import TensorPart, TrainedParts, unwrapped_name
 from multicard.llm.step_probe import MeasuredBatches, Probe
 from multicard.llm.trl import checks, models, sizes, text_part
 from multicard.messages import Message
 from multicard.ranks.process import Rank
 
-# TRL's own name
+# The name is TRL's: multicard cannot avoid the warning.
 warnings.filterwarnings("ignore", ".*gradient_checkpointing` is deprecated", FutureWarning)
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 
-FOREVER = sys.maxsize // 2  # steps of a pass that its batches end
+UNLIMITED_STEPS = sys.maxsize // 2  # A limit of steps that is never reached: the batches end first.
 
 
-class Feed(MeasuredBatches):
-    """The measured batches, with the names that transformers has for their parts."""
+class TrainerBatches(MeasuredBatches):
+    """Yields the measured batches, with their parts named as transformers names them."""
 
     def __init__(self, loader: Any, probe: Probe) -> None:
         super().__init__(loader, probe)
         self.per_step = probe.config.gradient_accumulation_steps
         limit = probe.config.max_steps
-        self.steps = min(len(loader) // self.per_step, limit or FOREVER)
+        self.steps = min(len(loader) // self.per_step, limit or UNLIMITED_STEPS)
 
     def __len__(self) -> int:
         return self.steps * self.per_step
@@ -68,54 +69,58 @@ class Feed(MeasuredBatches):
         self.loader.sampler.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
-        return map(named, super().__iter__())
+        return map(with_transformers_names, super().__iter__())
 
 
-def named(batch: Batch) -> dict[str, torch.Tensor]:
+def with_transformers_names(batch: Batch) -> dict[str, torch.Tensor]:
+    """Return a batch of torchtune's with transformers' names."""
     if isinstance(batch, tuple):
         return {"input_ids": batch[0], "labels": batch[1]}
     parts = {"input_ids": batch["tokens"], "labels": batch["labels"]}
     return parts | ({"position_ids": batch["input_pos"]} if "input_pos" in batch else {})
 
 
-def loader(probe: Probe, cfg: DictConfig) -> DataLoader[Any]:
-    """torchtune's rows, in the batches and in the order of its recipes."""
+def build_loader(probe: Probe, cfg: DictConfig) -> DataLoader[Any]:
+    """Return a loader of torchtune's rows, in the batches and in the order of its recipes."""
     config = probe.config
     rank = probe.rank
     tokenizer = components.instantiate(cfg.tokenizer)
     rows = components.instantiate(cfg.dataset, tokenizer)
     collate = padded_collate_dpo if methods.chosen(config).pairs else padded_collate_sft
-    padded = partial(collate, padding_idx=tokenizer.pad_id, ignore_idx=CROSS_ENTROPY_IGNORE_IDX)
-    loaded = DataLoader(
+    pad_batch = partial(collate, padding_idx=tokenizer.pad_id, ignore_idx=CROSS_ENTROPY_IGNORE_IDX)
+    torchtune_loader = DataLoader(
         rows,
         config.batch_size,
-        # torchtune's seed
+        # Seed 0 is the seed of torchtune's recipes.
         sampler=DistributedSampler(rows, rank.world_size, rank.rank, shuffle=True, seed=0),
-        collate_fn=batches.counted(batches.stacked) if config.packed else padded,
+        collate_fn=batches.with_counts(batches.stack_sequences) if config.packed else pad_batch,
         drop_last=True,
         pin_memory=config.pin_memory and rank.device.type == "cuda",
     )
-    recipes.note(loaded, probe, tokenizer.pad_id)
+    recipes.record_rows(torchtune_loader, probe, tokenizer.pad_id)
     probe.copies = 1
-    return loaded
+    return torchtune_loader
 
 
-def trainer_class(base: type, probe: Probe, feed: Feed) -> type:
-    """TRL's trainer on measured batches. `train()` prepares all,
-    and notes with what an epoch is run.
+def trainer_class(base: type, probe: Probe, feed: TrainerBatches) -> type:
+    """Return a subclass of TRL's trainer that trains on measured batches.
+
+    Its `train()` prepares everything and stores the arguments of the first epoch, without training.
+    `TrlEngine` then runs the epochs with these arguments.
     """
     rank = probe.rank
     pad_id = probe.pad_id
 
     class MeasuredTrainer(base):
-        arguments: dict[str, Any] | None = None  # of an epoch
+        arguments: dict[str, Any] | None = None  # Arguments of an epoch, once `train()` was called.
 
         def get_train_dataloader(self) -> Any:
             return feed
 
         def get_decay_parameter_names(self, model: torch.nn.Module) -> list[str]:
-            """All of them, as torchtune's recipes have it:
-            transformers leaves out norms and biases.
+            """Return the names of all parameters, as in torchtune's recipes.
+
+            transformers would exclude norms and biases from weight decay.
             """
             return [name for name, _ in model.named_parameters()]
 
@@ -128,15 +133,16 @@ def trainer_class(base: type, probe: Probe, feed: Feed) -> type:
 
         def get_batch_samples(self, *arguments: Any, **keywords: Any) -> Any:
             samples, items = super().get_batch_samples(*arguments, **keywords)
-            self.control.should_epoch_stop |= not samples  # the pass is at its end, or a probe
+            # Without samples, the pass over the rows is over, or a probe has ended it.
+            self.control.should_epoch_stop |= not samples
             return samples, items
 
         def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
-            if probe.ranges is not None and not probe.moves:
+            if probe.ranges is not None and not probe.copies_pinned_batches:
                 probe.ranges.open("h2d")
             inputs = super()._prepare_inputs(inputs)
             tokens = inputs["input_ids"]
-            if "position_ids" not in inputs:  # packed rows are told apart by their positions
+            if "position_ids" not in inputs:  # Packed rows are separated by their positions.
                 inputs["attention_mask"] = (tokens != pad_id).long()
                 inputs["input_ids"] = tokens.clamp(min=0)
             if base is DPOTrainer:
@@ -154,9 +160,9 @@ def trainer_class(base: type, probe: Probe, feed: Feed) -> type:
 
 
 class TrlEngine:
-    """A trainer that is ready. See `tuning_engine.TuningEngine`."""
+    """Tunes with a prepared trainer. See `tuning_engine.TuningEngine`."""
 
-    def __init__(self, trainer: Any, probe: Probe, feed: Feed) -> None:
+    def __init__(self, trainer: Any, probe: Probe, feed: TrainerBatches) -> None:
         self.trainer = trainer
         self._probe = probe
         self._config = probe.config
@@ -170,15 +176,15 @@ class TrlEngine:
         self._train(epochs, self.steps_per_epoch)
 
     def train_pass(self) -> None:
-        self._train(1, FOREVER)
+        self._train(1, UNLIMITED_STEPS)
 
     def _train(self, epochs: int, steps: int) -> None:
-        """Train as the trainer does, epoch by epoch, each of at most so many steps."""
+        """Train as the trainer does, with at most `steps` steps in each epoch."""
         trainer = self.trainer
         trainer.state.global_step = trainer._globalstep_last_logged = 0
-        # its own count would end the training after steps that were not measured
-        trainer.state.max_steps = FOREVER
-        per_epoch = {
+        # With its own limit, the trainer would also count steps that were not measured, and stop.
+        trainer.state.max_steps = UNLIMITED_STEPS
+        epoch_arguments = {
             "steps_in_epoch": steps * self.batches.per_step,
             "num_update_steps_per_epoch": steps,
         }
@@ -186,7 +192,7 @@ class TrlEngine:
         for epoch in range(epochs):
             handler = trainer.callback_handler
             trainer.control = handler.on_epoch_begin(trainer.args, trainer.state, trainer.control)
-            trainer._run_epoch(**trainer.arguments | per_epoch | {"epoch": epoch})
+            trainer._run_epoch(**trainer.arguments | epoch_arguments | {"epoch": epoch})
             self._probe.end_epoch()
 
     def check_built(self) -> dict[str, Any]:
@@ -196,19 +202,19 @@ class TrlEngine:
         return figures
 
     def row_losses(self, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """See `TuningEngine`: by the head of TRL's loss, whose logits are never whole."""
+        """See `TuningEngine`. TRL's fused loss never holds the logits of all tokens at once."""
         model = self.model
         if isinstance(model, DistributedDataParallel):
-            # DDP would wait for the ranks in its forward pass, to broadcast buffers
+            # In its forward pass, DDP would wait for the other ranks in order to broadcast buffers.
             model = model.module
         mask = (tokens != self._probe.pad_id).long()
         padded = {"input_ids": tokens.clamp(min=0), "attention_mask": mask}
-        with self.trainer.accelerator.autocast():  # of bf16_mixed alone
+        with self.trainer.accelerator.autocast():  # It only has an effect with bf16_mixed.
             output = model(**padded, labels=labels, fused_lm_head=True, use_cache=False)
         return -output.log_probs.double().sum(1).cpu()
 
     def reference(self) -> AbstractContextManager[Any]:
-        """See `TuningEngine`: the model without its adapters."""
+        """See `TuningEngine`. The reference model is the model without its adapters."""
         return self.trainer.model.disable_adapter()
 
     def in_int4(self, groupsize: int) -> AbstractContextManager[list[Exception]]:
@@ -218,34 +224,37 @@ class TrlEngine:
         return trained_parts(self.trainer.model, self._config)
 
     def close(self) -> None:
-        """Nothing to release: the process ends."""
+        """Release nothing: the process ends."""
 
 
 @contextmanager
 def prepared(probe: Probe, cfg: dict[str, Any], run_cfg: DictConfig) -> Iterator[TrlEngine]:
-    """The trainer, ready to train, its model on the device, sharded or copied by `sharding`."""
+    """Yield an engine that is ready to train.
+
+    Its model is on the device, and sharded or replicated as `sharding` says.
+    """
     config = probe.config
     rank = probe.rank
-    # or accelerate sets torch's threads to others
+    # Without this variable, accelerate would change the number of torch's threads.
     os.environ.setdefault("OMP_NUM_THREADS", str(rank.threads))
     if rank.world_size == 1:
-        os.environ.pop("LOCAL_RANK", None)  # or accelerate takes the run for a distributed one
-    loaded = loader(probe, run_cfg)
-    feed = Feed(loaded, probe)
+        os.environ.pop("LOCAL_RANK", None)  # accelerate would take the run for a distributed one.
+    torchtune_loader = build_loader(probe, run_cfg)
+    feed = TrainerBatches(torchtune_loader, probe)
     folder = probe.report.folder / "tune_run"
-    args = arguments(config, rank, feed.steps, folder)
+    args = trainer_arguments(config, rank, feed.steps, folder)
     report = probe.report.content
     report.warmup_steps = args.warmup_steps if methods.chosen(config).scheduled else None
     base = DPOTrainer if methods.chosen(config).pairs else SFTTrainer
-    model = models.built(config, cfg, rank.device, empty=fsdp(config))
+    model = models.build_model(config, cfg, rank.device, empty=uses_fsdp(config))
     if not getattr(model.config.get_text_config(), "output_router_logits", False):
-        # TRL would add the loss that balances a mixture's experts unasked
+        # By default, TRL would add the loss that balances the experts of a mixture.
         args.router_aux_loss_coef = 0.0
     models.simulate_quantisation(model, config)
     checks.check_quantised(model, config)
     checks.check_kernels(model, config)
-    text_part.freeze_others(model)
-    if fsdp(config):  # accelerate knows FSDP of GPUs, and copies the model of CPU ranks in silence
+    text_part.freeze_outside_text(model)
+    if uses_fsdp(config):  # On CPU ranks, accelerate would silently replicate the model instead.
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
     placeholder: dict[str, Any] = {"input_ids": [0, 1], "labels": [0, 1]}
     if base is DPOTrainer:
@@ -255,33 +264,33 @@ def prepared(probe: Probe, cfg: dict[str, Any], run_cfg: DictConfig) -> Iterator
         args=args,
         train_dataset=Dataset.from_list([placeholder]),
         processing_class=models.no_tokenizer(),
-        peft_config=models.adapters(model, config),
+        peft_config=models.adapter_config(model, config),
     )
     trainer.remove_callback(transformers.PrinterCallback)
-    if fsdp(config):
+    if uses_fsdp(config):
         plugin = trainer.accelerator.state.fsdp_plugin
         plugin.transformer_cls_names_to_wrap = text_part.layer_classes(model)
-        # accelerate would have the loss rounded to bf16, and gradients summed in it
+        # accelerate would round the loss to bf16, and sum gradients in bf16.
         if config.formats.are_mixed:
-            gathered = models.DTYPES[config.formats.products]
-            plugin.mixed_precision_policy = MixedPrecisionPolicy(gathered, torch.float32)
+            product_dtype = models.DTYPES[config.formats.products]
+            plugin.mixed_precision_policy = MixedPrecisionPolicy(product_dtype, torch.float32)
         if config.offloads:
             plugin.cpu_offload = CPUOffloadPolicy(pin_memory=rank.device.type == "cuda")
     if config.optimizer.has_8_bits:
-        own = {
+        optimizer_options = {
             "lr": config.lr,
             "weight_decay": config.weight_decay,
             "is_paged": config.optimizer.is_paged,
         }
-        trainer.optimizer_cls_and_kwargs = (eight_bit.AdamW8bit, own)
-    models.adapt(trainer.model, config, cfg, rank.device)
-    if config.compile:  # before FSDP, whose hooks stay outside of what is compiled
+        trainer.optimizer_cls_and_kwargs = (eight_bit.AdamW8bit, optimizer_options)
+    models.initialise_adapters(trainer.model, config, cfg, rank.device)
+    if config.compile:  # Compiling before FSDP keeps FSDP's hooks out of the compiled code.
         for layer in text_part.layers(model):
-            # as torchtune chooses it
+            # torchtune chooses the backend by the same variable.
             layer.compile(backend=os.environ.get("TORCH_COMPILE_BACKEND", "inductor"))
-    if fsdp(config) and any(parameter.is_meta for parameter in model.parameters()):
-        shard(trainer)
-        models.fill(trainer.model, config, cfg, rank.device)
+    if uses_fsdp(config) and any(parameter.is_meta for parameter in model.parameters()):
+        shard_model(trainer)
+        models.fill_shards(trainer.model, config, cfg, rank.device)
     trainer.train()
     models.quantise_output(trainer.model)
     if isinstance(config.model, HfConfig):
@@ -289,22 +298,26 @@ def prepared(probe: Probe, cfg: dict[str, Any], run_cfg: DictConfig) -> Iterator
     yield TrlEngine(trainer, probe, feed)
 
 
-def shard(trainer: Any) -> None:
-    """Shard the model as accelerate would in `train()`, which needs weights that are there."""
+def shard_model(trainer: Any) -> None:
+    """Shard the model as accelerate would in `train()`.
+
+    accelerate itself cannot do so here, because it needs weights that are in memory.
+    """
     plugin = trainer.accelerator.state.fsdp_plugin
     if plugin.activation_checkpointing:
         plugin.set_auto_wrap_policy(trainer.model)
         fsdp2_apply_ac(trainer.accelerator, trainer.model)
-        plugin.activation_checkpointing = False  # or once more
+        plugin.activation_checkpointing = False  # Else `train()` would apply it a second time.
     fsdp2_prepare_model(trainer.accelerator, trainer.model)
 
 
-def fsdp(config: LlmConfig) -> bool:
+def uses_fsdp(config: LlmConfig) -> bool:
+    """Return True if FSDP shards the model."""
     return config.world_size > 1 and config.sharding is not Sharding.ddp
 
 
-def arguments(config: LlmConfig, rank: Rank, steps: int, folder: Path) -> Any:
-    """The trainer's arguments: what torchtune's recipes do, where TRL's defaults differ."""
+def trainer_arguments(config: LlmConfig, rank: Rank, steps: int, folder: Path) -> Any:
+    """Return the trainer's arguments. They follow torchtune's recipes if TRL's defaults differ."""
     scheduled = methods.chosen(config).scheduled
     options: dict[str, Any] = {
         "output_dir": str(folder),
@@ -319,28 +332,28 @@ def arguments(config: LlmConfig, rank: Rank, steps: int, folder: Path) -> Any:
         ),
         "weight_decay": config.weight_decay,
         "optim": "adamw_torch_fused",
-        "max_grad_norm": config.clip_grad_norm or 0.0,  # 0: no clipping
-        # autocast; else weights, adapters and optimiser have the run's precision
+        "max_grad_norm": config.clip_grad_norm or 0.0,  # 0 turns clipping off.
+        # This is autocast. Without it, weights, adapters and optimizer have the run's precision.
         "bf16": config.formats.are_mixed,
         "fp16": False,
         "seed": config.seed,
-        "logging_steps": 1,  # reads the loss on the host in every step, as the recipes do
+        "logging_steps": 1,  # Reads the loss on the host in every step, as torchtune's recipes do.
         "logging_nan_inf_filter": False,
-        "gradient_checkpointing": config.activation_checkpointing and not fsdp(config),
-        "max_length": None,  # rows are cut where they are made
+        "gradient_checkpointing": config.activation_checkpointing and not uses_fsdp(config),
+        "max_length": None,  # Rows were already cut when they were tokenized.
         "ddp_find_unused_parameters": False,
         "save_strategy": "no",
         "report_to": [],
         "disable_tqdm": True,
         "log_level": "error",
     }
-    if fsdp(config):
+    if uses_fsdp(config):
         options["fsdp"] = True
         options["fsdp_config"] = {
             "version": 2,
             "activation_checkpointing": config.activation_checkpointing,
         }
-    if config.kernels is Kernels.liger:  # the loss is TRL's own, which has no logits either
+    if config.kernels is Kernels.liger:  # The loss stays TRL's, which holds no logits either.
         options["use_liger_kernel"] = True
         options["liger_kernel_config"] = {
             "cross_entropy": False,
@@ -348,67 +361,73 @@ def arguments(config: LlmConfig, rank: Rank, steps: int, folder: Path) -> Any:
         }
     is_dpo = methods.chosen(config).pairs
     args = DPOConfig(**options, beta=config.method.beta) if is_dpo else SFTConfig(**options)  # pyright: ignore[reportAttributeAccessIssue]
-    args._n_gpu = min(args._n_gpu, 1)  # of several visible GPUs a rank takes its own
+    args._n_gpu = min(args._n_gpu, 1)  # A rank uses its own GPU only, even if it sees several.
     return args
 
 
 def built_figures(model: torch.nn.Module, config: LlmConfig) -> dict[str, Any]:
-    """Parameters and bytes of the model, with what `models.counts` counts.
+    """Return the parameters and bytes of the model, and the figures of `models.layer_counts`.
 
     Raises:
-        RuntimeError: another wrapper, type or method than asked for runs in truth.
+        RuntimeError: The wrapper or the type of the trained weights differs from the configuration.
     """
     is_on_host = config.offloads and all(
         parameter.device.type == "cpu" for parameter in model.parameters()
     )
-    sharded = Sharding.fsdp_offload if is_on_host else Sharding.fsdp
-    kinds = {sharded: FSDPModule, Sharding.ddp: DistributedDataParallel}
-    wrapper = next((name for name, kind in kinds.items() if isinstance(model, kind)), None)
-    asked = config.sharding if config.world_size > 1 else None
-    if wrapper is not asked:
-        said = Message(
+    fsdp_sharding = Sharding.fsdp_offload if is_on_host else Sharding.fsdp
+    wrapper = None
+    if isinstance(model, FSDPModule):
+        wrapper = fsdp_sharding
+    elif isinstance(model, DistributedDataParallel):
+        wrapper = Sharding.ddp
+    configured_sharding = config.sharding if config.world_size > 1 else None
+    if wrapper is not configured_sharding:
+        message = Message(
             "llm.wrapper",
-            f"sharding={asked}: accelerate wrapped the model as {wrapper} ({type(model).__name__})",
-            asked=asked,
+            f"sharding={configured_sharding}: accelerate wrapped the model as {wrapper}"
+            f" ({type(model).__name__})",
+            asked=configured_sharding,
             wrapper=wrapper,
             type=type(model).__name__,
         )
-        raise RuntimeError(said)
+        raise RuntimeError(message)
     parameters = list(model.parameters())
     dtype = models.DTYPES[config.formats.weights]
-    trained = [parameter for parameter in parameters if parameter.requires_grad]
-    others = {parameter.dtype for parameter in trained} - {dtype}
-    if others:
-        said = Message(
+    trained_parameters = [parameter for parameter in parameters if parameter.requires_grad]
+    other_types = {parameter.dtype for parameter in trained_parameters} - {dtype}
+    if other_types:
+        message = Message(
             "llm.trained-type",
-            f"precision={config.precision.name}: weights are trained in {others}",
+            f"precision={config.precision.name}: weights are trained in {other_types}",
             asked=config.precision.name,
-            types=sorted(map(str, others)),
+            types=sorted(map(str, other_types)),
         )
-        raise RuntimeError(said)
-    counts = models.counts(model)
+        raise RuntimeError(message)
+    counts = models.layer_counts(model)
     return {
         "parameters": sum(parameter.numel() for parameter in parameters) + counts.pop("hidden"),
-        "trainable_parameters": sum(parameter.numel() for parameter in trained),
+        "trainable_parameters": sum(parameter.numel() for parameter in trained_parameters),
         "parameter_bytes": sum(parameter.nbytes for parameter in parameters),
         **counts,
     }
 
 
 def trained_parts(model: Any, config: LlmConfig) -> TrainedParts:
-    """What was trained, by PEFT's and transformers' own names."""
+    """Return what was trained, by the names of PEFT and transformers."""
     reader = text_part.reader_of(model.config).__name__
     tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
-    named = {own_name(name): tensor for name, tensor in model.named_parameters()}
+    parameters_by_name = {unwrapped_name(name): tensor for name, tensor in model.named_parameters()}
     if not methods.chosen(config).adapters:
-        layers = [name for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)]
-        linears = frozenset(models.plain(f"{name}.weight") for name in layers)
+        linear_names = [
+            name for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)
+        ]
+        linears = frozenset(models.transformers_name(f"{name}.weight") for name in linear_names)
         groupsize = int4.groupsize(config, model)
         return TrainedParts(models.whole_model(model), {}, None, tied, reader, linears, groupsize)
-    # "default" is PEFT's name of the only adapter, which files do not have
+    # "default" is PEFT's name for the only adapter. Files do not contain it.
     parts = {
         name.replace(".default.", "."): TensorPart(tensor)
-        for name, tensor in named.items()
+        for name, tensor in parameters_by_name.items()
         if ".lora_" in name
     }
     options = model.peft_config["default"].to_dict()

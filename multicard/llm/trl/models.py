@@ -1,5 +1,6 @@
-"""Models of transformers for `engine=trl`: those that torchtune builds, with the same weights,
-and PEFT's adapters.
+"""Build models of transformers for `engine=trl`, with their weights and PEFT's adapters.
+
+Models that torchtune also builds get the same weights as there.
 """
 
 import os
@@ -35,69 +36,72 @@ from multicard.llm.trl.text_part import reader_of, text_modules
 from multicard.messages import Refusal
 from multicard.ranks.failures import is_oom
 
-# transformers' other names
+# transformers' names, if they differ from multicard's.
 ATTENTION = {Attention.flash: "flash_attention_2", Attention.flex: "flex_attention"}
-FLASH_CAPABILITY = (8, 0)  # of GPUs that FlashAttention 2 has code for
+FLASH_CAPABILITY = (8, 0)  # The lowest compute capability that FlashAttention 2 supports.
 
-# PEFT refuses the torchao that torchtune needs
+# PEFT rejects the version of torchao that torchtune needs, but uses nothing of it here.
 peft.tuners.lora.torchao.is_torchao_available = lambda: False  # pyright: ignore[reportPrivateImportUsage]
-# Of a mixture of experts it would adapt the experts that are one
-# tensor in the place of the linears that are named
+# For a mixture of experts that are one tensor, the conversion would adapt the experts instead of
+# the linears that the configuration names.
 transformers_weight_conversion.convert_peft_config_for_transformers = lambda *_, **__: None
 
 
-def built(config: LlmConfig, cfg: dict[str, Any], device: torch.device, empty: bool) -> Any:
-    """The model on the device, with the weights that torchtune's would have, without adapters.
+def build_model(config: LlmConfig, cfg: dict[str, Any], device: torch.device, empty: bool) -> Any:
+    """Return the model on the device, without adapters and with the weights of torchtune's model.
 
     Args:
-        empty: its parameters are on "meta", to be filled once they are sharded. With NF4, or random
-            weights of a folder's configuration, they are there all the same.
+        empty: True if the parameters should be on "meta", to be filled after sharding. With NF4, or
+            with random weights for a folder's configuration, the weights are created nevertheless.
     """
     dtype = DTYPES[config.formats.weights]
     options: dict[str, Any] = {"dtype": dtype}
     if config.attention is not Attention.auto:
         options["attn_implementation"] = ATTENTION.get(config.attention, str(config.attention))
     if methods.chosen(config).nf4:
-        options["quantization_config"] = nf4(dtype, DTYPES[config.formats.products])
+        options["quantization_config"] = nf4_config(dtype, DTYPES[config.formats.products])
     empty = empty and not methods.chosen(config).nf4
     if isinstance(config.model, HfConfig):
-        with reading(config.model):
+        with refuse_unreadable(config.model):
             sizes = transformers.AutoConfig.from_pretrained(
                 Path(str(config.model.path)).expanduser()
             )
         check_attention(sizes, config, device)
-        with reading(config.model):
-            return of_folder(config.model, config.seed, device, options, empty)
+        with refuse_unreadable(config.model):
+            return model_of_folder(config.model, config.seed, device, options, empty)
     sizes = transformers.AutoConfig.for_model(
         **models.hugging_face_config(config.model, cfg["model"]["vocab_size"])
     )
     check_attention(sizes, config, device)
     if empty:
-        return hollow(sizes, device, options)
+        return build_on_meta(sizes, device, options)
     if config.model.folder is not None:
-        return stored(config.model, options | {"device_map": {"": device}})
-    own = weights(config, cfg, device)
-    return drawn(sizes, device, options, {name: own[name] for name in own if "lora" not in name})
+        return read_model(config.model, options | {"device_map": {"": device}})
+    weights_by_name = weights(config, cfg, device)
+    return model_of_weights(
+        sizes,
+        device,
+        options,
+        {name: weights_by_name[name] for name in weights_by_name if "lora" not in name},
+    )
 
 
 def check_attention(sizes: Any, config: LlmConfig, device: torch.device) -> None:
-    """Refuse (ValueError) an attention that transformers does not have for the model,
-    or for the GPU.
-    """
-    kind: Any = reader_of(sizes)._model_mapping[type(sizes)]
-    known = {
-        Attention.sdpa: kind._supports_sdpa,
-        Attention.flash: kind._supports_flash_attn,
-        Attention.flex: kind._supports_flex_attn,
+    """Refuse (ValueError) an attention that transformers lacks for the model or the GPU."""
+    model_class: Any = reader_of(sizes)._model_mapping[type(sizes)]
+    supported = {
+        Attention.sdpa: model_class._supports_sdpa,
+        Attention.flash: model_class._supports_flash_attn,
+        Attention.flex: model_class._supports_flex_attn,
     }
-    if not known.get(config.attention, True):
+    if not supported.get(config.attention, True):
         raise Refusal(
             "llm.attention-unknown",
-            f"attention={config.attention}: transformers does not have it for {kind.__name__}; use"
-            " `attention=auto`",
+            f"attention={config.attention}: transformers has no such attention for"
+            f" {model_class.__name__}; use `attention=auto`",
             key="attention",
             value=config.attention,
-            model=kind.__name__,
+            model=model_class.__name__,
         )
     if (
         config.attention is Attention.flash
@@ -111,17 +115,19 @@ def check_attention(sizes: Any, config: LlmConfig, device: torch.device) -> None
         )
 
 
-def hollow(sizes: Any, device: torch.device, options: dict[str, Any]) -> Any:
-    """The model with its parameters on "meta", and what it computes of its sizes on the device."""
+def build_on_meta(sizes: Any, device: torch.device, options: dict[str, Any]) -> Any:
+    """Return the model with its parameters on "meta", and its computed buffers on the device."""
     with device, init_empty_weights():
         model = reader_of(sizes).from_config(sizes, **options)
     model.tie_weights()
     return model
 
 
-def stored(model: DecoderConfig, options: dict[str, Any]) -> Any:
-    """The model of a folder with its own weights. Refuses
-    (ValueError) a folder that does not hold all of them.
+def read_model(model: DecoderConfig, options: dict[str, Any]) -> Any:
+    """Return the model of a folder with the folder's weights.
+
+    Raises:
+        ValueError: A weight is missing or has another shape than config.json says.
     """
     folder = Path(str(model.folder)).expanduser()
     auto = reader_of(transformers.AutoConfig.from_pretrained(folder))
@@ -130,142 +136,159 @@ def stored(model: DecoderConfig, options: dict[str, Any]) -> Any:
         "output_loading_info": True,
         "ignore_mismatched_sizes": True,
     }
-    # it keeps errors, memory's too, for a report of its own
+    # transformers would collect errors, running out of memory too, for a report of its own.
     with mock.patch.object(
         core_model_loading, "log_conversion_errors", lambda *_, **__: nullcontext()
     ):
-        loaded: Any = auto.from_pretrained(folder, **options)
-    for wrong in sorted(loaded[1]["mismatched_keys"]):
-        check_shape(*wrong)
-    missing = sorted(loaded[1]["missing_keys"])
+        result: Any = auto.from_pretrained(folder, **options)
+    for mismatch in sorted(result[1]["mismatched_keys"]):
+        check_shape(*mismatch)
+    missing = sorted(result[1]["missing_keys"])
     if missing:
         raise Refusal("llm.folder-missing-tensor", f"has no tensor {missing[0]}", tensor=missing[0])
-    return loaded[0]
+    return result[0]
 
 
-def check_shape(name: str, found: torch.Size, expected: torch.Size) -> None:
-    """Refuse (ValueError) a folder's weight of another shape than its configuration says."""
-    if found != expected:
+def check_shape(name: str, stored_shape: torch.Size, expected: torch.Size) -> None:
+    """Refuse (ValueError) a weight whose shape differs from the folder's configuration."""
+    if stored_shape != expected:
         raise Refusal(
             "llm.folder-shape",
-            f"its {name} is {tuple(found)}, but config.json says {tuple(expected)}",
+            f"its {name} is {tuple(stored_shape)}, but config.json says {tuple(expected)}",
             tensor=name,
-            shape=list(found),
+            shape=list(stored_shape),
             expected=list(expected),
         )
 
 
-def fill(model: nn.Module, config: LlmConfig, cfg: dict[str, Any], device: torch.device) -> None:
-    """Give a sharded model its memory, and each parameter its part of the weight,
-    of which one is whole at a time.
-    """
-    home = torch.device("cpu") if config.offloads else device
+def fill_shards(
+    model: nn.Module, config: LlmConfig, cfg: dict[str, Any], device: torch.device
+) -> None:
+    """Allocate a sharded model, and fill each parameter with its shard of the weight.
 
-    def held(tensor: Tensor) -> Tensor:
-        """With memory: a shard's is where shards are held, a buffer's on the device."""
+    Only one whole weight is in memory at a time.
+    """
+    shard_device = torch.device("cpu") if config.offloads else device
+
+    def allocate(tensor: Tensor) -> Tensor:
+        """Allocate a tensor on "meta": a shard on its home device, a buffer on the GPU."""
         if not tensor.is_meta:
             return tensor
-        return torch.empty_like(tensor, device=home if isinstance(tensor, DTensor) else device)
+        return torch.empty_like(
+            tensor, device=shard_device if isinstance(tensor, DTensor) else device
+        )
 
-    model._apply(held)
-    parts = {
-        plain(name): tensor for name, tensor in [*model.named_parameters(), *model.named_buffers()]
+    model._apply(allocate)
+    tensors_by_name = {
+        transformers_name(name): tensor
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]
     }
 
-    def place(name: str, whole: torch.Tensor) -> None:
-        part = parts.get(name)
-        if part is None:  # of tied weights one is a parameter
+    def fill_parameter(name: str, whole_weight: torch.Tensor) -> None:
+        parameter = tensors_by_name.get(name)
+        if parameter is None:  # Only one of two tied weights is a parameter.
             return
-        check_shape(name, whole.shape, part.shape)
-        if isinstance(part, DTensor):
-            whole = distribute_tensor(
-                whole.to(device), part.device_mesh, part.placements, src_data_rank=None
+        check_shape(name, whole_weight.shape, parameter.shape)
+        if isinstance(parameter, DTensor):
+            whole_weight = distribute_tensor(
+                whole_weight.to(device),
+                parameter.device_mesh,
+                parameter.placements,
+                src_data_rank=None,
             )
         with torch.no_grad():
-            part.copy_(whole)
+            parameter.copy_(whole_weight)
 
     if config.model.folder is not None:
-        read(config.model, DTYPES[config.formats.weights], place)
-    named = (
+        read_weights(config.model, DTYPES[config.formats.weights], fill_parameter)
+    weights_by_name = (
         weights(config, cfg, device)
         if config.model.folder is None
         else adapter_weights(model, config, cfg, device)
     )
-    for name, weight in named.items():
-        place(name, weight[...])
+    for name, weight in weights_by_name.items():
+        fill_parameter(name, weight[...])
 
 
-def plain(name: str) -> str:
-    """transformers' own name of a parameter, below the wrappers of PEFT and accelerate."""
+def transformers_name(name: str) -> str:
+    """Return transformers' name of a parameter inside the wrappers of PEFT and accelerate."""
     return re.sub(r"^base_model\.model\.|base_layer\.|_checkpoint_wrapped_module\.", "", name)
 
 
-def read(
-    model: DecoderConfig, dtype: torch.dtype, place: Callable[[str, torch.Tensor], None]
+def read_weights(
+    model: DecoderConfig, dtype: torch.dtype, receive: Callable[[str, torch.Tensor], None]
 ) -> None:
-    """Hand each weight of a folder over by its name in the model, converted as transformers does:
-    it reads them into a model without memory, which keeps none,
-    and without threads one after the other.
+    """Pass each weight of a folder to `receive`, with its name in the model, one after another.
+
+    transformers converts the weights while it reads them into a model on "meta". The weights are
+    taken from it before it stores them. Its loading threads are turned off, so that only one weight
+    is in memory.
     """
 
-    def take(_: Any, name: str, whole: torch.Tensor, found: Any, __: Any) -> None:
-        found.missing_keys.discard(name)
-        place(name, whole)
+    def take_weight(
+        _: Any, name: str, whole_weight: torch.Tensor, loading_info: Any, __: Any
+    ) -> None:
+        loading_info.missing_keys.discard(name)
+        receive(name, whole_weight)
 
-    one_by_one = mock.patch.dict(os.environ, HF_DEACTIVATE_ASYNC_LOAD="1")
+    without_threads = mock.patch.dict(os.environ, HF_DEACTIVATE_ASYNC_LOAD="1")
     with (
-        reading(model),
-        one_by_one,
-        mock.patch.object(core_model_loading, "set_param_for_module", take),
+        refuse_unreadable(model),
+        without_threads,
+        mock.patch.object(core_model_loading, "set_param_for_module", take_weight),
     ):
-        stored(model, {"dtype": dtype})
+        read_model(model, {"dtype": dtype})
 
 
-def drawn(sizes: Any, device: torch.device, options: dict[str, Any], state: dict[str, Any]) -> Any:
-    """The model of these weights, each of them read, and quantised, by itself."""
-    kind: Any = reader_of(sizes)._model_mapping[type(sizes)]
-    return kind.from_pretrained(
+def model_of_weights(
+    sizes: Any, device: torch.device, options: dict[str, Any], state: dict[str, Any]
+) -> Any:
+    """Return the model with these weights. Each is read, and quantised, separately."""
+    model_class: Any = reader_of(sizes)._model_mapping[type(sizes)]
+    return model_class.from_pretrained(
         None, config=sizes, state_dict=state, device_map={"": device}, **options
     )
 
 
-def nf4(dtype: torch.dtype, products: torch.dtype) -> transformers.BitsAndBytesConfig:
-    """bitsandbytes' NF4 of all linears but the output, in torchao's blocks: of 64 weights,
-    their scales quantised.
+def nf4_config(dtype: torch.dtype, products: torch.dtype) -> transformers.BitsAndBytesConfig:
+    """Return bitsandbytes' configuration of NF4 for all linears except the output.
+
+    As in torchao, 64 weights share a scale, and the scales are quantised too.
     """
     return transformers.BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=products,
-        bnb_4bit_quant_storage=dtype,  # FSDP shards what has the type of the other weights
+        bnb_4bit_quant_storage=dtype,  # FSDP needs the same type for all tensors that it shards.
     )
 
 
-def of_folder(
-    own: HfConfig, seed: int, device: torch.device, options: dict[str, Any], empty: bool
+def model_of_folder(
+    hf_config: HfConfig, seed: int, device: torch.device, options: dict[str, Any], empty: bool
 ) -> Any:
-    """The model of a folder, which transformers knows from its config.json."""
-    if own.folder is not None and not empty:
-        return stored(own, options | {"device_map": {"": device}})
-    sizes: Any = transformers.AutoConfig.from_pretrained(Path(str(own.path)).expanduser())
-    if own.folder is not None:
-        return hollow(sizes, device, options)
-    vars(sizes).pop("quantization_config", None)  # of the weights that are not read
-    transformers.set_seed(seed)  # the same on all ranks
-    quantised = options.pop("quantization_config", None)
+    """Return a model that transformers builds from a folder's config.json."""
+    if hf_config.folder is not None and not empty:
+        return read_model(hf_config, options | {"device_map": {"": device}})
+    sizes: Any = transformers.AutoConfig.from_pretrained(Path(str(hf_config.path)).expanduser())
+    if hf_config.folder is not None:
+        return build_on_meta(sizes, device, options)
+    # It describes the folder's weights, which are not read.
+    vars(sizes).pop("quantization_config", None)
+    transformers.set_seed(seed)  # All ranks draw the same weights.
+    quantization_config = options.pop("quantization_config", None)
     with device:
         model = reader_of(sizes).from_config(sizes, **options)
-    if quantised is None:
+    if quantization_config is None:
         return model
-    return drawn(sizes, device, options | {"quantization_config": quantised}, model.state_dict())
+    return model_of_weights(
+        sizes, device, options | {"quantization_config": quantization_config}, model.state_dict()
+    )
 
 
 @contextmanager
-def reading(model: DecoderConfig, reader: str = "transformers") -> Iterator[None]:
-    """Refuse (ValueError) a folder without a causal language model that transformers, or TRL,
-    can read.
-    """
+def refuse_unreadable(model: DecoderConfig, reader: str = "transformers") -> Iterator[None]:
+    """Refuse (ValueError) a folder whose causal language model transformers or TRL cannot read."""
     try:
         yield
     except (AttributeError, OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
@@ -290,8 +313,10 @@ def reading(model: DecoderConfig, reader: str = "transformers") -> Iterator[None
 
 
 def linears(model: Any) -> dict[str, nn.Module]:
-    """The linears of the layers that are tuned, by name; GPT-2's are convolutions in name. The
-    output, past which TRL reads, is none of them.
+    """Return the linears of the tuned layers, by name.
+
+    GPT-2's linears are of a class Conv1D. The output is not among them, because TRL's loss reads
+    its weights without calling the layer.
     """
     output = model.get_output_embeddings()
     kinds = (nn.Linear, transformers.pytorch_utils.Conv1D)
@@ -301,40 +326,45 @@ def linears(model: Any) -> dict[str, nn.Module]:
     }
 
 
-def adapters(model: nn.Module, config: LlmConfig) -> LoraConfig | None:
-    """PEFT's configuration of the method's adapters, in the text part. Refuses (ValueError) a model
-    without the named linears.
+def adapter_config(model: nn.Module, config: LlmConfig) -> LoraConfig | None:
+    """Return PEFT's configuration of the method's adapters, which only adapt the text part.
+
+    Raises:
+        ValueError: The model lacks the linears that the configuration names.
     """
     options = config.method
     if not isinstance(options, methods.LoraConfig):
         return None
-    found = linears(model)
-    kinds = {name: name.rpartition(".")[2] for name in found}
+    model_linears = linears(model)
+    short_names = {name: name.rpartition(".")[2] for name in model_linears}
     if options.adapts_all:
-        targets = list(found)
+        targets = list(model_linears)
     else:
         names = [
             models.hugging_face_name(f"layers.0.{name}.weight").split(".")[-2]
-            for name in methods.adapted(options)
+            for name in methods.adapted_linears(options)
         ]
-        has = sorted(filter(str.isidentifier, set(kinds.values())))
-        if not {*names} <= {*has}:
-            own = ",".join("output_proj" if name == "o_proj" else name for name in has)
+        model_names = sorted(filter(str.isidentifier, set(short_names.values())))
+        if not {*names} <= {*model_names}:
+            offered_names = ",".join(
+                "output_proj" if name == "o_proj" else name for name in model_names
+            )
             raise Refusal(
                 "llm.folder-layers",
-                f"method={config.method.name}: has adapters for {', '.join(names)}, but the model"
-                f" has {', '.join(has)}; name some of them by `method.lora_attn_modules=[{own}]`"
-                " and `method.apply_lora_to_mlp=false`, or use"
+                f"method={config.method.name}: adapts {', '.join(names)}, but the model"
+                f" has {', '.join(model_names)}; choose from them with"
+                f" `method.lora_attn_modules=[{offered_names}]` and"
+                " `method.apply_lora_to_mlp=false`, or use"
                 " `method.lora_attn_modules=all-linear` or `method=full`",
                 key="method",
                 value=config.method.name,
                 asked=names,
-                has=has,
+                has=model_names,
             )
-        targets = [name for name in found if kinds[name] in names]
+        targets = [name for name in model_linears if short_names[name] in names]
     return LoraConfig(
         r=options.lora_rank,
-        lora_alpha=options.lora_alpha,  # pyright: ignore[reportArgumentType]  of any number
+        lora_alpha=options.lora_alpha,  # pyright: ignore[reportArgumentType]  PEFT accepts any number.
         use_rslora=options.rslora,
         lora_dropout=options.lora_dropout,
         target_modules=targets,
@@ -342,25 +372,29 @@ def adapters(model: nn.Module, config: LlmConfig) -> LoraConfig | None:
     )
 
 
-def adapt(model: Any, config: LlmConfig, cfg: dict[str, Any], device: torch.device) -> None:
-    """Have adapters begin as torchtune's do, in the run's precision; PEFT's are in float32."""
+def initialise_adapters(
+    model: Any, config: LlmConfig, cfg: dict[str, Any], device: torch.device
+) -> None:
+    """Initialise adapters as torchtune does, and in the run's precision instead of float32."""
     if not isinstance(config.method, methods.LoraConfig):
         return
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.to(DTYPES[config.formats.weights])
-    own = adapter_weights(model, config, cfg, device)
+    initial_weights = adapter_weights(model, config, cfg, device)
     for name, parameter in model.named_parameters():
-        if "lora_A" in name:  # on "meta" it keeps none
+        if "lora_A" in name:  # On "meta", the copy has no effect.
             with torch.no_grad():
-                parameter.copy_(own[plain(name)][...])
+                parameter.copy_(initial_weights[transformers_name(name)][...])
 
 
 def adapter_weights(
     model: nn.Module, config: LlmConfig, cfg: dict[str, Any], device: torch.device
 ) -> dict[str, Any]:
-    """Adapters' weights by PEFT's names: those of torchtune,
-    and drawn alike where torchtune has no such model.
+    """Return the initial weights of the adapters by PEFT's names.
+
+    They are torchtune's weights. A model that torchtune cannot build gets weights that are drawn
+    in the same way.
     """
     if not isinstance(config.model, HfConfig):
         return {
@@ -368,15 +402,18 @@ def adapter_weights(
         }
     dtype = DTYPES[config.formats.weights]
     return {
-        plain(name): RandomWeight(plain(name).lower(), config.seed, parameter.shape, dtype, device)
+        transformers_name(name): RandomWeight(
+            transformers_name(name).lower(), config.seed, parameter.shape, dtype, device
+        )
         for name, parameter in model.named_parameters()
         if "lora_" in name
     }
 
 
 def simulate_quantisation(model: Any, config: LlmConfig) -> None:
-    """Fake quantisation of the linears, the output too where it has weights of its own,
-    as torchtune's.
+    """Add fake quantisation to the linears, as torchtune does.
+
+    The output is included unless it is tied to the embeddings.
     """
     if isinstance(config.method, methods.QatConfig):
         is_tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
@@ -386,43 +423,52 @@ def simulate_quantisation(model: Any, config: LlmConfig) -> None:
 
 
 def quantise_output(model: Any) -> None:
-    """Have TRL's loss, which reads the output's weights past the layer,
-    read what the layer would multiply.
+    """Make TRL's loss read the output's fake-quantised weights.
+
+    The loss reads the weights without calling the layer, and would miss its fake quantisation.
     """
     output: Any = model.get_output_embeddings()
     if not isinstance(output, Int8DynActInt4WeightQATLinear):
         return
-    of_weight = output.weight_fake_quantizer
-    of_activations = output.activation_fake_quantizer
-    assert of_weight is not None and of_activations is not None
-    _quantise_output(model, of_weight, of_activations)
+    quantise_weight = output.weight_fake_quantizer
+    quantise_activations = output.activation_fake_quantizer
+    assert quantise_weight is not None and quantise_activations is not None
+    _replace_output(model, quantise_weight, quantise_activations)
 
 
-def _quantise_output(
-    model: Any, of_weight: Callable[[Tensor], Tensor], of_activations: Callable[[Tensor], Tensor]
+def _replace_output(
+    model: Any,
+    quantise_weight: Callable[[Tensor], Tensor],
+    quantise_activations: Callable[[Tensor], Tensor],
 ) -> RemovableHandle:
-    """Replace the output that TRL's loss reads, and what it is multiplied with,
-    until both are taken back.
+    """Replace the output that TRL's loss reads, and the activations that it multiplies with it.
+
+    To undo this, remove the returned hook and delete `model.get_output_embeddings`.
     """
     output: Any = model.get_output_embeddings()
 
-    def quantised() -> Any:
-        whole = output.weight.full_tensor() if isinstance(output.weight, DTensor) else output.weight
-        return SimpleNamespace(weight=of_weight(whole), bias=output.bias)
+    def quantised_output() -> Any:
+        whole_weight = (
+            output.weight.full_tensor() if isinstance(output.weight, DTensor) else output.weight
+        )
+        return SimpleNamespace(weight=quantise_weight(whole_weight), bias=output.bias)
 
-    def quantise(_: nn.Module, __: Any, result: Any) -> None:
-        result.last_hidden_state = of_activations(result.last_hidden_state)
+    def quantise_result(_: nn.Module, __: Any, result: Any) -> None:
+        result.last_hidden_state = quantise_activations(result.last_hidden_state)
 
-    model.get_output_embeddings = quantised
-    return model.base_model.register_forward_hook(quantise)
+    model.get_output_embeddings = quantised_output
+    return model.base_model.register_forward_hook(quantise_result)
 
 
 @contextmanager
 def in_int4(model: Any, groupsize: int) -> Iterator[list[Exception]]:
-    """Within, the model computes as once it is quantised, but for an output that is the embeddings.
+    """Within this context, the model computes as if it were quantised to int4.
 
-    The output of a model that simulates quantisation already does.
-    Yields failures as `int4.computing` does.
+    An output that is tied to the embeddings is not quantised. If the model simulates quantisation,
+    its output already computes in int4.
+
+    Yields:
+        The failures of single layers, as in `int4.computing`.
     """
     with int4.computing(int4.linears(model.base_model), groupsize) as failures:
         is_plain = type(model.get_output_embeddings()) is nn.Linear
@@ -433,15 +479,15 @@ def in_int4(model: Any, groupsize: int) -> Iterator[list[Exception]]:
             yield failures
             return
 
-        def of_weight(whole: Tensor) -> Tensor:
+        def quantise_weight(whole_weight: Tensor) -> Tensor:
             return int4.unless_failed(
-                failures, lambda: int4.weights(whole, groupsize), lambda: whole
+                failures, lambda: int4.weights(whole_weight, groupsize), lambda: whole_weight
             )
 
-        def of_activations(inputs: Tensor) -> Tensor:
+        def quantise_activations(inputs: Tensor) -> Tensor:
             return int4.unless_failed(failures, lambda: int4.activations(inputs), lambda: inputs)
 
-        hook = _quantise_output(model, of_weight, of_activations)
+        hook = _replace_output(model, quantise_weight, quantise_activations)
         try:
             yield failures
         finally:
@@ -449,26 +495,33 @@ def in_int4(model: Any, groupsize: int) -> Iterator[list[Exception]]:
             del model.get_output_embeddings
 
 
-def counts(model: nn.Module) -> dict[str, int]:
-    """Weights held in NF4, linears that simulate quantisation, and parameters beyond those that
-    tensors say, each of which has several in NF4.
+def layer_counts(model: nn.Module) -> dict[str, int]:
+    """Count the weights in NF4, the linears with fake quantisation, and the hidden parameters.
+
+    Hidden parameters are those that `numel()` of NF4 tensors does not count (see
+    `hidden_parameters`).
     """
     parts = list(model.modules())
-    packed = sum(isinstance(part, Linear4bit) for part in parts)
-    fake = sum(isinstance(part, Int8DynActInt4WeightQATLinear) for part in parts)
-    return {"nf4_tensors": packed, "fake_quantised_linears": fake, "hidden": hidden(parts)}
+    nf4_count = sum(isinstance(part, Linear4bit) for part in parts)
+    fake_quantised_count = sum(isinstance(part, Int8DynActInt4WeightQATLinear) for part in parts)
+    return {
+        "nf4_tensors": nf4_count,
+        "fake_quantised_linears": fake_quantised_count,
+        "hidden": hidden_parameters(parts),
+    }
 
 
-def hidden(parts: Iterable[nn.Module]) -> int:
-    """Parameters of these modules beyond those that tensors
-    say: each of a tensor in NF4 holds several.
+def hidden_parameters(parts: Iterable[nn.Module]) -> int:
+    """Return the number of parameters that `numel()` does not count.
+
+    A number of an NF4 tensor packs several parameters.
     """
-    packed = (part for part in parts if isinstance(part, Linear4bit))
-    return sum(part.in_features * part.out_features - part.weight.numel() for part in packed)
+    nf4_layers = (part for part in parts if isinstance(part, Linear4bit))
+    return sum(part.in_features * part.out_features - part.weight.numel() for part in nf4_layers)
 
 
 def no_tokenizer() -> Any:
-    """A tokenizer that the trainers ask for, and do not use: rows come as tokens."""
+    """Return a tokenizer that the trainers require but do not use: rows come as tokens."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
 
@@ -478,13 +531,14 @@ def no_tokenizer() -> Any:
 
 
 def whole_model(model: nn.Module) -> dict[str, TensorPart]:
-    """The weights of a model as its class would store them, tied ones once,
-    without adapters and fake quantisers.
+    """Return the weights of a model as its class would store them.
+
+    Tied weights are stored once. Adapters and fake quantisers are left out.
     """
-    stored_names = {plain(name) for name in model.state_dict()}
-    own: dict[str, torch.Tensor] = {}
+    stored_names = {transformers_name(name) for name in model.state_dict()}
+    tensors: dict[str, torch.Tensor] = {}
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        is_stored = plain(name) in stored_names
+        is_stored = transformers_name(name) in stored_names
         if is_stored and ".lora_" not in name and "_fake_quantizer." not in name:
-            own[plain(name)] = tensor
-    return {name: TensorPart(tensor) for name, tensor in own.items()}
+            tensors[transformers_name(name)] = tensor
+    return {name: TensorPart(tensor) for name, tensor in tensors.items()}
