@@ -111,7 +111,7 @@ def _replace_records(multirun: Path) -> None:
     for sweep in ("first", "example"):
         measured_sweep = multirun / sweep
         target = RECORDS / sweep
-        hydra = yaml.safe_load((measured_sweep / rerun_commands.SWEEP).read_text())["hydra"]
+        hydra = yaml.safe_load((measured_sweep / rerun_commands.SWEEP_FILE).read_text())["hydra"]
         shutil.rmtree(target, ignore_errors=True)
         records = chain.from_iterable(measured_sweep.glob(f"*/{name}") for name in RECORD_FILES)
         for path in sorted(records):
@@ -123,7 +123,7 @@ def _replace_records(multirun: Path) -> None:
             "overrides": {"task": hydra["overrides"]["task"]},
             "job": {"config_name": hydra["job"]["config_name"]},
         }
-        (target / rerun_commands.SWEEP).write_text(
+        (target / rerun_commands.SWEEP_FILE).write_text(
             yaml.safe_dump({"hydra": command}, sort_keys=False)
         )
 

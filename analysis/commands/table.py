@@ -217,7 +217,8 @@ def _table_of_profiles(panel: Panel) -> ExperimentTable:
     columns = [Column("group", "group", [group for group, _ in metrics], is_setting=True)]
     columns += [Column("metric", "metric", [name for _, name in metrics], is_setting=True)]
     printed_by_metric = {
-        name: same_setting.beside(panel, f"{printed.METRIC}{name}") for _, name in metrics
+        name: same_setting.comparable_figures(panel, f"{printed.METRIC}{name}")
+        for _, name in metrics
     }
     for cell, figures in by_cell.items():
         heading = grouping.short_label(pair for pair in cell if pair[0] in varied_columns)
@@ -267,7 +268,9 @@ def _printed(panel: Panel) -> dict[str, dict[Cell, PrintedFigure]]:
     measures |= {
         name: comparison.printed for name, comparison in comparisons.items() if comparison.printed
     }
-    return {name: same_setting.beside(panel, measure) for name, measure in measures.items()}
+    return {
+        name: same_setting.comparable_figures(panel, measure) for name, measure in measures.items()
+    }
 
 
 def _row(

@@ -1,4 +1,4 @@
-"""A quick chart for notebooks: a figure of each run against a setting."""
+"""Draw a quick chart for notebooks: a figure of each run against a setting."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from ..runs.load import Run
 from ..runs.sql import column_names, known
 
 PREFERRED_X = "gpus"
-POINT_AREA = 60  # in square pixels
+POINT_AREA = 60  # In square pixels.
 
 
 def chart(

@@ -173,7 +173,7 @@ def test_a_bad_expression_is_one_line(
     monkeypatch,
 ):
     """`within`: the nearest column, or a part of DuckDB's own words."""
-    monkeypatch.setattr(sql, "MOST_S", 1.0 if code == "list.too-long" else 60.0)
+    monkeypatch.setattr(sql, "MAX_QUERY_S", 1.0 if code == "list.too-long" else 60.0)
     records.write(tmp_path / "a", records.vision())
     line = refused("list", tmp_path, "--where", where)
     found = find(line, code, **facts).facts

@@ -62,7 +62,7 @@ def test_the_content_makes_a_setting_and_its_place_does_not(tmp_path: Path):
         *[write(tmp_path, on(), on("bbb"), refused)] * 2, ["data"], common=False, mix=False
     )
     assert pair.sides == ("data=aaa", "data=bbb")  # what was refused has no data
-    assert len(draw.GENERAL["phases"](runs)[0].rows) // 4 >= 2
+    assert len(draw.DRAW_GENERAL["phases"](runs)[0].rows) // 4 >= 2
 
 
 def test_older_records_group_as_before(tmp_path: Path):
@@ -172,7 +172,7 @@ def test_a_panel_of_an_experiment_has_one_data_set_and_no_mixed_cell(tmp_path: P
 def test_an_efficiency_that_cannot_be_is_marked_in_figures_reports_and_tables(tmp_path: Path):
     cells = [("fp32", 1, 100.0), ("fp32", 2, 40.0), ("fp16", 1, 80.0), ("fp16", 2, 41.0)]
     runs = write(tmp_path / "r", *(on(precision=p, gpus=n, total_s=s) for p, n, s in cells))
-    (figure,) = draw.GENERAL["efficiency"](runs)
+    (figure,) = draw.DRAW_GENERAL["efficiency"](runs)
     shares = [
         row for row in figure.rows if row["measure"] == "efficiency" and row["of"] == "measured"
     ]
