@@ -79,7 +79,7 @@ class Growth:
 PUBLISHED = Growth(threshold=0.137, slope=0.895, constant=0.009, low=-1.674, high=4.700)
 
 
-def grown(
+def cells_on_gpus(
     known: Sequence[StepEstimate], gpus: int, growth: Growth, on_gpu: bool
 ) -> list[StepEstimate]:
     """Cells on a number of GPUs on which they did not run, by two other numbers at least.

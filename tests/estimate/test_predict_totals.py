@@ -89,9 +89,9 @@ def test_lengths_of_images_come_from_runs_of_the_cell_else_from_the_data():
         (["dataset.train_limit=100"], totals.Length(7, 359)),
         (["dataset=images", "dataset.root=/nowhere"], None),
     ):
-        assert totals.length(typed("batch_size=16", *words), totals.Alike({}, []), []) == length
+        assert totals.length(typed("batch_size=16", *words), totals.NearestRuns({}, []), []) == length
     ran = vision(dataset__train_limit=1000)  # of which it left some out
-    alike = totals.Alike(history.setting(ran["config"]), past(ran))
+    alike = totals.NearestRuns(history.setting(ran["config"]), past(ran))
     assert totals.length(config(ran), alike, []) == totals.Length(20, 300)
     # of a script, whose steps are those of its whole run
     for ended_by, steps in (("run", 11), ("seconds", None)):
@@ -105,7 +105,7 @@ def test_rows_of_text_are_those_that_have_a_label():
     ) -> int | None:
         """Steps of an epoch, by a run with these counts."""
         record = records.llm(text_rows=counts) | {"config": plain(by or wanted)}
-        found = totals.length(wanted, totals.Alike({}, []), past(record) if counts else [])
+        found = totals.length(wanted, totals.NearestRuns({}, []), past(record) if counts else [])
         return found and found.steps
 
     counts = {"read": 500, "cut": 9, "left_out": 20}
@@ -159,7 +159,7 @@ def test_the_total_is_what_the_cell_took_and_grows_with_epochs_and_images(
 
 def test_the_error_of_the_step_does_not_average_out():
     record = vision()
-    near = totals.Alike(history.setting(record["config"]), past(record))
+    near = totals.NearestRuns(history.setting(record["config"]), past(record))
     step_s = PredictedInterval(0.1, 0.09, 0.11)
     short, long = (
         totals.total_s(config(record, epochs=epochs), step_s, totals.Length(STEPS), near)
@@ -192,7 +192,7 @@ def test_energy_is_the_power_of_gpus_alike_by_the_total():
     assert same is not None and same.value == pytest.approx(1200.0 * record["total_s"])
     own, more = (
         totals.energy_joules(
-            totals.exact(10.0), config(record, gpus=gpus), totals.Alike(setting, known)
+            totals.exact(10.0), config(record, gpus=gpus), totals.NearestRuns(setting, known)
         )
         for gpus, setting in (
             (gpus, history.setting(vision(device="cuda", gpus=gpus)["config"])) for gpus in (2, 4)
