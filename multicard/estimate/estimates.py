@@ -265,7 +265,7 @@ class Predictor:
         if not isinstance(bound, Roofline):
             reason = bound or Message(
                 "roofline.no-sizes",
-                "the operations per token of this model are not counted (a mixture of experts, perhaps)",
+                "this model's operations per token are not counted (as in mixtures of experts)",
             )
             sentence = f"{prediction.about}; no roofline: {reason}"
             prediction.about = Message(
