@@ -194,8 +194,8 @@ def test_several_processes_answer_in_the_order_of_the_requests(monkeypatch: pyte
 
         def __exit__(self, *_: Any) -> None: ...
 
-    monkeypatch.setattr(answers, "_computing", Computing)
-    assert [*answers.computed(asked)] == [*map(str, range(9))]
+    monkeypatch.setattr(answers, "_running_process", Computing)
+    assert [*answers.compute_answers(asked)] == [*map(str, range(9))]
     assert [len(part) for part in given] == [3, 3, 3]
 
 

@@ -508,7 +508,7 @@ def test_equal_requests_are_computed_once_and_kept(tmp_path, monkeypatch):
         computed.extend(lengths)
         return ["FellBackError: attention" if length == 1 else active(length) for length in lengths]
 
-    monkeypatch.setattr(answers, "computed", compute)
+    monkeypatch.setattr(answers, "compute_answers", compute)
     asked = [
         answers.Request(typed_llm(*LLAMA), TextFacts(2304, length)) for length in (64, 100, 64, 1)
     ]

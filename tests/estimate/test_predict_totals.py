@@ -89,7 +89,9 @@ def test_lengths_of_images_come_from_runs_of_the_cell_else_from_the_data():
         (["dataset.train_limit=100"], totals.Length(7, 359)),
         (["dataset=images", "dataset.root=/nowhere"], None),
     ):
-        assert totals.length(typed("batch_size=16", *words), totals.NearestRuns({}, []), []) == length
+        assert (
+            totals.length(typed("batch_size=16", *words), totals.NearestRuns({}, []), []) == length
+        )
     ran = vision(dataset__train_limit=1000)  # of which it left some out
     alike = totals.NearestRuns(history.setting(ran["config"]), past(ran))
     assert totals.length(config(ran), alike, []) == totals.Length(20, 300)
