@@ -432,10 +432,10 @@ def test_times_are_exact_to_the_nanosecond():
 
 
 def test_names_of_nvtx_ranges_lose_what_emit_nvtx_adds():
-    assert nsys._name(EventKind.RANGE, "forward, op_id = 17") == "forward"
-    assert nsys._name(EventKind.RANGE, "ProfilerStep#3, seq = 4, op_id = 1") == "ProfilerStep#3"
-    assert nsys._name(EventKind.RANGE, "aten::mul, op_id = 322567") is None
-    assert nsys._name(EventKind.RANGE, "my range") == "my range"
+    assert nsys._event_name(EventKind.RANGE, "forward, op_id = 17") == "forward"
+    assert nsys._event_name(EventKind.RANGE, "ProfilerStep#3, seq = 4, op_id = 1") == "ProfilerStep#3"
+    assert nsys._event_name(EventKind.RANGE, "aten::mul, op_id = 322567") is None
+    assert nsys._event_name(EventKind.RANGE, "my range") == "my range"
 
 
 A100 = {
