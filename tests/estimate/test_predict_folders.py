@@ -165,13 +165,13 @@ def test_a_change_of_config_json_is_another_answer(folder: Folder):
     place = folder("llama")
     config = typed_llm(*words(place))
     before = answers.identity(
-        answers.Request(config, TextFacts(2304, 64, folder=facts._digest(config.model)))
+        answers.Request(config, TextFacts(2304, 64, folder=facts._folder_digest(config.model)))
     )
     (place / "config.json").write_text(
         json.dumps({"model_type": "llama"} | SIZES | {"attention_bias": True})
     )
     after = answers.identity(
-        answers.Request(config, TextFacts(2304, 64, folder=facts._digest(config.model)))
+        answers.Request(config, TextFacts(2304, 64, folder=facts._folder_digest(config.model)))
     )
     assert before != after
 

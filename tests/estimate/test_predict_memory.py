@@ -234,7 +234,7 @@ def test_autocast_casts_as_the_installed_torch_does():
     header = (Path(torch.__file__).parent / "include/ATen/autocast_mode.h").read_text()
     lists = zip(
         ("LOWER_PRECISION_FP", "FP32", "FP32_SET_OPT_DTYPE"),
-        torch_internals.POLICIES.values(),
+        torch_internals.AUTOCAST_POLICIES.values(),
         strict=True,
     )
     for name, operators in lists:

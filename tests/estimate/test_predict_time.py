@@ -308,7 +308,7 @@ def test_a_cell_of_the_papers_is_known_from_print_and_none_that_differs(entry, e
     printed = published.observations("h100-94gb")
     same = steps.step(theirs, "h100-94gb", "a", printed)
     assert same is not None and same.basis == Basis.published
-    assert says(same.about, "estimate.of-cell", kind=steps.KINDS[Basis.published])
+    assert says(same.about, "estimate.of-cell", kind=steps.OBSERVATION_NAMES[Basis.published])
     assert steps.step(another, "h100-94gb", "a", printed) is None
 
 

@@ -217,7 +217,7 @@ OOM: dict[str, Any] = {"status": "oom", "peak_memory_bytes": None}
 def verdict(wanted: RunConfig, *every: dict[str, Any]) -> tuple[str | None, str]:
     """`fits` and its basis by these records, for a cell whose memory cannot be computed."""
     prediction = Prediction("unknown", memory_basis=NOT_COMPUTED)
-    peaks._believe_runs(prediction, wanted, past(*every))
+    peaks._apply_measured_peaks(prediction, wanted, past(*every))
     return prediction.fits, prediction.memory_basis
 
 
