@@ -486,7 +486,7 @@ def _shared_rows(ranking: Ranking, rows: Sequence[Row], divisor: float) -> Itera
     """
     run = ranking.runs[0]
     longest_s = max(row["total_s"] for row in rows)
-    for name, shared in () if ranking.is_at_pace else shared_rows.read(run.folder.parent):
+    for name, shared in () if ranking.is_at_pace else shared_rows.read_rows(run.folder.parent):
         total_s = shared.figure("total_s")
         is_alike = shared.figure("samples_trained") == run["samples_trained"]
         is_alike = is_alike and did_work_of(run, shared.kind, shared.settings)

@@ -90,8 +90,8 @@ def estimate(
         effort: the work to do in addition to reading records.
         git: the code that will run, as `environment.git` describes it. None means this checkout.
     """
-    past_runs = history.read(history.history_folders(folder.absolute()))
-    shared_steps = shared_rows.read(folder.parent)
+    past_runs = history.read_runs(history.history_folders(folder.absolute()))
+    shared_steps = shared_rows.read_rows(folder.parent)
     commit = history.commit_of(git or environment.git())
     where = targets(configs, here=True) if where is None else where
     estimates = dict[int, Estimate]()
@@ -119,7 +119,7 @@ def prediction(config: RunConfig, folder: Path, git: Mapping[str, Any] | None) -
         git: the code that runs, as `environment.git` describes it.
     """
     with printing_errors():
-        if history.read(history.history_folders(folder)) or devices.visible_gpus():
+        if history.read_runs(history.history_folders(folder)) or devices.visible_gpus():
             predicted = estimate([config], folder, git=git)[0].prediction
             return (
                 None
@@ -148,7 +148,7 @@ class Predictor:
     Args:
         runs: the history.
         commit: the commit of the code that will run (`history.commit_of`).
-        shared: rows that others measured (`shared_rows.read`).
+        shared: rows that others measured (`shared_rows.read_rows`).
         busy_now: returns the share of a target's cores that other programs use now.
     """
 
@@ -176,7 +176,7 @@ class Predictor:
         compute = effort is Effort.all or (effort is Effort.gpus and on_gpu)
         if compute or on_gpu:
             runs_on_target = [run for run in self.runs if run.is_of(self.target.hardware, None)]
-            peaks.add(predictions, configs, self.target, runs_on_target, compute)
+            peaks.add_peaks(predictions, configs, self.target, runs_on_target, compute)
         if on_gpu:
             pairs = zip(predictions, configs, strict=True)
             unknown = [pair for pair in pairs if pair[0].basis == Basis.unknown]
@@ -291,7 +291,7 @@ class Predictor:
         timed_runs: Sequence[PastRun],
     ) -> totals.Length | None:
         """Return the length of the run's epoch. Note in the prediction what limits its total."""
-        length = totals.length(config, nearest_runs, timed_runs)
+        length = totals.epoch_length(config, nearest_runs, timed_runs)
         if length is None:
             reason = _unknown_steps_reason(config.kind)
             sentence = f"{prediction.about}; {reason}, so no total"

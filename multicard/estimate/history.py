@@ -144,8 +144,8 @@ class PastRun:
         commit = commit_of({"commit": self.record.commit, "changes": self.record.changes})
         step_s = self.step_s or math.nan
         basis = Basis.probed if self.is_probe else Basis.measured
-        told = self.setting, step_s, self.step_error, str(self.hardware), basis, commit, self.marks
-        return StepObservation(*told, limits.busy_share(self.record))
+        values = self.setting, step_s, self.step_error, str(self.hardware), basis, commit
+        return StepObservation(*values, self.marks, limits.busy_share(self.record))
 
 
 def history_folders(folder: Path) -> list[Path]:
@@ -166,7 +166,7 @@ def history_folders(folder: Path) -> list[Path]:
     return []
 
 
-def read(folders: Sequence[Path]) -> list[PastRun]:
+def read_runs(folders: Sequence[Path]) -> list[PastRun]:
     """Return the newest MOST_RUNS finished runs of some sweeps, the newest last.
 
     Unreadable records are skipped.

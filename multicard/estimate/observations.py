@@ -317,7 +317,7 @@ def _cell(
     chosen = commit_runs or commit_observations or runs or list(group)
     first = chosen[0]
     count = len(chosen)
-    marks = joined(observation.marks for observation in chosen)
+    marks = unique_marks(observation.marks for observation in chosen)
     is_published = first.basis is Basis.published
     is_other_commit = not is_published and first.commit != commit
     variance = (
@@ -352,12 +352,12 @@ def _cell(
     return replace(estimate, marks=marks, busy=busy, slowed=slowed)
 
 
-def joined(marks: Iterable[str]) -> str:
+def unique_marks(marks: Iterable[str]) -> str:
     """Return the marks without repetitions."""
     return "".join(dict.fromkeys("".join(marks)))
 
 
-def explained(marks: Iterable[str]) -> list[str]:
+def explain_marks(marks: Iterable[str]) -> list[str]:
     """Return a line of explanation for each mark behind the basis of some estimates."""
     meanings = {kind.sign: kind.says for kind in limits.KINDS} | MARKS
-    return [f"{mark}: {meanings[mark]}" for mark in joined(marks) if mark in meanings]
+    return [f"{mark}: {meanings[mark]}" for mark in unique_marks(marks) if mark in meanings]

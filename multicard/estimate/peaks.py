@@ -42,7 +42,7 @@ MIB = 1 << 20
 ALLOCATED = ("cublas", "cudnn", "compile")
 
 
-def add(
+def add_peaks(
     predictions: Sequence[Prediction],
     configs: Sequence[RunConfig],
     target: TargetMachine,
@@ -74,7 +74,7 @@ def add(
         if problems or isinstance(size, str):
             prediction.memory_basis = problems[0]
         else:
-            _write(
+            _write_computed_peaks(
                 prediction,
                 config,
                 target,
@@ -142,7 +142,7 @@ def _requests(config: RunConfig, size: Facts | str, target: TargetMachine) -> li
     ]
 
 
-def _write(
+def _write_computed_peaks(
     prediction: Prediction,
     config: RunConfig,
     target: TargetMachine,

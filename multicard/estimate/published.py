@@ -113,7 +113,7 @@ class Series:
 
 
 @cache
-def table() -> tuple[Series, ...]:
+def all_series() -> tuple[Series, ...]:
     with FILE.open(newline="") as lines:
         return tuple(map(_series, csv.DictReader(lines)))
 
@@ -130,15 +130,15 @@ def _series(row: Mapping[str, str]) -> Series:
 
 
 @cache
-def sound() -> tuple[Series, ...]:
+def sound_series() -> tuple[Series, ...]:
     """Return the rows without defects."""
-    return tuple(row for row in table() if not row.defect)
+    return tuple(row for row in all_series() if not row.defect)
 
 
 @cache
 def observations(gpu: str) -> tuple[StepObservation, ...]:
     """Return the published steps on a GPU of the table, as `steps.step` takes them."""
-    rows = [row for row in sound() if row.gpu == gpu]
+    rows = [row for row in sound_series() if row.gpu == gpu]
     step_observations = chain.from_iterable(row_observations(row, row.sample_s) for row in rows)
     return (*step_observations, *papers()) if gpu == PAPERS_GPU else tuple(step_observations)
 
@@ -206,5 +206,5 @@ def papers() -> tuple[StepObservation, ...]:
         axes = {key: json.dumps(value) for key, value in figure.cell.items()}
         steps_s.append((PAPERS_TUNING | axes, figure.low))
     return tuple(
-        StepObservation(*each, PAPERS_ERROR, PAPERS_NODE, Basis.published) for each in steps_s
+        StepObservation(*step, PAPERS_ERROR, PAPERS_NODE, Basis.published) for step in steps_s
     )

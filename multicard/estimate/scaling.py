@@ -22,15 +22,15 @@ from multicard.estimate.observations import (
     Basis,
     Cell,
     StepEstimate,
-    joined,
     spanned_busy,
+    unique_marks,
     without,
 )
 from multicard.measure.repeated_runs import PRIOR_SD
 from multicard.messages import Message
 from multicard.records.comparable import DOUBTFUL
 
-FAR = 8  # The number of GPUs to which the slope and the constant refer.
+REFERENCE_GPUS = 8  # The number of GPUs to which the slope and the constant refer.
 FASTER_LIMIT = -0.05  # A smaller d is noise: a second GPU does not shorten a step by more.
 # The spread of the logarithm of T(8) at d is NOISE + NOISE_SLOPE |d|.
 NOISE = 0.02
@@ -65,13 +65,13 @@ class Growth:
 
     def log_ratio(self, growth_2: float, gpus: int) -> float:
         """Return log T(n) / T(1) for d = `growth_2`."""
-        share = (ring(gpus) - 1) / (ring(FAR) - 1)
+        share = (ring(gpus) - 1) / (ring(REFERENCE_GPUS) - 1)
         more = self.slope * max(growth_2 - self.threshold, 0.0) + self.constant
         return math.log1p(max(growth_2, FASTER_LIMIT) + share * more)
 
     def bounds(self, growth_2: float, gpus: int) -> tuple[float, float]:
         """Return the 90 % interval of log T(n) around `log_ratio`. At 2 GPUs, d is known: 0, 0."""
-        share = (ring(gpus) - 1) / (ring(FAR) - 1)
+        share = (ring(gpus) - 1) / (ring(REFERENCE_GPUS) - 1)
         scale = share * (NOISE + NOISE_SLOPE * abs(growth_2))
         return scale * self.low, scale * self.high
 
@@ -206,7 +206,7 @@ def _cell_on_gpus(
     mark: str,
 ) -> StepEstimate:
     """Return the cell on another number of GPUs, with the runs and marks of the cells behind it."""
-    marks = joined([*(cell_behind.marks for cell_behind in behind), mark])
+    marks = unique_marks([*(cell_behind.marks for cell_behind in behind), mark])
     setting = {**cell.setting, GPUS: str(gpus)}
     runs = sum(cell_behind.runs for cell_behind in behind)
     basis = Basis.published if cell.published else Basis.scaled

@@ -170,7 +170,7 @@ def _strings(content: Any) -> Iterator[str]:
         yield from _strings(part)
 
 
-def read(runs_folder: Path) -> list[tuple[str, SharedRow]]:
+def read_rows(runs_folder: Path) -> list[tuple[str, SharedRow]]:
     """Return the rows next to a sweep's folder, each with its file's name.
 
     Unreadable files are skipped.

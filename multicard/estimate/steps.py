@@ -27,8 +27,8 @@ from multicard.estimate.observations import (
     axes,
     cells,
     differences,
-    joined,
     spanned_busy,
+    unique_marks,
     without,
 )
 from multicard.estimate.scaling import PUBLISHED, Growth, cells_on_gpus, doubt
@@ -221,14 +221,14 @@ def _across_axis(
         math.fsum(_cell_variance(a) + _cell_variance(b) for a, b in pairs) / count**2
     )
     about = _pairs_message(axis, before, after, len(pairs), is_published)
-    # The pairs' cells interact with the axis as much as the wanted cell, so the variance adds.
+    # The effect may differ between the pairs and the wanted cell as it does between pairs.
     reached = _moved(source, mean, effect_variance * (1 + 1 / count) + measured_variance, about)
     slowed = math.fsum(cell.slowed for cell in cells) / count**2
     busy = spanned_busy([source, *cells])
     reached = replace(reached, busy=busy, slowed=source.slowed + slowed)
     runs = source.runs + sum(a.runs + b.runs for a, b in pairs)
     basis = Basis.published if is_published else source.basis
-    return replace(reached, runs=runs, basis=basis, marks=joined([source.marks, *marks]))
+    return replace(reached, runs=runs, basis=basis, marks=unique_marks([source.marks, *marks]))
 
 
 def _pairs_message(

@@ -14,7 +14,7 @@ from multicard.messages import Refusal
 from multicard.records.text_table import in_bytes
 
 
-def named(name: str, key: str = "predict.gpu") -> GpuModel:
+def find_gpu(name: str, key: str = "predict.gpu") -> GpuModel:
     """Return the GPU that `key` names, or raise a Refusal that lists the known GPUs."""
     gpu = GPUS.get(name.strip().lower())
     if gpu is None:
@@ -70,7 +70,7 @@ def targets(
 ) -> list[TargetMachine]:
     """Return the target of each configuration: this machine, or the GPU of `predict.gpu`.
 
-    Raises a Refusal (ValueError) if the GPU is unknown, like `named`.
+    Raises a Refusal (ValueError) if the GPU is unknown, `find_gpu`.
 
     Args:
         here: True to ignore `predict.gpu` and `predict.memory`.
@@ -88,7 +88,7 @@ def _target(
         memory_bytes(prediction_options.memory) if prediction_options.memory and not here else None
     )
     if prediction_options.gpu is not None and not here:
-        gpu = named(prediction_options.gpu)
+        gpu = find_gpu(prediction_options.gpu)
         return TargetMachine(gpu.name, None, "cuda", gpu.products[0], memory or gpu.memory_bytes)
     if config.device is not Device.cpu:
         if on_slurm and not is_elsewhere(config):

@@ -29,7 +29,8 @@ from multicard.records.schema_parts import PredictedInterval
 from multicard.vision.strategy import STRATEGIES
 
 MOST_STEPS = 10**12
-# Standard deviations of logarithms between similar runs, before there are several (`spread`).
+# Standard deviations of logarithms between similar runs. They are the priors of
+# `next_value_interval`.
 EVALUATION_SD = 0.05
 WARMUP_SD = 0.3
 POWER_SD = 0.03
@@ -68,7 +69,7 @@ def product(*factors: PredictedInterval) -> PredictedInterval:
     return PredictedInterval(value, value * math.exp(-below), value * math.exp(above))
 
 
-def spread(values: Sequence[float], sd: float) -> PredictedInterval:
+def next_value_interval(values: Sequence[float], sd: float) -> PredictedInterval:
     """Return the geometric mean of positive values with the 90 % interval of the next value.
 
     Args:
@@ -138,7 +139,7 @@ class NearestRuns:
                 for run in group
                 if (value := figure(run)) is not None and 0 < value < math.inf
             ]
-        return spread(values, sd * (1 + nearest_distance)) if values else None
+        return next_value_interval(values, sd * (1 + nearest_distance)) if values else None
 
 
 # ---- steps of an epoch
@@ -176,7 +177,9 @@ def length_of_rows(config: LlmConfig, rows: int) -> Length:
     return Length(min(steps, config.max_steps or steps))
 
 
-def length(config: RunConfig, nearest_runs: NearestRuns, runs: Sequence[PastRun]) -> Length | None:
+def epoch_length(
+    config: RunConfig, nearest_runs: NearestRuns, runs: Sequence[PastRun]
+) -> Length | None:
     """Return the length of an epoch of the run, or None if it is not known.
 
     Runs of the cell come first, then the data.

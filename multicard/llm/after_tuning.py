@@ -198,4 +198,6 @@ def measure_ablations(
 
         ablations["half"] = time_halves
     # The recipes' loaders have no workers, so no batch is prepared in advance.
-    return diagnosis.interleaved(ablations, {}, rank, step_s, 0, lambda: probe.board.stop_at > 0)
+    return diagnosis.measure_interleaved(
+        ablations, {}, rank, step_s, 0, lambda: probe.board.stop_at > 0
+    )

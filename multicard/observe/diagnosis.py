@@ -50,7 +50,7 @@ def timed(rank: Rank, take_steps: Callable[[int], None]) -> Ablation:
     return ablation
 
 
-def interleaved(
+def measure_interleaved(
     ablations: dict[str, Ablation],
     refill: dict[str, Callable[[int], None]],
     rank: Rank,

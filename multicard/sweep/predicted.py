@@ -9,7 +9,7 @@ from multicard.config.job import Device, count, resources
 from multicard.config.sweeps import AUTO, LEAST_AUTO, Fit, is_elsewhere, repeats
 from multicard.estimate import peaks
 from multicard.estimate.estimates import Effort, Estimate, estimate, printing_errors
-from multicard.estimate.target import TargetMachine, named, targets
+from multicard.estimate.target import TargetMachine, find_gpu, targets
 from multicard.machine import devices, environment
 from multicard.measure.timing import clock_s
 from multicard.messages import Message, say
@@ -134,7 +134,7 @@ def check_fit(sweep: Sweep, on_slurm: bool = False) -> None:
     """
     left = sweep.left
     for name in {cell.cfg.predict.gpu for cell in left} - {None}:
-        named(name)  # a wrong name is refused even where nothing needs the GPU
+        find_gpu(name)  # Refuse a wrong name even if nothing needs the GPU.
     asked = [
         cell for cell in left if _needs_check(cell) and (not on_slurm or is_elsewhere(cell.cfg))
     ]

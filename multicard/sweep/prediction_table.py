@@ -9,7 +9,7 @@ from multicard.config import prices
 from multicard.config.base import plain
 from multicard.config.job import count
 from multicard.estimate.estimates import Estimate
-from multicard.estimate.observations import Basis, explained
+from multicard.estimate.observations import Basis, explain_marks
 from multicard.messages import Message
 from multicard.records import text_table
 from multicard.records.figures import BYTES, JOULES, MONEY, Scale, Unit, seconds
@@ -141,7 +141,7 @@ def notes(rows: Sequence[PredictionRow]) -> list[str]:
             " such a node"
         )
         lines.append(Message("predict.probe", sentence, key="probe"))
-    lines += explained(each.marks for each in found)
+    lines += explain_marks(each.marks for each in found)
     if any(each.as_busy for each in found):
         sentence = (
             f"{AS_BUSY}: the total's 90% interval if other programs use as many cores as they did"

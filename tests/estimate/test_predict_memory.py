@@ -439,7 +439,7 @@ def test_every_cell_on_the_cpu_takes_what_is_predicted(cell: real_peaks.Cell):
 
 def memory(config: RunConfig, machine: TargetMachine) -> Prediction:
     prediction = Prediction("unknown")
-    peaks.add([prediction], [config], machine, [], compute=True)
+    peaks.add_peaks([prediction], [config], machine, [], compute=True)
     return prediction
 
 

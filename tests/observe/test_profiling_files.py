@@ -425,7 +425,7 @@ def test_times_are_exact_to_the_nanosecond():
         same = '{"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "dur": 0.001, "ts": '
         lines = [f"{same}{Decimal(int(time_ns)) / 1000}}}" for time_ns in ns]
         content = f'{{"traceEvents": [{",".join(lines)}]}}'
-        columns = kineto.read(content.encode(), "a").columns
+        columns = kineto.read_trace(content.encode(), "a").columns
         assert {name: column.dtype for name, column in columns.items()} == COLUMNS
         assert columns["start_ns"].tolist() == ns.tolist()
         assert columns["end_ns"].tolist() == (ns + 1).tolist()
@@ -433,7 +433,9 @@ def test_times_are_exact_to_the_nanosecond():
 
 def test_names_of_nvtx_ranges_lose_what_emit_nvtx_adds():
     assert nsys._event_name(EventKind.RANGE, "forward, op_id = 17") == "forward"
-    assert nsys._event_name(EventKind.RANGE, "ProfilerStep#3, seq = 4, op_id = 1") == "ProfilerStep#3"
+    assert (
+        nsys._event_name(EventKind.RANGE, "ProfilerStep#3, seq = 4, op_id = 1") == "ProfilerStep#3"
+    )
     assert nsys._event_name(EventKind.RANGE, "aten::mul, op_id = 322567") is None
     assert nsys._event_name(EventKind.RANGE, "my range") == "my range"
 

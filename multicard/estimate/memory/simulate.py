@@ -237,8 +237,8 @@ def train(
         tracker.is_forward = False
         share.evaluated.eval()
         sums = torch.zeros(3, dtype=torch.float64, device=device)
-        # With a frozen backbone, evaluation may take more memory than a step. Two batches make one
-        # stay in memory until the next has come.
+        # With a frozen backbone, evaluation may take more memory than a step. A batch
+        # stays in memory until the next one has come, so evaluate two.
         with torch.no_grad():
             loop.add_tested(islice(batch_stream, 2), sums, dict.fromkeys(COUNTS, 0))
 

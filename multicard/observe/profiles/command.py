@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_formats(parser)
     options = parser.parse_args(arguments)
     try:
-        output(metrics.read(options.files), options.top, options.rank).emit(options)
+        output(metrics.read_profile(options.files), options.top, options.rank).emit(options)
     except (ValueError, OSError) as error:
         print(f"refused: {error}", file=sys.stderr)
         return 1

@@ -68,7 +68,7 @@ class Document(msgspec.Struct, rename="camel"):
 NO_ARGS = Args()
 
 
-def read(content: bytes, where: str) -> Trace:
+def read_trace(content: bytes, where: str) -> Trace:
     """Return the trace in the content of a file.
 
     Raises a Refusal if it is cut off, damaged, without events, or not a trace.

@@ -103,7 +103,7 @@ class Profile:
         return cls(table.source, table.ranks, table.rows, tuple(table.not_recorded or ()))
 
 
-def read(paths: Sequence[Path]) -> Profile:
+def read_profile(paths: Sequence[Path]) -> Profile:
     """Return the profile of one run, from the files of some or all of its ranks, or their folders.
 
     A file's rank is given in it (distributedInfo), or else in its name, or else by its position.
@@ -130,7 +130,9 @@ def read(paths: Sequence[Path]) -> Profile:
             source=source,
         )
     ((source, traces),) = by_source.items()
-    return profile(source, _with_ranks(traces), kineto.NOT_RECORDED if source == "kineto" else ())
+    return profile_of_traces(
+        source, _with_ranks(traces), kineto.NOT_RECORDED if source == "kineto" else ()
+    )
 
 
 def _files(paths: Sequence[Path]) -> Iterator[Path]:
@@ -162,13 +164,13 @@ def _traces(path: Path, scratch: Path) -> Iterator[tuple[str, Trace]]:
         with path.open("rb") as file:
             is_sqlite = file.read(len(SQLITE_MAGIC)) == SQLITE_MAGIC
         if is_sqlite or path.suffix == ".nsys-rep":
-            traces = nsys.read(path if is_sqlite else nsys.export(path, scratch))
+            traces = nsys.read_export(path if is_sqlite else nsys.export(path, scratch))
             if len(traces) == 1:  # A report of one process belongs to the rank in its name.
                 traces = [replace(traces[0], where=str(path), rank=_rank_in(path.name))]
             yield from (("nsys", trace) for trace in traces)
         else:
             content = path.read_bytes()
-            trace = kineto.read(
+            trace = kineto.read_trace(
                 gzip.decompress(content) if content.startswith(GZIP_MAGIC) else content, str(path)
             )
             yield (
@@ -221,7 +223,7 @@ def _with_ranks(traces: Sequence[Trace]) -> list[Trace]:
     return sorted(ranked, key=lambda trace: trace.rank or 0)
 
 
-def profile(source: str, traces: Sequence[Trace], omitted: Sequence[str]) -> Profile:
+def profile_of_traces(source: str, traces: Sequence[Trace], omitted: Sequence[str]) -> Profile:
     """Return the profile of traces whose ranks are known.
 
     Args:
@@ -343,7 +345,7 @@ def _order(row: ProfileRow) -> tuple[int, float, str]:
 # ---- the record's profile
 
 
-def of_run(folder: Path, ranks: list[dict[str, Any]], record: AnyRecord) -> ProfileTable:
+def profile_of_run(folder: Path, ranks: list[dict[str, Any]], record: AnyRecord) -> ProfileTable:
     """Return the record's `profile`. If the profiler left nothing readable, it is only an `error`.
 
     Args:
@@ -359,7 +361,7 @@ def of_run(folder: Path, ranks: list[dict[str, Any]], record: AnyRecord) -> Prof
     )
     steps = [rank["steps"] for rank in ranks]
     try:
-        run_profile = read(files)
+        run_profile = read_profile(files)
         recorded_steps = [rank.steps for rank in run_profile.ranks]
         if recorded_steps != steps:
             raise Refusal(

@@ -99,7 +99,7 @@ QUERIES = {
 DbRow = tuple[int, int, int, int, int, int, str]
 
 
-def read(path: Path) -> list[Trace]:
+def read_export(path: Path) -> list[Trace]:
     """Return the traces of all ranks in an export, without their numbers.
 
     Raises a Refusal if the file is damaged, not an export of nsys, or without CUDA.
@@ -235,7 +235,7 @@ def _event_name(kind: EventKind, text: str) -> str | None:
 # ---- ranks under Nsight Systems (`profile=nsys`)
 
 
-def check(device: str) -> None:
+def refuse_unavailable(device: str) -> None:
     """Refuse ranks that do not use CUDA, and machines without nsys."""
     if device != "cuda":
         raise Refusal(
@@ -252,7 +252,7 @@ def check(device: str) -> None:
         )
 
 
-def chosen(config: RunConfig, device: str) -> RunConfig:
+def resolve_auto(config: RunConfig, device: str) -> RunConfig:
     """Replace `profile=auto` by the profiler for these devices."""
     if config.profile.name is not ProfileName.auto:
         return config
