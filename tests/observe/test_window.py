@@ -18,7 +18,7 @@ from multicard.measure import memory, timing
 from multicard.measure.timing import PHASES, Ranges
 from multicard.observe.profiles import metrics, nsys
 from multicard.observe.profiles.capture import TrainingWindow, Window
-from multicard.observe.profiles.metrics import Profile, read
+from multicard.observe.profiles.metrics import Profile, read_profile
 from multicard.ranks import elastic, failures
 from multicard.ranks.process import Rank
 from multicard.records.schema_parts import ProfileCopies, ProfileCost, ProfileTable, Transfers
@@ -59,7 +59,7 @@ def test_a_profiled_run_on_cpu_ranks(measured: Measured, capsys: pytest.CaptureF
     # 3 steps, one of them warm-up
     assert result["step_s"]["count"] == 2 and len(result["epochs"]) == 1
     folder = Path(result["folder"])
-    assert read([folder / "profile"]).as_dict()["rows"] == profile["rows"]
+    assert read_profile([folder / "profile"]).as_dict()["rows"] == profile["rows"]
     assert Profile.of(records.as_record(result).profile).as_dict()["rows"] == profile["rows"]
     capsys.readouterr()
     command._show_profiles([records.as_run(result)])
