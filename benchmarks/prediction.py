@@ -23,7 +23,14 @@ from benchmarks import machine, parser
 from multicard.estimate import published, scaling, steps
 from multicard.estimate.observations import StepObservation
 from multicard.estimate.published import PaperTotal, Series
-from multicard.estimate.scaling import CONFIDENCE, FAR, FASTER_LIMIT, NOISE, NOISE_SLOPE, Growth
+from multicard.estimate.scaling import (
+    CONFIDENCE,
+    FASTER_LIMIT,
+    NOISE,
+    NOISE_SLOPE,
+    REFERENCE_GPUS,
+    Growth,
+)
 from multicard.records import text_table
 
 HERE = "here"  # The name of the machine to which the replayed row belongs.
@@ -62,12 +69,14 @@ def covered(outcomes: Sequence[Outcome]) -> float:
 
 
 def lambda_fp16() -> list[Series]:
-    return [row for row in published.sound() if (row.source, row.precision) == ("lambda", "fp16")]
+    return [
+        row for row in published.sound_series() if (row.source, row.precision) == ("lambda", "fp16")
+    ]
 
 
 def scaling_far(rows: Sequence[Series]) -> list[Outcome]:
     """Predict T(8) of each row with a model fitted to all families except the row's."""
-    known = cases(published.sound())
+    known = cases(published.sound_series())
     models = {
         family: fitted([case for case in known if case.family != family])
         for family in sorted({row.family for row in rows})
@@ -112,7 +121,7 @@ def precisions(probed: bool) -> dict[str, list[Outcome]]:
     Returns:
         The outcomes by source.
     """
-    rows = published.sound()
+    rows = published.sound_series()
     halves = {(row.source, row.node, row.workload): row for row in rows if row.precision in HALF}
     outcomes: dict[str, list[Outcome]] = defaultdict(list)
     for row in rows:
@@ -261,7 +270,7 @@ def fitted(rows: Sequence[Case]) -> Growth:
 
 def score(growth: Growth, case: Case) -> float:
     """Return log T(8) / (predicted T(8)), in units of the scale that grows with d."""
-    error = math.log1p(case.growth_8) - growth.log_ratio(case.growth_2, FAR)
+    error = math.log1p(case.growth_8) - growth.log_ratio(case.growth_2, REFERENCE_GPUS)
     return error / (NOISE + NOISE_SLOPE * abs(case.growth_2))
 
 
@@ -328,7 +337,7 @@ def fitted_extension(needed: Sequence[float]) -> float:
 @cache
 def lines_held_out() -> dict[LineCase, Outcome]:
     """Predict each case with the `extended` that fits the other nodes."""
-    needed = {case: needed_extension(case) for case in line_cases(published.sound())}
+    needed = {case: needed_extension(case) for case in line_cases(published.sound_series())}
     outcomes: dict[LineCase, Outcome] = {}
     for node in dict.fromkeys(case.row.node for case in needed):
         others = [extension for case, extension in needed.items() if case.row.node != node]
@@ -448,8 +457,8 @@ def main() -> None:
     options.add_argument("--json", action="store_true", help="print the figures as JSON instead")
     as_json = options.parse_args().json
     rows_by_name = all_rows()
-    count = len(published.table())
-    sound = len(published.sound())
+    count = len(published.all_series())
+    sound = len(published.sound_series())
     if as_json:
         rows = {name: {**row.figures, "met": row.met} for name, row in rows_by_name.items()}
         print(json.dumps(rows | {"rows": {"all": count, "sound": sound}}))

@@ -566,7 +566,7 @@ def _shared_rows(ranking: Ranking, rows: Sequence[Row], divisor: float) -> Itera
     """
     run = ranking.runs[0]
     longest_s = max(row["total_s"] for row in rows)
-    for name, shared_run in () if ranking.is_at_pace else shared_rows.read(run.folder.parent):
+    for name, shared_run in () if ranking.is_at_pace else shared_rows.read_rows(run.folder.parent):
         total_s = shared_run.figure("total_s")
         is_same_work = shared_run.figure("samples_trained") == run["samples_trained"]
         is_same_work = is_same_work and did_work_of(run, shared_run.kind, shared_run.settings)

@@ -101,7 +101,7 @@ def check(workload: Workload, config: RunConfig, allocation: Allocation) -> Plac
             most=most_ranks,
         )
     if config.profile.name is ProfileName.nsys:
-        nsys.check(placement.device)
+        nsys.refuse_unavailable(placement.device)
     workload.fits(config, placement)
     workload.has_room(config, placement)
     workload.check(config)
@@ -225,7 +225,7 @@ def _with_profiler(config: RunConfig, placement: Placement) -> RunConfig:
 
     Print a notice if that is kineto on a machine with CUDA, where nsys would record more.
     """
-    profiled_config = nsys.chosen(config, placement.device)
+    profiled_config = nsys.resolve_auto(config, placement.device)
     if (
         profiled_config is not config
         and profiled_config.profile.name is ProfileName.kineto

@@ -92,7 +92,10 @@ def differing(difference: Message) -> tuple[str, str, str, bool]:
 
 def test_figures_stand_beside_the_same_setting_alone(tmp_path: Path):
     same = panel("table2", grids.write_papers(tmp_path / "same", "table2"))
-    assert not same_setting.differences(same) and len(same_setting.comparable_figures(same, "total_s")) == 12
+    assert (
+        not same_setting.differences(same)
+        and len(same_setting.comparable_figures(same, "total_s")) == 12
+    )
     other = panel(
         "table2", grids.write_papers(tmp_path / "other", "table2", epochs=2, batch_size=64)
     )
@@ -105,7 +108,9 @@ def test_figures_stand_beside_the_same_setting_alone(tmp_path: Path):
     ]
     shrunk = panel("table2", grids.write_papers(tmp_path / "shrunk", "table2", scale="smoke"))
     assert shrunk.command == "python train_vision.py experiment=table2 name=table2 scale=smoke"
-    assert not same_setting.comparable_figures(shrunk, "total_s") and not same_setting.notes(shrunk, [])
+    assert not same_setting.comparable_figures(shrunk, "total_s") and not same_setting.notes(
+        shrunk, []
+    )
     few = panel(
         "table5",
         grids.write_papers(tmp_path / "few", "table5", dataset="synthetic", dataset__rows=500),
