@@ -11,7 +11,7 @@ import pytest
 
 from analysis import experiments
 from analysis.__main__ import main
-from analysis.claims import measures, render, verdicts
+from analysis.claims import judging, measures, render
 from analysis.claims.comparison import Readings
 from analysis.commands import best, compare, compared_cells, list_runs
 from analysis.experiments import Panel
@@ -198,7 +198,7 @@ def test_a_claim_says_which_figure_cannot_be(tmp_path: Path):
             for seed in range(8)
         ),
     )
-    judged = {verdict.claim.name: verdict for verdict in verdicts.judge(runs)}
+    judged = {verdict.claim.name: verdict for verdict in judging.judge(runs)}
     figures = [judged[name].figures[0] for name in ("ddp-ds-scales", "ddp-rr-does-not")]
     assert [(figure.doubtful, figure.text.endswith("?")) for figure in figures] == [
         (True, True),
