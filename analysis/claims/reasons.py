@@ -13,7 +13,7 @@ from ..runs.columns import KINDS
 from ..runs.load import Run
 from ..stats.between_runs import REMEDY
 from .comparison import EXCEEDS, FAILS, UNDECIDED, UNMEASURED, RuleComparison
-from .rules import UNLUCKY
+from .rule_cells import UNLUCKY
 from .verdicts import ClaimFigure
 
 NO_RUNS = Message("claim.no-runs", "no runs of these cells")
