@@ -18,7 +18,8 @@ from ..runs.columns import KINDS
 from ..runs.grouping import grouped
 from ..stats.between_runs import REMEDY
 from .comparison import EXCEEDS, FAILS, HALF, HOLDS, ILLUSTRATED, UNDECIDED, UNMEASURED
-from .verdicts import NO_RUNS, ClaimVerdict, labels
+from .reasons import NO_RUNS, labels
+from .verdicts import ClaimVerdict
 
 # The width of the output if it is not a terminal, and the least width on a terminal.
 WIDTH = 120

@@ -25,8 +25,9 @@ from multicard.observe.profiles import nsys
 from multicard.ranks import checkpoint, failures
 from multicard.ranks.process import RankSettings
 from multicard.records import content, ownership, run_folder
+from multicard.records.schema_data import DataContent
 from multicard.records.schema_environment import Environment
-from multicard.records.schema_parts import DataContent, Prediction
+from multicard.records.schema_parts import Prediction
 from multicard.run import attempts
 from multicard.run.peers import Peers
 from multicard.run.workload import Workload

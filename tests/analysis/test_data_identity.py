@@ -11,7 +11,7 @@ import pytest
 
 from analysis import experiments
 from analysis.__main__ import main
-from analysis.claims import measures, render, verdicts
+from analysis.claims import judging, measures, render, special_forms
 from analysis.claims.comparison import Readings
 from analysis.commands import best, compare, compared_cells, list_runs
 from analysis.experiments import Panel
@@ -198,7 +198,7 @@ def test_a_claim_says_which_figure_cannot_be(tmp_path: Path):
             for seed in range(8)
         ),
     )
-    judged = {verdict.claim.name: verdict for verdict in verdicts.judge(runs)}
+    judged = {verdict.claim.name: verdict for verdict in judging.judge(runs)}
     figures = [judged[name].figures[0] for name in ("ddp-ds-scales", "ddp-rr-does-not")]
     assert [(figure.doubtful, figure.text.endswith("?")) for figure in figures] == [
         (True, True),
@@ -318,11 +318,11 @@ def test_a_setting_has_no_figure_where_one_of_its_runs_has_none_and_the_highest_
     )
     assert not best.Limits(accuracy=0.01).keep(runs) and best.Limits(accuracy=0.01).keep(others)
     with messages.refused("claim.no-column", column="test_accuracy"):
-        measures.accuracy(measures.Sides(runs, others, 0.95, Readings(found.runs)))
+        special_forms.accuracy(measures.Sides(runs, others, 0.95, Readings(found.runs)))
     # one of the former's failed, which held most
     runs, others = ok(found, "fp16", 1), ok(found, "fp32", 1)
     assert panel.repeated.figure(runs, "peak_memory_bytes") == measures.Interval(5e9, None, None)
-    claimed = measures.peak_memory(measures.Sides(others, runs, 0.95, Readings(found.runs)))
+    claimed = special_forms.peak_memory(measures.Sides(others, runs, 0.95, Readings(found.runs)))
     assert (
         claimed.estimate == pytest.approx(6 / 5) and claimed.low is not None and claimed.low < 6 / 5
     )
