@@ -71,6 +71,7 @@ lint: install
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m tools.reading
+	$(BIN)/python -m tools.prose
 
 lock: install
 	$(BIN)/python -m uv pip compile -q --universal --python-version 3.11 --custom-compile-command "make lock" \

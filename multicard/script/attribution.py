@@ -225,7 +225,7 @@ def _consumption(
             after the pass had ended.
     """
     consumed_by = dict(in_threads)
-    depths = defaultdict[int, list[int]](list)  # Of whole passes, by source.
+    depths = defaultdict[int, list[int]](list)  # The depths of whole passes, by source.
     for number, (data_pass, next_backwards) in enumerate(zip(passes, nexts, strict=True)):
         if data_pass.ended is not None and any(data_pass.trains) and not data_pass.in_thread:
             consumed = (

@@ -1,4 +1,4 @@
-"""Tells batches for training from batches for evaluation, and counts their samples."""
+"""Separate batches for training from batches for evaluation, and count their samples."""
 
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass

@@ -86,7 +86,8 @@ def _batches(recorder: Recorder) -> Replacements:
     next_indices = _BaseDataLoaderIter._next_index
 
     def measured_indices(batches: Any) -> Any:
-        number = getattr(batches, "_send_idx", batches._num_yielded)  # Of the batch in this pass.
+        # The number of the batch in this pass.
+        number = getattr(batches, "_send_idx", batches._num_yielded)
         indices = next_indices(batches)
         if (
             batches._auto_collation

@@ -21,7 +21,7 @@ class ReportedFigures:
     def __init__(self, device: torch.device) -> None:
         self.peek = LossPeek(device)
         self._losses = Losses()
-        self._pending_loss: Any = None  # Of the step that is under way.
+        self._pending_loss: Any = None  # The loss of the step that is under way.
         self._accuracy: Any = None
         self._logged: dict[str, Any] = {}
 

@@ -193,7 +193,8 @@ def _call(config: ScriptConfig) -> None:
         os.environ["TORCHELASTIC_USE_AGENT_STORE"] = of_agent if str(port) == agent else ""
         return create_store(hostname, port, *arguments)
 
-    code: object = 1  # Of a process that the script forked, if an exception ends it.
+    # A process that the script forked ends with this code if an exception ends it.
+    code: object = 1
     try:
         with ExitStack() as patches:
             patches.enter_context(mock.patch.object(os, "_exit", exit_as_rank))

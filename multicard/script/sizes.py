@@ -12,7 +12,7 @@ from torch.utils.data._utils.fetch import _IterableDatasetFetcher
 
 DEEPEST = 8  # Levels of a batch that are looked at.
 LONG = 64  # Elements of a list from which only its ends are looked at.
-CHANNELS = (1, 3, 4)  # Of an image.
+CHANNELS = (1, 3, 4)  # An image has one of these numbers of channels.
 LISTS = (list, tuple)
 ARRAYS = (Tensor, np.ndarray)
 SCALARS = (str, bytes, int, float, complex, np.generic)

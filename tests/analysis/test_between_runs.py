@@ -184,7 +184,7 @@ def runs_needed(sd: float, difference: float) -> int | None:
 
 
 def test_the_pages_table_of_repetitions_is_right():
-    lines = (ROOT / "docs" / "measuring.md").read_text().splitlines()
+    lines = (ROOT / "docs" / "reference" / "intervals.md").read_text().splitlines()
     first = next(
         number
         for number, line in enumerate(lines)

@@ -507,7 +507,7 @@ def test_records_of_the_first_version_are_runs_too(folder: Path):
 
 
 def test_the_page_has_every_key():
-    page = (ROOT / "docs" / "wandb.md").read_text()
+    page = (ROOT / "docs" / "reference" / "wandb.md").read_text()
     runs = {
         keys.ALL: "all",
         (keys.VISION,): "vision",

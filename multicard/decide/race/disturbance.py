@@ -15,8 +15,8 @@ OUTLYING = 5.0
 LEAST_SLOWED = 0.3
 # If other load had this share of the cores or more, the rest of a block's figure tells little.
 MOST_BUSY = 0.95
-# There are bursts if at least this many blocks, and this share of all blocks, were disturbed. Of
-# full runs, BURST_RUNS is the share.
+# There are bursts if at least this many blocks, and this share of all blocks, were disturbed.
+# BURST_RUNS is the same share for full runs.
 BURST_BLOCKS = 3
 BURST_SHARE = 0.1
 BURST_RUNS = 0.5

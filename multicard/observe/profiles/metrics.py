@@ -57,7 +57,7 @@ class Profile:
 
     source: str  # kineto or nsys.
     ranks: list[ProfileRank]
-    rows: list[ProfileRow]  # Of each rank, then of their sum; by group, then by time.
+    rows: list[ProfileRow]  # First for each rank, then their sum; by group, then by time.
     not_recorded: tuple[str, ...]  # API calls that the profiler omits by design.
 
     @property
