@@ -36,11 +36,11 @@ TITLES = {
 }
 # Always true, because both are constants of this package.
 assert set(TITLES) == set(GROUPS)
-FIGURES = ("metric", "calls", "total_s", "bytes")  # Of a row of CSV.
+FIGURES = ("metric", "calls", "total_s", "bytes")  # The figures of a row of CSV.
 HEADINGS = ("metric", "calls", "total", "mean", "share", "bytes")
 # Programs that show traces, by the traces' source.
 VIEWERS = {"kineto": "https://ui.perfetto.dev", "nsys": "Nsight Systems (nsys-ui)"}
-WIDTH = 140  # Of output that does not go to a terminal.
+WIDTH = 140  # The width of output that does not go to a terminal.
 NAME_WIDTH = 24  # Names are not cut below this width.
 
 

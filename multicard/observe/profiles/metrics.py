@@ -57,7 +57,7 @@ class Profile:
 
     source: str  # kineto or nsys.
     ranks: list[ProfileRank]
-    rows: list[ProfileRow]  # Of each rank, then of their sum; by group, then by time.
+    rows: list[ProfileRow]  # Each rank's, then their sum's; by group, then by time.
     not_recorded: tuple[str, ...]  # API calls that the profiler omits by design.
 
     @property
@@ -110,9 +110,9 @@ def read_profile(paths: Sequence[Path]) -> Profile:
     For nsys, see the module `nsys`.
 
     Raises:
-        ValueError: in one line with the file, if one is missing, damaged, cut off, empty, without
-            events, of neither kind, or of the same rank as another, or if the files come from both
-            profilers.
+        ValueError: in one line with the file, if it is missing, damaged, cut off, empty, without
+            events, of neither kind, or of the same rank as another. Files of both profilers are
+            refused too.
     """
     by_source: dict[str, list[Trace]] = {}
     with tempfile.TemporaryDirectory(prefix="multicard-profiling-") as scratch:
