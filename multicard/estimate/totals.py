@@ -74,7 +74,7 @@ def next_value_interval(values: Sequence[float], sd: float) -> PredictedInterval
 
     Args:
         sd: prior standard deviation of the logarithm between runs. It counts as PRIOR_DEGREES
-            degrees of freedom next to those of `values`.
+            degrees of freedom next to the degrees of `values`.
     """
     logs = [math.log(value) for value in values]
     mean = math.fsum(logs) / len(logs)

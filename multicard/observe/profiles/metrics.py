@@ -202,7 +202,7 @@ def _rank_in(name: str) -> int | None:
 
 
 def _with_ranks(traces: Sequence[Trace]) -> list[Trace]:
-    """Return the traces by rank. Those of unknown rank get the free ranks in their order."""
+    """Return the traces by rank. Traces of unknown rank get the free ranks in order."""
     files: dict[int, str] = {}
     for trace in traces:
         if trace.rank is not None:
